@@ -1,0 +1,63 @@
+"""The server's settings, read once at start; nothing else reads options, TOML files or the environment."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from spmd_tx.errors import StartError
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All options of ``spmd-tx serve``, under their long names."""
+
+    base_model: str  # Hugging Face id or directory
+    served_model_name: str | None = None  # what clients call it; None: as in base_model
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    max_context_length: int | None = None  # tokens; None: the model's own limit
+
+    fully_sharded_data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    num_processes: int = 1
+
+    max_lora_adapters: int = 8
+    max_lora_rank: int = 32
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    data_dir: Path = Path("spmd-tx-data")
+    database_url: str | None = None  # None: SQLite in data_dir
+    session_timeout: float = 1800.0  # seconds without a heartbeat until a session's adapters are freed
+
+    train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
+    sampler_slots: int = 8  # saved versions on the device at once
+    decode_rows: int = 64  # sequences drawn at once, per data shard
+    decode_steps: int = 16  # tokens drawn per row and dispatch
+    page_size: int = 16  # tokens
+    kv_cache_tokens: int = 0  # per data shard; 0: as many as fit
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            may_be_zero = name in ("kv_cache_tokens", "port")
+            if isinstance(value, int | float) and not isinstance(value, bool) and value < (0 if may_be_zero else 1):
+                option = "--" + name.replace("_", "-")
+                raise StartError(f"{option} is {value}; it must be at least {0 if may_be_zero else 1}")
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.base_model
+
+    @property
+    def data_shards(self) -> int:
+        """How many ways rows are split."""
+        return self.fully_sharded_data_parallel_size * self.expert_parallel_size
+
+    @property
+    def mesh_size(self) -> int:
+        return self.data_shards * self.tensor_parallel_size
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.data_dir / "checkpoints"

@@ -1,0 +1,68 @@
+"""Every error this service raises on purpose.
+
+SpmdTxError
+├── RequestError          the caller can fix it; found by the coordinator before anything is broadcast
+│   ├── InvalidRequest    400
+│   ├── Unauthorized      401
+│   ├── NotFound          404
+│   └── TooManyRequests   429
+├── StartError            the operator can fix it: the message names the option or file, and the remedy
+├── Unavailable           503: the service cannot take the request now
+└── MeshError             the worker processes may disagree about state; the generation must end
+    ├── CommandGap        a command was lost on its way to a worker
+    └── WorkerLost        a worker process died, hung or reported an exception
+"""
+
+from typing import ClassVar
+
+
+class SpmdTxError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class RequestError(SpmdTxError):
+    """The request is at fault."""
+
+    status: ClassVar[int] = 400
+
+
+class InvalidRequest(RequestError):
+    """The request is well-formed but cannot be carried out."""
+
+
+class Unauthorized(RequestError):
+    """The API key is missing or unknown."""
+
+    status = 401
+
+
+class NotFound(RequestError):
+    """No such session, model, sampler, checkpoint or future."""
+
+    status = 404
+
+
+class TooManyRequests(RequestError):
+    """The caller has too much unfinished work; the same request may succeed later."""
+
+    status = 429
+
+
+class StartError(SpmdTxError):
+    """The server cannot start as configured. Printed without a traceback; exit code 2."""
+
+
+class Unavailable(SpmdTxError):
+    """The service is starting, draining or has lost its workers."""
+
+
+class MeshError(SpmdTxError):
+    """Processes may no longer agree. Never recovered from inside a generation."""
+
+
+class CommandGap(MeshError):
+    """A command was lost on its way to this worker."""
+
+
+class WorkerLost(MeshError):
+    """A worker process is gone."""

@@ -1,0 +1,88 @@
+"""What a model is, read from a Hugging Face ``config.json``. No JAX: the coordinator reads it too."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spmd_tx.errors import StartError
+
+ARCHITECTURES = ("Qwen3ForCausalLM",)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and constants of a decoder-only transformer."""
+
+    architecture: str
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    tied_embeddings: bool
+    max_positions: int  # tokens
+    eos_token_ids: tuple[int, ...]  # what ends a sample when the request names no stop
+
+
+def read_model_config(model_dir: Path) -> ModelConfig:
+    """Read ``config.json`` and, for the end-of-text ids, ``generation_config.json``.
+
+    Raises StartError when the file is missing or the architecture is not supported.
+    """
+    raw = _read_json(model_dir / "config.json")
+    architecture = (raw.get("architectures") or ["(none)"])[0]
+    if architecture not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        raise StartError(f"{model_dir} holds a {architecture}; supported architectures: {supported}")
+    for key, plain in (("rope_scaling", None), ("use_sliding_window", False), ("attention_bias", False)):
+        if (raw.get(key) or plain) != plain:
+            raise StartError(f"{model_dir}/config.json sets {key} to {raw[key]!r}, which is not supported")
+    try:
+        return _model_config(raw, architecture, _eos_token_ids(model_dir, raw))
+    except KeyError as missing:
+        raise StartError(f"{model_dir}/config.json lacks the key {missing}") from None
+
+
+def _model_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    n_heads = raw["num_attention_heads"]
+    rope = raw.get("rope_parameters") or raw  # transformers 5 nests what earlier versions wrote flat
+    if rope.get("rope_type", "default") != "default":
+        raise StartError(f"rope_type {rope['rope_type']!r} is not supported")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=raw["vocab_size"],
+        d_model=raw["hidden_size"],
+        d_ff=raw["intermediate_size"],
+        n_layers=raw["num_hidden_layers"],
+        n_heads=n_heads,
+        n_kv_heads=raw.get("num_key_value_heads") or n_heads,
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // n_heads,
+        rope_theta=float(rope["rope_theta"]),
+        rms_norm_eps=raw["rms_norm_eps"],
+        tied_embeddings=raw.get("tie_word_embeddings", False),
+        max_positions=raw["max_position_embeddings"],
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _eos_token_ids(model_dir: Path, raw: dict[str, Any]) -> tuple[int, ...]:
+    path = model_dir / "generation_config.json"
+    generation = _read_json(path) if path.exists() else {}
+    ids = generation.get("eos_token_id", raw.get("eos_token_id"))
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise StartError(f"{path} does not exist; a model directory needs it") from None
+    except ValueError as error:
+        raise StartError(f"{path} is not valid JSON: {error}") from None

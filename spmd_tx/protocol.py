@@ -1,0 +1,286 @@
+"""The contract between the coordinator and every worker: commands out, reports back.
+
+Both sides import this module and nothing else of each other. Dimension key for the arrays:
+B rows (split evenly over the data shards, in order), T row length in tokens, N pages in a row's
+block table, C page copies, K decode steps. A *data shard* is one (fsdp, ep) coordinate of the mesh.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+PROTOCOL_VERSION = 1
+
+# The position in this tuple is the loss's number on the wire (LossInputs.kinds).
+LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+
+STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+
+
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a LoRA adapter, besides its weights."""
+
+    rank: int
+    alpha: float = 32.0
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Token segments packed into rows; all segments of a row use the row's adapter."""
+
+    tokens: np.ndarray  # int32 [B, T]
+    targets: np.ndarray  # int32 [B, T]: the token whose log-probability is wanted at each position
+    segments: np.ndarray  # int32 [B, T]: 1, 2, ... within a row; 0 is padding
+    positions: np.ndarray  # int32 [B, T]: position within the segment, from 0
+    slots: np.ndarray  # int32 [B]: training slot, or bank slot for Prefill
+
+
+class LossInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the losses need per token, and per row the loss and its parameters."""
+
+    kinds: np.ndarray  # int32 [B]: index into LOSS_NAMES
+    clip_low: np.ndarray  # float32 [B]
+    clip_high: np.ndarray  # float32 [B]
+    beta: np.ndarray  # float32 [B]
+    weights: np.ndarray  # float32 [B, T]; cross_entropy only
+    advantages: np.ndarray  # float32 [B, T]
+    sampling_logprobs: np.ndarray  # float32 [B, T], nats
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
+    """One step that all workers take together, in broadcast order."""
+
+
+class CreateAdapter(Command, frozen=True, tag="create_adapter"):
+    """Fill a training slot with a fresh adapter: A uniform, B zero, no gradient, no moments."""
+
+    slot: int
+    seed: int  # 0 <= seed < 2**63
+    adapter: AdapterSpec
+
+
+class ForwardBackward(Command, frozen=True, tag="forward_backward"):
+    """Add a micro-batch's gradients to their slots. Replies logprobs and losses, float32 [B, T]."""
+
+    rows: PackedRows
+    loss: LossInputs
+
+
+class Forward(Command, frozen=True, tag="forward"):
+    """The same without gradients. Replies logprobs and losses, float32 [B, T]."""
+
+    rows: PackedRows
+    loss: LossInputs
+
+
+class OptimStep(Command, frozen=True, tag="optim_step"):
+    """One AdamW update of one slot from its accumulated gradient, which is then zeroed.
+
+    Replies metrics ``grad_norm`` and ``applied``. When the gradient or the updated weights are
+    not finite nothing but the gradient changes and ``applied`` is 0.
+    """
+
+    slot: int
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float  # decoupled
+    grad_clip_norm: float  # global L2 norm; 0.0 disables clipping
+
+
+class SaveState(Command, frozen=True, tag="save_state"):
+    """Write a slot's weights and optimizer state as an Orbax checkpoint into the directory ``path``."""
+
+    slot: int
+    path: str
+    adapter: AdapterSpec
+
+
+class LoadState(Command, frozen=True, tag="load_state"):
+    """Fill a slot from such a directory; without ``optimizer`` the moments start at zero."""
+
+    slot: int
+    path: str
+    optimizer: bool
+    adapter: AdapterSpec  # as saved; its rank may be smaller than this server's maximum
+
+
+class SaveSampler(Command, frozen=True, tag="save_sampler"):
+    """Copy a training slot's weights into a bank slot and, with ``path``, also write them as a PEFT folder."""
+
+    slot: int
+    bank: int
+    adapter: AdapterSpec
+    path: str | None = None
+
+
+class PageOut(Command, frozen=True, tag="page_out"):
+    """Write a bank slot as a PEFT folder, so that the bank slot can be used for another version."""
+
+    bank: int
+    adapter: AdapterSpec
+    path: str
+
+
+class LoadSampler(Command, frozen=True, tag="load_sampler"):
+    """Fill a bank slot from a PEFT folder."""
+
+    bank: int
+    adapter: AdapterSpec
+    path: str
+
+
+class Prefill(Command, frozen=True, tag="prefill"):
+    """Write the keys and values of prompts into pages.
+
+    A prompt of n tokens brings its first n-1 tokens (the last one is the first input of Decode);
+    ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt.
+    ``copies`` run after the writes. Pages are numbered per data shard; page 0 takes what nobody reads.
+    """
+
+    rows: PackedRows
+    pages: np.ndarray  # int32 [B, T]: page of each token; its place in it is position % page_size
+    copies: np.ndarray  # int32 [C, 2]: (from, to) pages; C splits over the data shards like B
+    logprobs: bool  # whether to compute and reply logprobs, float32 [B, T]
+
+
+class Decode(Command, frozen=True, tag="decode"):
+    """Run up to ``steps`` decode steps for B rows. Replies tokens int32 [K, B], logprobs float32 [K, B].
+
+    A row's last token, position, number of tokens left and liveness stay on the device from one
+    Decode to the next. ``source`` says where each row comes from: the index of its row in the
+    previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
+    ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it draws one of its ``stop_tokens``
+    or has none left; what it replies after that is token -1.
+    """
+
+    steps: int
+    source: np.ndarray  # int32 [B], index local to the data shard
+    tokens: np.ndarray  # int32 [B]: the last known token, whose keys and values are not yet written
+    positions: np.ndarray  # int32 [B]: position of that token
+    remaining: np.ndarray  # int32 [B]: tokens still to draw; 0 for an empty row
+    slots: np.ndarray  # int32 [B]: bank slot
+    seeds: np.ndarray  # uint32 [B, 2]
+    temperatures: np.ndarray  # float32 [B]; 0 is greedy
+    top_k: np.ndarray  # int32 [B]; the vocabulary size disables it
+    top_p: np.ndarray  # float32 [B]; 1 disables it
+    stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
+    tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all of this dispatch's positions
+
+
+class Shutdown(Command, frozen=True, tag="shutdown"):
+    """Exit with code 0."""
+
+
+AnyCommand = (
+    CreateAdapter
+    | ForwardBackward
+    | Forward
+    | OptimStep
+    | SaveState
+    | LoadState
+    | SaveSampler
+    | PageOut
+    | LoadSampler
+    | Prefill
+    | Decode
+    | Shutdown
+)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """What a worker must know before its first command; the answer to Hello."""
+
+    generation: int
+    num_processes: int
+    jax_coordinator: str  # host:port of jax.distributed's service, hosted by process 0
+    model_dir: str  # Hugging Face layout
+    dtype: str  # "bfloat16", "float32" or "auto": float32 on CPU, else bfloat16
+    fsdp: int
+    ep: int
+    tp: int
+    adapter_slots: int  # training slots, numbered from 0
+    bank_slots: int  # sampler bank slots; slot 0 is the base model and never written
+    max_rank: int
+    max_context: int  # tokens
+    page_size: int  # tokens
+    kv_cache_tokens: int  # per data shard; 0: as many as fit
+    decode_rows: int  # most rows of one Decode, over all data shards
+    decode_steps: int  # most steps of one Decode
+    compilation_cache: str  # directory
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
+    """A command and its place in the broadcast order; workers refuse a gap."""
+
+    generation: int
+    sequence: int  # from 0 in each generation
+    command: AnyCommand
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
+    """What a worker says."""
+
+    generation: int
+    process: int
+
+
+class Hello(Report, frozen=True, tag="hello"):
+    """First message of a worker; answered by Setup."""
+
+    version: int = PROTOCOL_VERSION
+
+
+class Progress(Report, frozen=True, tag="progress"):
+    """What the worker is busy with; empty when it is back to running commands."""
+
+    message: str  # "loading weights 45 %", "compiling forward_backward 8x256"
+
+
+class Ready(Report, frozen=True, tag="ready"):
+    """The worker has its weights and runs commands from now on."""
+
+    pages: int  # per data shard, page 0 included
+    device: str  # "8 x cpu"
+
+
+class Reply(Report, frozen=True, tag="reply"):
+    """A command was executed. Arrays and metrics come from process 0 only."""
+
+    sequence: int
+    arrays: dict[str, np.ndarray] = {}
+    metrics: dict[str, float] = {}
+
+
+class Failure(Report, frozen=True, tag="failure"):
+    """The worker ends itself because of an exception."""
+
+    message: str
+    traceback: str
+
+
+AnyReport = Hello | Progress | Ready | Reply | Failure
+
+
+def _pack(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, np.ascontiguousarray(value).data
+    raise TypeError(f"cannot send a {type(value).__name__}")
+
+
+def _unpack(kind: type, value: Any) -> np.ndarray:
+    dtype, shape, buffer = value
+    return np.frombuffer(buffer, dtype).reshape(shape)
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+decode_to_worker = msgspec.msgpack.Decoder(Setup | Envelope, dec_hook=_unpack).decode
+decode_report = msgspec.msgpack.Decoder(AnyReport, dec_hook=_unpack).decode
