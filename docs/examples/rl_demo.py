@@ -1,0 +1,1 @@
+"""Supervised steps, then reinforcement learning, against any server of the Tinker API."""

@@ -1,0 +1,1 @@
+from tests import engine_setup  # noqa: F401
