@@ -114,7 +114,7 @@ class LoadState(Command, frozen=True, tag="load_state"):
 
 
 class SaveSampler(Command, frozen=True, tag="save_sampler"):
-    """Copy a training slot's weights into a bank slot and, with ``path``, also write them as a PEFT folder."""
+    """Copy a training slot's weights into a bank slot; with ``path``, also write them as a PEFT folder."""
 
     slot: int
     bank: int
@@ -158,8 +158,8 @@ class Decode(Command, frozen=True, tag="decode"):
     A row's last token, position, number of tokens left and liveness stay on the device from one
     Decode to the next. ``source`` says where each row comes from: the index of its row in the
     previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
-    ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it draws one of its ``stop_tokens``
-    or has none left; what it replies after that is token -1.
+    ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it
+    draws one of its ``stop_tokens`` or has none left; what it replies after that is token -1.
     """
 
     steps: int
@@ -173,7 +173,9 @@ class Decode(Command, frozen=True, tag="decode"):
     top_k: np.ndarray  # int32 [B]; the vocabulary size disables it
     top_p: np.ndarray  # float32 [B]; 1 disables it
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
-    tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all of this dispatch's positions
+    tables: (
+        np.ndarray
+    )  # int32 [B, N]: pages of the row, in order; enough for all of this dispatch's positions
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):
