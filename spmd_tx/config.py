@@ -40,14 +40,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            may_be_zero = name in ("kv_cache_tokens", "port")
-            if (
-                isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and value < (0 if may_be_zero else 1)
-            ):
+            least = 0 if name in ("kv_cache_tokens", "port") else 1
+            if isinstance(value, int | float) and value < least:
                 option = "--" + name.replace("_", "-")
-                raise StartError(f"{option} is {value}; it must be at least {0 if may_be_zero else 1}")
+                raise StartError(f"{option} is {value}; it must be at least {least}")
 
     @property
     def model_name(self) -> str:

@@ -173,9 +173,7 @@ class Decode(Command, frozen=True, tag="decode"):
     top_k: np.ndarray  # int32 [B]; the vocabulary size disables it
     top_p: np.ndarray  # float32 [B]; 1 disables it
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
-    tables: (
-        np.ndarray
-    )  # int32 [B, N]: pages of the row, in order; enough for all of this dispatch's positions
+    tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all of the steps
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):
