@@ -1,0 +1,225 @@
+"""Protobuf bodies of the Tinker API to plain numpy structs, and results back. Judges framing, not values."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.errors import InvalidRequest
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+MAX_ELEMENTS = 1 << 26  # of one densified tensor; a sparse one could claim any shape
+
+_INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+_DTYPES = {
+    pb.DTYPE_FLOAT32: _FLOAT32,
+    pb.DTYPE_INT64: _INT64,
+    pb.DTYPE_INT32: _INT32,
+    pb.DTYPE_BFLOAT16: np.dtype("<u2"),
+}
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One training example. A datum with a ``problem`` cannot be used, and says why."""
+
+    tokens: np.ndarray  # int32 [N]
+    loss_inputs: dict[str, np.ndarray]  # dense float32 or int64, in the shape that was sent
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ForwardBackwardRequest:
+    """The body of forward_backward; with ``forward_only`` no gradient is wanted."""
+
+    model_id: str
+    seq_id: int  # 0: not set
+    data: list[Datum]
+    loss_fn: str
+    loss_config: dict[str, float | str]
+    forward_only: bool
+
+
+@dataclass(frozen=True)
+class SampledSequence:
+    """One sample: its tokens with their log-probabilities, and why it ended."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    stop_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a forward_backward body belongs; all that is read of it before it is stored."""
+
+    model_id: str
+    seq_id: int  # 0: not set
+    forward_only: bool
+
+
+class _Unusable(Exception):
+    """This datum cannot be used."""
+
+
+def decode_address(body: bytes) -> Address:
+    """Read whom a forward_backward body is for. Raises InvalidRequest when the bytes do not parse."""
+    message = _parse(body)
+    return Address(message.model_id, message.seq_id, message.forward_only)
+
+
+def decode_forward_backward(body: bytes) -> ForwardBackwardRequest:
+    """Read a forward_backward body. Raises InvalidRequest only when the bytes do not parse."""
+    message = _parse(body)
+    return ForwardBackwardRequest(
+        model_id=message.model_id,
+        seq_id=message.seq_id,
+        data=[_datum(datum) for datum in message.data],
+        loss_fn=message.loss_fn,
+        loss_config=_loss_config(message),
+        forward_only=message.forward_only,
+    )
+
+
+def encode_forward_backward_output(logprobs: Sequence[np.ndarray], metrics: dict[str, float]) -> bytes:
+    """Write per-datum float32 logprobs [N] or [N, K], in datum order, and the metrics."""
+    output = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
+    for trailing_shape, group in groupby(logprobs, key=lambda array: array.shape[1:]):
+        output.loss_fn_outputs.append(_record(list(group), trailing_shape))
+    return output.SerializeToString()
+
+
+def encode_sample_response(sequences: Iterable[SampledSequence], prompt_logprobs: np.ndarray | None) -> bytes:
+    """Write samples in order; ``prompt_logprobs`` is float32 [L] with NaN where there is none."""
+    response = pb.SampleResponse()
+    for sequence in sequences:
+        is_cut = sequence.stop_reason == "length"
+        response.sequences.add(
+            stop_reason=pb.STOP_REASON_LENGTH if is_cut else pb.STOP_REASON_STOP,
+            tokens=np.asarray(sequence.tokens, _INT32).tobytes(),
+            logprobs=np.asarray(sequence.logprobs, _FLOAT32).tobytes(),
+        )
+    if prompt_logprobs is not None:
+        response.prompt_logprobs = np.asarray(prompt_logprobs, _FLOAT32).tobytes()
+    return response.SerializeToString()
+
+
+def _parse(body: bytes) -> pb.ForwardBackwardRequest:
+    message = pb.ForwardBackwardRequest()
+    try:
+        message.ParseFromString(body)
+    except DecodeError:
+        raise InvalidRequest(
+            f"the body of {len(body)} bytes is not a protobuf ForwardBackwardRequest; "
+            "use a tinker SDK of version 0.25 or newer"
+        ) from None
+    return message
+
+
+def _loss_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
+    if not message.loss_fn_config_v2:
+        return dict(message.loss_fn_config)
+    return {
+        key: value.text if value.WhichOneof("value") == "text" else value.number
+        for key, value in message.loss_fn_config_v2.items()
+    }
+
+
+def _datum(datum: pb.Datum) -> Datum:
+    try:
+        tokens = _tokens(datum)
+        loss_inputs = {name: _tensor(name, tensor) for name, tensor in datum.loss_fn_inputs.items()}
+    except _Unusable as problem:
+        return Datum(np.zeros(0, np.int32), {}, str(problem))
+    return Datum(tokens, loss_inputs)
+
+
+def _tokens(datum: pb.Datum) -> np.ndarray:
+    pieces = [np.zeros(0, np.int32)]
+    for chunk in datum.model_input:
+        kind = chunk.WhichOneof("chunk")
+        if kind != "encoded_text":
+            raise _Unusable(
+                f"its model_input holds a chunk of kind {kind or 'unknown'!r}; this model takes text, "
+                "so send encoded_text chunks only"
+            )
+        pieces.append(_array("model_input tokens", chunk.encoded_text.tokens, _INT32))
+    return np.concatenate(pieces).astype(np.int32, copy=False)
+
+
+def _tensor(name: str, tensor: pb.Tensor) -> np.ndarray:
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise _Unusable(f"{name} has dtype number {tensor.dtype}; send float32 or int64")
+    shape = tuple(tensor.shape)
+    if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+        raise _Unusable(f"{name} claims the shape {list(shape)}; at most {MAX_ELEMENTS} elements are taken")
+    if tensor.WhichOneof("encoding") == "sparse_csr":
+        return _densify(name, tensor.sparse_csr, dtype, shape)
+    values = _widen(_array(name, tensor.dense, dtype), dtype)
+    if not shape:
+        return values
+    if values.size != math.prod(shape):
+        raise _Unusable(
+            f"{name} holds {values.size} values, but its shape {list(shape)} wants {math.prod(shape)}"
+        )
+    return values.reshape(shape)
+
+
+def _densify(name: str, csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Spread a sparse matrix out; cells that are not listed are 0."""
+    if len(shape) != 2:
+        raise _Unusable(f"{name} is sparse with shape {list(shape)}; a sparse tensor has two dimensions")
+    values = _widen(_array(name, csr.values, dtype), dtype)
+    starts = _array(f"{name} crow_indices", csr.crow_indices, _INT64)
+    columns = _array(f"{name} col_indices", csr.col_indices, _INT64)
+    counts = np.diff(starts)
+    is_consistent = (
+        starts.size == shape[0] + 1
+        and values.size == columns.size
+        and starts[0] == 0
+        and starts[-1] == values.size
+        and bool((counts >= 0).all())
+        and bool(((columns >= 0) & (columns < shape[1])).all())
+    )
+    if not is_consistent:
+        raise _Unusable(
+            f"{name} is sparse, and its indices do not fit its shape {list(shape)} and {values.size} values"
+        )
+    dense = np.zeros(shape, values.dtype)
+    dense[np.repeat(np.arange(shape[0]), counts), columns] = values
+    return dense
+
+
+def _array(name: str, buffer: bytes, dtype: np.dtype) -> np.ndarray:
+    if len(buffer) % dtype.itemsize:
+        raise _Unusable(f"{name} has {len(buffer)} bytes, which is no multiple of {dtype.itemsize}")
+    return np.frombuffer(buffer, dtype)
+
+
+def _widen(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The four dtypes of the wire become two: float32 and int64."""
+    if dtype == _INT32:
+        return array.astype(np.int64)
+    if dtype.kind == "u":  # bfloat16 is the upper half of a float32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def _record(arrays: list[np.ndarray], trailing_shape: tuple[int, ...]) -> pb.ArrayRecord:
+    pieces = [np.ascontiguousarray(array, _FLOAT32).tobytes() for array in arrays]
+    offsets = np.cumsum([0, *map(len, pieces)], dtype=_INT64)
+    logprobs = pb.BatchedTensor(
+        data=b"".join(pieces),
+        offsets=offsets.tobytes(),
+        dtype=pb.DTYPE_FLOAT32,
+        trailing_shape=trailing_shape,
+    )
+    return pb.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": logprobs}, num_datums=len(arrays))
