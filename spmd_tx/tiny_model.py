@@ -1,0 +1,205 @@
+"""Writes small random Qwen3 checkpoints in the Hugging Face layout, for the demo, tests and benchmarks."""
+
+import json
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)  # every byte is a token
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+# A word with its leading space, one digit, a run of marks with its line breaks, or white space.
+WORDS = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shape of a checkpoint. The defaults split evenly over up to 8 devices along every axis."""
+
+    n_layers: int = 2
+    d_model: int = 64
+    n_heads: int = 8
+    n_kv_heads: int = 8
+    head_dim: int = 16
+    d_ff: int = 128
+    vocab_size: int = 512  # of the model; the tokenizer may have fewer
+    max_positions: int = 2048  # tokens
+    rope_theta: float = 1e6
+    tied: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    n_shards: int = 1  # safetensors files
+    std: float = 0.05  # of the random matrices
+
+
+PRESETS = {
+    "tiny": Spec(),
+    "tiny-gqa": Spec(n_kv_heads=2, tied=False, n_shards=2),
+}
+
+
+def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
+    """Write the checkpoint and return its directory. The same arguments give the same bytes."""
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = _train_tokenizer(spec.vocab_size, seed)
+    ids = tokenizer.get_vocab()
+
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    _write_json(path / "tokenizer_config.json", _tokenizer_config(spec))
+    _write_json(path / "config.json", _model_config(spec, ids))
+    _write_json(
+        path / "generation_config.json",
+        {"eos_token_id": [ids[TURN_END], ids[END_OF_TEXT]], "pad_token_id": ids[END_OF_TEXT]},
+    )
+    _write_weights(path, spec, seed)
+    return path
+
+
+def _weight_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
+    heads, kv_heads = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    layer = {
+        "input_layernorm": (spec.d_model,),
+        "post_attention_layernorm": (spec.d_model,),
+        "self_attn.q_proj": (heads, spec.d_model),
+        "self_attn.k_proj": (kv_heads, spec.d_model),
+        "self_attn.v_proj": (kv_heads, spec.d_model),
+        "self_attn.o_proj": (spec.d_model, heads),
+        "self_attn.q_norm": (spec.head_dim,),
+        "self_attn.k_norm": (spec.head_dim,),
+        "mlp.gate_proj": (spec.d_ff, spec.d_model),
+        "mlp.up_proj": (spec.d_ff, spec.d_model),
+        "mlp.down_proj": (spec.d_model, spec.d_ff),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.d_model)}
+    for index in range(spec.n_layers):
+        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (spec.d_model,)
+    if not spec.tied:
+        shapes["lm_head.weight"] = (spec.vocab_size, spec.d_model)
+    return shapes
+
+
+def _random_weight(name: str, shape: tuple[int, ...], spec: Spec, seed: int) -> np.ndarray:
+    # Seeded by name, so that a tensor does not depend on which others the spec asks for.
+    noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
+    is_norm = len(shape) == 1
+    weight = 1 + 0.1 * noise if is_norm else spec.std * noise
+    return weight.astype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else np.float32)
+
+
+def _write_weights(path: Path, spec: Spec, seed: int) -> None:
+    tensors = {name: _random_weight(name, shape, spec, seed) for name, shape in _weight_shapes(spec).items()}
+    if spec.n_shards == 1:
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(np.array_split(np.array(list(tensors)), spec.n_shards), start=1):
+        file = f"model-{number:05}-of-{spec.n_shards:05}.safetensors"
+        save_file({name: tensors[name] for name in names.tolist()}, path / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names.tolist(), file)
+    total_size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+    _write_json(path / "model.safetensors.index.json", index)
+
+
+def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": ids[END_OF_TEXT],
+        "eos_token_id": ids[TURN_END],
+        "head_dim": spec.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": spec.d_model,
+        "initializer_range": spec.std,
+        "intermediate_size": spec.d_ff,
+        "max_position_embeddings": spec.max_positions,
+        "max_window_layers": spec.n_layers,
+        "num_attention_heads": spec.n_heads,
+        "num_hidden_layers": spec.n_layers,
+        "num_key_value_heads": spec.n_kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": spec.rope_theta,
+        "sliding_window": None,
+        "tie_word_embeddings": spec.tied,
+        "torch_dtype": spec.dtype,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": spec.vocab_size,
+    }
+
+
+def _tokenizer_config(spec: Spec) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": spec.max_positions,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "additional_special_tokens": [TURN_START, TURN_END],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
+    """Byte-level BPE; the special tokens come last, as in Qwen's vocabularies."""
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise ValueError(
+            f"a vocabulary of {vocab_size} is too small; it must be at least {SMALLEST_VOCABULARY}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(WORDS, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_sentences(seed, count=4000), trainer)
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    return tokenizer
+
+
+def _sentences(seed: int, count: int) -> Iterator[str]:
+    """Nonsense with the statistics of prose: few frequent words and many rare ones, numbers and marks."""
+    draw = random.Random(seed)
+    syllables = [
+        consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in ("a", "e", "i", "o", "u", "ai")
+    ]
+    lexicon = ["".join(draw.choices(syllables, k=draw.choice((1, 2, 2, 3)))) for _ in range(1500)]
+    frequencies = [1 / rank for rank in range(2, len(lexicon) + 2)]  # Zipf's law
+    for _ in range(count):
+        words = draw.choices(lexicon, frequencies, k=draw.randint(4, 12))
+        words.insert(draw.randint(1, len(words)), str(draw.randint(0, 99)))
+        yield " ".join(words).capitalize() + draw.choice(".!?") + "\n"
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,83 @@
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from spmd_tx import tiny_model
+from spmd_tx.models.config import read_model_config
+from spmd_tx.tiny_model import Spec
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
+
+
+def all_weights(path: Path) -> dict[str, np.ndarray]:
+    return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def test_the_same_arguments_give_the_same_bytes(tiny, tmp_path):
+    again = tiny_model.write(tmp_path)
+    assert {file.name for file in again.iterdir()} == {file.name for file in tiny.iterdir()}
+    for file in again.iterdir():
+        assert file.read_bytes() == (tiny / file.name).read_bytes(), file.name
+
+
+def test_another_seed_gives_other_weights(tiny, tmp_path):
+    other = all_weights(tiny_model.write(tmp_path, seed=1))
+    assert not np.array_equal(
+        other["model.embed_tokens.weight"], all_weights(tiny)["model.embed_tokens.weight"]
+    )
+
+
+def test_our_own_reader_understands_the_config(tmp_path):
+    spec = Spec(n_layers=3, n_kv_heads=2, rope_theta=5e6, tied=False)
+    config = read_model_config(tiny_model.write(tmp_path, spec))
+    assert (config.n_layers, config.n_kv_heads, config.rope_theta, config.tied_embeddings) == (
+        3,
+        2,
+        5e6,
+        False,
+    )
+    assert config.eos_token_ids == (511, 509)  # end of turn, end of text
+
+
+def test_shards_hold_the_same_weights_as_one_file(tiny, tmp_path):
+    whole, parts = all_weights(tiny), all_weights(tiny_model.write(tmp_path, Spec(n_shards=3)))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    assert whole.keys() == parts.keys()
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_an_untied_model_has_a_head_and_is_otherwise_the_same(tiny, tmp_path):
+    untied = all_weights(tiny_model.write(tmp_path, Spec(tied=False)))
+    assert untied.keys() - all_weights(tiny).keys() == {"lm_head.weight"}
+    assert np.array_equal(untied["model.embed_tokens.weight"], all_weights(tiny)["model.embed_tokens.weight"])
+
+
+def test_the_dtype_is_honoured(tmp_path):
+    weights = all_weights(tiny_model.write(tmp_path, Spec(dtype="bfloat16")))
+    assert {tensor.dtype for tensor in weights.values()} == {np.dtype(ml_dtypes.bfloat16)}
+
+
+def test_any_text_survives_the_tokenizer(tiny):
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    text = "Solaigo 42 sai!\n\tdéjà vu 東京"
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids) == text
+    assert max(ids) < tokenizer.get_vocab_size() == 512
+
+
+def test_special_tokens_are_single_ids_at_the_end_of_the_vocabulary(tiny):
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    assert tokenizer.encode("".join(tiny_model.SPECIAL_TOKENS)).ids == [509, 510, 511]
+
+
+def test_a_vocabulary_without_room_for_every_byte_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="a vocabulary of 100 is too small; it must be at least 259"):
+        tiny_model.write(tmp_path, replace(Spec(), vocab_size=100))
