@@ -1,0 +1,219 @@
+"""Training requests into micro-batches, and replies back into results. Pure: arrays in, arrays out.
+
+A request becomes chunks, which follow from that request alone. A micro-batch carries one chunk, and
+chunks of other models where it has rows to spare.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from spmd_tx.coordinator.packing import Grid, Layout, lay_out
+from spmd_tx.coordinator.wire import Datum
+from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
+
+Arrays = TypeVar("Arrays", PackedRows, LossInputs)
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """A loss and its parameters; those that the loss does not use are 0."""
+
+    kind: int  # index into LOSS_NAMES
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    beta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The part of a request that one micro-batch carries: only its own rows, in order."""
+
+    rows: PackedRows
+    loss: LossInputs
+    size: int  # rows of the micro-batch
+    forward_only: bool
+
+    @property
+    def slot(self) -> int:
+        return int(self.rows.slots[0])
+
+    @property
+    def used(self) -> int:
+        return self.rows.tokens.shape[0]
+
+    @property
+    def row_length(self) -> int:
+        return self.rows.tokens.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        """What the chunk costs: padding of its rows counts."""
+        return self.used * self.row_length
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    """What a chunk's rows got back, float32 [rows, T]."""
+
+    logprobs: np.ndarray
+    losses: np.ndarray
+
+
+@dataclass(frozen=True)
+class PackedRequest:
+    """A request's chunks, and where its datums lie in their rows."""
+
+    chunks: list[Chunk]
+    destination: np.ndarray  # [tokens of all datums, in datum order] index into the rows laid end to end
+    shapes: list[tuple[int, ...]]  # shape of each datum's result
+
+    def results(self, outputs: list[ChunkOutput]) -> tuple[list[np.ndarray], float]:
+        """Cut the logprobs of each datum; add up the loss in float64, in datum order."""
+        logprobs = np.concatenate([output.logprobs.ravel() for output in outputs])[self.destination]
+        losses = np.concatenate([output.losses.ravel() for output in outputs])[self.destination]
+        lengths = np.array([shape[0] for shape in self.shapes])
+        ends = np.cumsum(lengths)
+        loss_of_datum = np.add.reduceat(losses.astype(np.float64), ends - lengths)
+        pieces = np.split(logprobs, ends[:-1])
+        cut = [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return cut, float(sum(loss_of_datum.tolist()))
+
+
+class MicroBatch:
+    """A command in the making: the chunk that opened it, and what else finds room in its free rows."""
+
+    def __init__(self, first: Chunk, data_shards: int) -> None:
+        self.chunks: list[Chunk] = []
+        self._first = first
+        self._shards = data_shards
+        self._used = np.zeros(data_shards, np.int64)  # rows in use per data shard
+        self._destinations: list[np.ndarray] = []  # per chunk: the rows of the command that hold its rows
+        joined = self.join(first)
+        assert joined, "a chunk fits a micro-batch of its own size"
+
+    def join(self, chunk: Chunk) -> bool:
+        """Take a chunk in if it has this shape, another model's slot, and its rows find room."""
+        first, places = self._first, self._first.size // self._shards
+        same_shape = (chunk.row_length, chunk.size) == (first.row_length, first.size)
+        if not same_shape or chunk.forward_only != first.forward_only:
+            return False
+        if chunk.slot in {other.slot for other in self.chunks}:
+            return False
+        # Row i belongs to data shard i % n whatever the company, and keeps its order within the shard.
+        row = np.arange(chunk.used)
+        shard, order = row % self._shards, row // self._shards
+        needed = np.bincount(shard, minlength=self._shards)
+        if (self._used + needed > places).any():
+            return False
+        self._destinations.append(shard * places + self._used[shard] + order)
+        self._used += needed
+        self.chunks.append(chunk)
+        return True
+
+    def rows(self) -> PackedRows:
+        return self._scatter([chunk.rows for chunk in self.chunks])
+
+    def loss(self) -> LossInputs:
+        return self._scatter([chunk.loss for chunk in self.chunks])
+
+    def cut(self, logprobs_BT: np.ndarray, losses_BT: np.ndarray) -> list[ChunkOutput]:
+        """Give every chunk its rows of the reply."""
+        return [ChunkOutput(logprobs_BT[rows], losses_BT[rows]) for rows in self._destinations]
+
+    def _scatter(self, parts: list[Arrays]) -> Arrays:
+        """Lay the chunks' rows out over the command's rows; the free ones are all zeros."""
+        scattered = {}
+        for field in parts[0].__struct_fields__:
+            values = getattr(parts[0], field)
+            scattered[field] = np.zeros((self._first.size, *values.shape[1:]), values.dtype)
+            for part, destination in zip(parts, self._destinations, strict=True):
+                scattered[field][destination] = getattr(part, field)
+        return type(parts[0])(**scattered)
+
+
+def pack(datums: list[Datum], loss: LossSettings, slot: int, forward_only: bool, grid: Grid) -> PackedRequest:
+    """Pack the datums of one request, which must be valid, into chunks."""
+    lengths = np.array([len(datum.tokens) for datum in datums])
+    layout = lay_out(lengths, grid)
+    within = _counters(lengths)  # of each token: its place in its datum
+    destination = np.repeat(layout.rows * layout.row_length + layout.starts, lengths) + within
+    shape = (int(layout.rows.max()) + 1, layout.row_length)
+
+    def spread(values: np.ndarray, dtype: type) -> np.ndarray:
+        array = np.zeros(shape, dtype)
+        array.ravel()[destination] = values
+        return array
+
+    rows = PackedRows(
+        tokens=spread(np.concatenate([datum.tokens for datum in datums]), np.int32),
+        targets=spread(_joined(datums, "target_tokens"), np.int32),
+        segments=spread(np.repeat(_segment_numbers(layout), lengths), np.int32),
+        positions=spread(within, np.int32),
+        slots=np.full(shape[0], slot, np.int32),
+    )
+    losses = _loss_inputs(datums, loss, spread)
+    return PackedRequest(
+        chunks=_split(rows, losses, layout.chunks, forward_only),
+        destination=destination,
+        shapes=[datum.loss_inputs["target_tokens"].shape for datum in datums],
+    )
+
+
+def _loss_inputs(
+    datums: list[Datum], loss: LossSettings, spread: Callable[[np.ndarray, type], np.ndarray]
+) -> LossInputs:
+    nothing = spread(np.zeros((), np.float32), np.float32)
+    weights = advantages = sampling_logprobs = nothing
+    if LOSS_NAMES[loss.kind] == "cross_entropy":
+        weights = spread(_joined(datums, "weights"), np.float32)
+    else:
+        advantage = _joined(datums, "advantages")
+        advantages = spread(advantage, np.float32)
+        # A position without advantage does not count, so its logprob may be anything, -inf and NaN too.
+        sampling_logprobs = spread(np.where(advantage == 0, 0, _joined(datums, "logprobs")), np.float32)
+    count = nothing.shape[0]
+    return LossInputs(
+        kinds=np.full(count, loss.kind, np.int32),
+        clip_low=np.full(count, loss.clip_low, np.float32),
+        clip_high=np.full(count, loss.clip_high, np.float32),
+        beta=np.full(count, loss.beta, np.float32),
+        weights=weights,
+        advantages=advantages,
+        sampling_logprobs=sampling_logprobs,
+    )
+
+
+def _split(
+    rows: PackedRows, loss: LossInputs, sizes: list[tuple[int, int]], forward_only: bool
+) -> list[Chunk]:
+    chunks, start = [], 0
+    for used, size in sizes:
+        part = slice(start, start + used)
+        chunks.append(Chunk(_take(rows, part), _take(loss, part), size, forward_only))
+        start += used
+    return chunks
+
+
+def _take(arrays: Arrays, part: slice) -> Arrays:
+    return type(arrays)(**{field: getattr(arrays, field)[part] for field in arrays.__struct_fields__})
+
+
+def _joined(datums: list[Datum], key: str) -> np.ndarray:
+    return np.concatenate([datum.loss_inputs[key].ravel() for datum in datums])
+
+
+def _counters(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, ... for every length, end to end."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+
+
+def _segment_numbers(layout: Layout) -> np.ndarray:
+    """1, 2, ... within each row, from left to right."""
+    order = np.lexsort((layout.starts, layout.rows))
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = 1 + _counters(np.bincount(layout.rows))
+    return numbers

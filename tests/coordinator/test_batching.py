@@ -1,0 +1,214 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spmd_tx.coordinator.batching import ChunkOutput, LossSettings, MicroBatch, PackedRequest, pack
+from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.wire import Datum
+from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
+
+SHARDS = 4
+GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512)
+CROSS_ENTROPY = LossSettings(LOSS_NAMES.index("cross_entropy"))
+PPO = LossSettings(LOSS_NAMES.index("ppo"), clip_low=0.8, clip_high=1.2)
+
+
+def supervised(length: int, seed: int = 0, weight: float = 1.0) -> Datum:
+    random = np.random.default_rng([length, seed])
+    return Datum(
+        tokens=random.integers(1, 1000, length, dtype=np.int32),
+        loss_inputs={
+            "target_tokens": random.integers(1, 1000, length),
+            "weights": np.full(length, weight, np.float32),
+        },
+    )
+
+
+def reinforced(length: int, seed: int = 0) -> Datum:
+    random = np.random.default_rng([length, seed])
+    return Datum(
+        tokens=random.integers(1, 1000, length, dtype=np.int32),
+        loss_inputs={
+            "target_tokens": random.integers(1, 1000, length),
+            "logprobs": -random.random(length, dtype=np.float32),
+            "advantages": random.standard_normal(length, dtype=np.float32),
+        },
+    )
+
+
+def packed(
+    datums: list[Datum], slot: int = 0, loss: LossSettings = CROSS_ENTROPY, forward_only: bool = False
+):
+    return pack(datums, loss, slot, forward_only, GRID)
+
+
+def eight_rows(seed: int) -> list[Datum]:
+    """Half of a micro-batch of 16 rows of 512 tokens: two of them do not fit into one row."""
+    return [supervised(300, 8 * seed + number) for number in range(8)]
+
+
+def run(rows: PackedRows, loss: LossInputs) -> tuple[np.ndarray, np.ndarray]:
+    """Stands in for the model: depends on everything a token may depend on."""
+    logprobs = -(rows.tokens * 3 + rows.targets * 7 + rows.positions * 11 + rows.slots[:, None]) / 1000
+    return logprobs.astype(np.float32), (-logprobs * loss.weights).astype(np.float32)
+
+
+def alone(request: PackedRequest) -> list[ChunkOutput]:
+    outputs = []
+    for chunk in request.chunks:
+        batch = MicroBatch(chunk, SHARDS)
+        outputs += batch.cut(*run(batch.rows(), batch.loss()))
+    return outputs
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=40))
+def test_every_token_gets_its_own_result_back(lengths):
+    datums = [supervised(length, seed) for seed, length in enumerate(lengths)]
+    request = packed(datums, slot=2)
+    logprobs, loss = request.results(alone(request))
+    expected = [
+        -(datum.tokens * 3 + datum.loss_inputs["target_tokens"] * 7 + np.arange(len(datum.tokens)) * 11 + 2)
+        / 1000
+        for datum in datums
+    ]
+    for got, want in zip(logprobs, expected, strict=True):
+        np.testing.assert_array_equal(got, want.astype(np.float32))
+    assert loss == pytest.approx(-sum(array.sum() for array in expected), rel=1e-6)
+
+
+@given(st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=12), min_size=2, max_size=5))
+def test_company_changes_no_byte_of_a_chunk_and_no_place_in_its_shard(requests_lengths):
+    chunks = [
+        chunk
+        for slot, lengths in enumerate(requests_lengths)
+        for chunk in packed([reinforced(length, slot) for length in lengths], slot, PPO).chunks
+    ]
+    company = MicroBatch(chunks[0], SHARDS)
+    for chunk in chunks[1:]:
+        company.join(chunk)
+    together, rows, loss = rows_by_slot(company), company.rows(), company.loss()
+    for chunk in company.chunks:
+        solo = MicroBatch(chunk, SHARDS)
+        apart = rows_by_slot(solo)[chunk.slot]
+        for shard in range(SHARDS):
+            assert len(together[chunk.slot][shard]) == len(apart[shard])
+            for here, there in zip(together[chunk.slot][shard], apart[shard], strict=True):
+                assert row_bytes(rows, loss, here) == row_bytes(solo.rows(), solo.loss(), there)
+
+
+def rows_by_slot(batch: MicroBatch) -> dict[int, list[list[int]]]:
+    """Per slot and data shard: the rows of the command, in order."""
+    rows = batch.rows()
+    places = len(rows.slots) // SHARDS
+    found: dict[int, list[list[int]]] = {chunk.slot: [[] for _ in range(SHARDS)] for chunk in batch.chunks}
+    for row in np.flatnonzero(rows.segments.any(axis=1)).tolist():
+        found[int(rows.slots[row])][row // places].append(row)
+    return found
+
+
+def row_bytes(rows: PackedRows, loss: LossInputs, row: int) -> list[bytes]:
+    return [
+        getattr(arrays, field)[row].tobytes() for arrays in (rows, loss) for field in arrays.__struct_fields__
+    ]
+
+
+def test_rows_are_dealt_to_the_data_shards_in_turn():
+    (chunk,) = packed([supervised(64, seed) for seed in range(10)]).chunks
+    assert (chunk.used, chunk.size) == (10, 16)
+    batch = MicroBatch(chunk, SHARDS)
+    places = chunk.size // SHARDS
+    rows = batch.rows()
+    for row in range(chunk.used):
+        destination = (row % SHARDS) * places + row // SHARDS
+        np.testing.assert_array_equal(rows.tokens[destination], chunk.rows.tokens[row])
+
+
+def test_free_rows_are_all_zeros():
+    (chunk,) = packed([supervised(64)], slot=3).chunks
+    batch = MicroBatch(chunk, SHARDS)
+    for arrays in (batch.rows(), batch.loss()):
+        for field in arrays.__struct_fields__:
+            assert not getattr(arrays, field)[1:].any(), field
+
+
+def test_models_share_a_micro_batch_while_their_rows_find_room():
+    half, other_half, one_more = (packed(eight_rows(slot), slot).chunks[0] for slot in range(3))
+    batch = MicroBatch(half, SHARDS)
+    assert batch.join(other_half)
+    assert not batch.join(one_more)
+    assert sorted(set(batch.rows().slots.tolist())) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "slot, lengths, forward_only",
+    [
+        (0, [64], False),  # the same model: its sums must not depend on timing
+        (1, [64], True),
+        (1, [128], False),
+        (1, [64] * 16, False),
+    ],
+    ids=["same model", "other kind", "other row length", "other size"],
+)
+def test_what_differs_does_not_share_a_micro_batch(slot, lengths, forward_only):
+    batch = MicroBatch(packed([supervised(64)]).chunks[0], SHARDS)
+    assert not batch.join(packed([supervised(n) for n in lengths], slot, forward_only=forward_only).chunks[0])
+
+
+def test_each_model_gets_its_own_rows_of_a_shared_reply():
+    requests = [packed(eight_rows(slot), slot) for slot in range(2)]
+    batch = MicroBatch(requests[0].chunks[0], SHARDS)
+    assert batch.join(requests[1].chunks[0])
+    shared = batch.cut(*run(batch.rows(), batch.loss()))
+    for request, output in zip(requests, shared, strict=True):
+        together, apart = request.results([output]), request.results(alone(request))
+        assert [array.tobytes() for array in together[0]] == [array.tobytes() for array in apart[0]]
+        assert together[1] == apart[1]
+
+
+def test_the_loss_is_a_sum_never_a_mean():
+    once = packed([supervised(20)])
+    twice = packed([supervised(20), supervised(20)])
+    doubled = packed([supervised(20, weight=2.0)])
+    loss = once.results(alone(once))[1]
+    assert twice.results(alone(twice))[1] == pytest.approx(2 * loss)
+    assert doubled.results(alone(doubled))[1] == pytest.approx(2 * loss)
+
+
+def test_a_sampling_logprob_without_advantage_reaches_no_worker():
+    datum = reinforced(4)
+    datum.loss_inputs["advantages"][:2] = 0
+    datum.loss_inputs["logprobs"][:2] = [-np.inf, np.nan]
+    (chunk,) = packed([datum], loss=PPO).chunks
+    sent = chunk.loss.sampling_logprobs[0, :4]
+    np.testing.assert_array_equal(sent, [0, 0, *datum.loss_inputs["logprobs"][2:]])
+
+
+def test_loss_parameters_stand_on_every_row():
+    (chunk,) = packed([reinforced(60), reinforced(60)], loss=PPO).chunks
+    assert set(chunk.loss.kinds.tolist()) == {LOSS_NAMES.index("ppo")}
+    np.testing.assert_array_equal(chunk.loss.clip_low, np.float32(0.8))
+    np.testing.assert_array_equal(chunk.loss.clip_high, np.float32(1.2))
+
+
+def test_results_have_the_shape_of_their_targets():
+    datum = supervised(5)
+    column = Datum(datum.tokens, {key: value[:, None] for key, value in datum.loss_inputs.items()})
+    request = packed([datum, column])
+    assert [array.shape for array in request.results(alone(request))[0]] == [(5,), (5, 1)]
+
+
+def test_a_long_request_becomes_several_chunks_and_comes_back_whole():
+    datums = [supervised(300, seed) for seed in range(20)]
+    request = packed(datums)
+    assert len(request.chunks) > 1
+    assert [len(array) for array in request.results(alone(request))[0]] == [300] * 20
+
+
+def test_arrays_are_what_the_workers_expect():
+    (chunk,) = packed([reinforced(60)], loss=PPO).chunks
+    assert {getattr(chunk.rows, field).dtype for field in chunk.rows.__struct_fields__} == {np.dtype("int32")}
+    assert chunk.loss.kinds.dtype == np.int32
+    assert {
+        getattr(chunk.loss, field).dtype for field in chunk.loss.__struct_fields__ if field != "kinds"
+    } == {np.dtype("float32")}
