@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+
+from spmd_tx.coordinator.bank import VersionBank
+from spmd_tx.coordinator.dispatch import BASE_MODEL
+from spmd_tx.protocol import AdapterSpec, LoadSampler, PageOut
+
+ADAPTER = AdapterSpec(rank=4)
+FOLDER = Path("/paged-out")
+
+
+@pytest.fixture
+def bank():
+    """Two slots that rows may use at once, and one for the next save."""
+    return VersionBank(slots=4, page_out_dir=FOLDER)
+
+
+def on_disk(bank, *names):
+    for name in names:
+        bank.register(name, ADAPTER, f"/checkpoints/{name}")
+
+
+def start(bank, name):
+    placement = bank.place(name)
+    bank.pin(placement.bank)
+    return placement
+
+
+def test_the_base_model_is_always_in_slot_0(bank):
+    assert start(bank, BASE_MODEL).bank == 0
+
+
+def test_a_version_on_disk_is_loaded_once(bank):
+    on_disk(bank, "a")
+    first = bank.place("a")
+    assert first.before == [LoadSampler(bank=first.bank, adapter=ADAPTER, path="/checkpoints/a")]
+    second = bank.place("a")
+    assert (second.bank, second.before) == (first.bank, [])
+
+
+def test_a_saved_version_is_on_the_device(bank):
+    saved = bank.reserve("s", ADAPTER)
+    assert saved.before == []
+    assert (bank.place("s").bank, bank.place("s").before) == (saved.bank, [])
+
+
+def test_a_version_that_is_nowhere_on_disk_is_written_out_before_its_slot_is_reused(bank):
+    saved = bank.reserve("s", ADAPTER)
+    on_disk(bank, "a", "b", "c")
+    places = [bank.place(name) for name in ("a", "b", "c")]
+    assert places[-1].bank == saved.bank
+    page_out, load = places[-1].before
+    assert page_out == PageOut(bank=saved.bank, adapter=ADAPTER, path="/paged-out/version-1")
+    assert isinstance(load, LoadSampler)
+
+    back = bank.place("s").before
+    assert back == [LoadSampler(bank=bank.place("s").bank, adapter=ADAPTER, path="/paged-out/version-1")]
+
+
+def test_a_version_with_a_folder_is_not_written_out(bank):
+    bank.reserve("s", ADAPTER)
+    bank.register("s", ADAPTER, "/checkpoints/s")
+    on_disk(bank, "a", "b", "c")
+    assert [len(bank.place(name).before) for name in ("a", "b", "c")] == [1, 1, 1]
+
+
+def test_the_least_recently_used_version_leaves(bank):
+    on_disk(bank, "a", "b", "c", "d")
+    places = {name: bank.place(name).bank for name in ("a", "b", "c")}
+    bank.place("a")
+    assert bank.place("d").bank == places["b"]
+
+
+def test_rows_keep_their_version_on_the_device(bank):
+    on_disk(bank, "a", "b", "c", "d")
+    pinned = start(bank, "a").bank
+    assert all(bank.place(name).bank != pinned for name in ("b", "c", "d", "b"))
+
+
+def test_a_save_finds_a_slot_however_many_rows_run(bank):
+    on_disk(bank, "a", "b", "c")
+    used = {start(bank, "a").bank, start(bank, "b").bank}
+    assert bank.place("c").bank == -1
+    for count in range(3):
+        assert bank.reserve(f"save-{count}", ADAPTER).bank not in {-1, *used}
+
+
+def test_the_version_in_use_for_longest_makes_room_for_one_that_waits(bank):
+    on_disk(bank, "a", "b", "c")
+    a, b = start(bank, "a").bank, start(bank, "b").bank
+    assert bank.place("c").bank == -1
+    assert bank.place("a").bank == -1, "a takes no new rows in this round"
+    assert bank.place("b").bank == b
+    bank.unpin(a)
+    assert bank.place("c").bank >= 0
+    bank.new_round()
+    assert bank.place("a").bank >= 0
+
+
+def test_a_new_save_under_an_old_name_leaves_running_rows_alone(bank):
+    first = bank.reserve("s", ADAPTER).bank
+    bank.pin(first)
+    second = bank.reserve("s", ADAPTER).bank
+    assert second != first
+    assert bank.place("s").bank == second
+    assert bank.reserve("t", ADAPTER).bank != first
+
+
+def test_forgotten_versions_leave_their_slot_and_their_written_out_folder(bank):
+    bank.reserve("s", ADAPTER)
+    on_disk(bank, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        bank.place(name)
+    bank.forget("s")
+    bank.forget("a")
+    assert bank.take_abandoned() == [FOLDER / "version-1"], (
+        "a checkpoint's own folder is not the bank's to delete"
+    )
+    assert bank.take_abandoned() == []
+    assert not bank.knows("s")
