@@ -1,50 +1,37 @@
 """The durable log of requests, and the waiting for their results."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-Kind = Literal[
-    "create_model",
-    "load_weights",
-    "forward_backward",
-    "forward",
-    "optim_step",
-    "save_weights",
-    "save_weights_for_sampler",
-    "sample",
-]
+from sqlalchemy import Executable
+from sqlalchemy.exc import SQLAlchemyError
 
+from spmd_tx.coordinator import request_log
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.payloads import PayloadFiles, Recent
+from spmd_tx.coordinator.request_log import (
+    Failed,
+    Finished,
+    Key,
+    Kind,
+    Known,
+    NewRow,
+    Outcome,
+    Request,
+    Settled,
+)
+from spmd_tx.errors import InvalidRequest, Unavailable
 
-@dataclass(frozen=True)
-class Request:
-    """A request that was accepted and will be answered."""
+logger = logging.getLogger(__name__)
 
-    number: int  # order of acceptance
-    id: str  # request_id on the wire; unguessable
-    kind: Kind
-    line: str  # the model's id; for samples the sampler's
-    seq_id: int  # place in the line; 0 is the model's creation
-    session_id: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The result, encoded as the client wants it."""
-
-    content_type: str
-    body: bytes
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Why there will be no result, and whose fault it is."""
-
-    error: str
-    category: Literal["user", "server"]
-
-
-Outcome = Finished | Failed
+CACHE_BYTES = 256 << 20  # each of payloads and results, so that hardly anybody reads files
+LOST = Failed("the server was restarted before this request was finished; send it again", "server")
+RETRY_SECONDS = 1.0  # until outcomes that could not be stored are tried again
 
 
 class RequestLog(Protocol):
@@ -59,3 +46,234 @@ class RequestLog(Protocol):
     def resolve(self, request_id: str, outcome: Outcome) -> None:
         """Store an outcome with the next group, then wake whoever waits for it."""
         ...
+
+
+class Submission(NamedTuple):
+    """A request on its way into the log."""
+
+    kind: Kind
+    line: str
+    seq_id: int
+    session_id: str
+    payload: bytes
+    also: Sequence[Executable]  # statements that become true together with the request
+    refused: Failed | None  # the outcome of a request that is only recorded
+    accepted: asyncio.Future[str]  # its request_id, once it is durable
+
+    @property
+    def key(self) -> Key:
+        return self.line, self.seq_id
+
+
+@dataclass
+class _Waiting:
+    """A request that is in the log without an outcome."""
+
+    request: Request
+    outcome: asyncio.Future[Outcome] = field(default_factory=asyncio.Future)
+
+
+class RequestQueue:
+    """Accepts requests and outcomes one by one, stores them in groups, and wakes whoever waits.
+
+    One task, ``run``, writes: everything that came in while the previous group was being written becomes
+    the next group, so that one file and one commit serve many requests.
+    """
+
+    def __init__(self, database: Database, files: PayloadFiles, next_number: int) -> None:
+        self.on_arrival: Callable[[Request], None] = lambda request: None
+        self._database = database
+        self._files = files
+        self._next_number = next_number
+        self._failure: str | None = None
+        self._submissions: list[Submission] = []
+        self._outcomes: dict[str, Outcome] = {}  # by request_id; not yet stored
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._waiting: dict[str, _Waiting] = {}
+        self._payloads: Recent[bytes] = Recent(CACHE_BYTES)
+        self._results: Recent[Outcome] = Recent(CACHE_BYTES)
+
+    async def submit(
+        self,
+        kind: Kind,
+        line: str,
+        seq_id: int,
+        session_id: str,
+        payload: bytes,
+        *,
+        also: Sequence[Executable] = (),
+        refused: Failed | None = None,
+    ) -> str:
+        """Write a request down, and announce it; return its request_id when it is durable.
+
+        The same (line, seq_id) again gives the same request_id and does nothing more. ``also`` becomes true
+        in the same transaction. A request that is ``refused`` is recorded with that outcome, unannounced.
+        """
+        if self._failure is not None:
+            raise Unavailable(self._failure)
+        accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._submissions.append(
+            Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, accepted)
+        )
+        self._wake()
+        return await accepted
+
+    async def payload(self, request: Request) -> bytes:
+        body = self._payloads.get(request.id)
+        if body is None:
+            async with self._database.reading() as db:
+                place = await request_log.payload_place(db, request.id)
+            body = await asyncio.to_thread(self._files.read, place)
+        return body
+
+    def resolve(self, request_id: str, outcome: Outcome) -> None:
+        """Settle a request. The first outcome counts; it is handed out when it is durable."""
+        if request_id in self._waiting and request_id not in self._outcomes:
+            self._outcomes[request_id] = outcome
+            self._wake()
+
+    async def wait(self, request_id: str, timeout: float) -> Outcome | None:
+        """Give the outcome as soon as it is there, or None after ``timeout`` seconds."""
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            done, _ = await asyncio.wait([waiting.outcome], timeout=timeout)
+            return waiting.outcome.result() if done else None
+        return self._results.get(request_id) or await self._stored(request_id)
+
+    def fail_unfinished(self, error: str) -> None:
+        """Settle every request as the server's failure, and take no more."""
+        self._failure = error
+        for request_id in self._waiting:
+            self.resolve(request_id, Failed(error, "server"))
+
+    async def run(self) -> None:
+        """Write groups, for ever."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            submissions, self._submissions = self._submissions, []
+            try:
+                await self._write(submissions, dict(self._outcomes))
+            except (OSError, SQLAlchemyError) as error:
+                logger.exception("cannot write to the request log")
+                for submission in submissions:
+                    _refuse(submission, Unavailable(f"cannot store the request: {error}"))
+                await asyncio.sleep(RETRY_SECONDS)
+                self._wake()
+            if not self._submissions and not self._outcomes:
+                self._idle.set()
+
+    async def flush(self) -> None:
+        """Return when all that was submitted or resolved so far is durable."""
+        await self._idle.wait()
+
+    async def prune(self, before: float) -> None:
+        """Forget requests that were finished before a time, in seconds since the epoch."""
+        async with self._database.transaction() as db:  # no group is being written meanwhile
+            referenced = await request_log.delete_finished(db, before)
+            numbers = await asyncio.to_thread(self._files.numbers)
+        await asyncio.to_thread(self._files.delete, set(numbers) - referenced)
+
+    async def _write(self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]) -> None:
+        """Make a group durable, then tell everybody."""
+        async with self._database.transaction() as db:
+            known = await request_log.known(db, {each.key for each in submissions})
+            fresh = _first_of_each_key(submissions, known)
+            bodies = [each.payload for each in fresh]
+            bodies += [outcome.body for outcome in outcomes.values() if isinstance(outcome, Finished)]
+            places = iter(await asyncio.to_thread(self._files.write, bodies) if bodies else ())
+            rows = [NewRow(self._new_request(each), next(places), each.refused) for each in fresh]
+            await request_log.append(db, rows)
+            for statement in [statement for each in fresh for statement in each.also]:
+                await db.execute(statement)
+            settled = [
+                Settled(
+                    number=self._waiting[request_id].request.number,
+                    outcome=outcome,
+                    result=next(places) if isinstance(outcome, Finished) else None,
+                )
+                for request_id, outcome in outcomes.items()
+            ]
+            await request_log.settle(db, settled)
+        self._release(outcomes)
+        self._welcome(rows, fresh)
+        known |= {(row.request.line, row.request.seq_id): _known(row.request) for row in rows}
+        for each in submissions:
+            _answer(each, known[each.key])
+
+    def _welcome(self, rows: Sequence[NewRow], submissions: Sequence[Submission]) -> None:
+        for row, submission in zip(rows, submissions, strict=True):
+            if row.refused is not None:
+                continue
+            self._waiting[row.request.id] = _Waiting(row.request)
+            self._payloads.put(row.request.id, submission.payload, len(submission.payload))
+            if self._failure is None:
+                self.on_arrival(row.request)
+            else:
+                self.resolve(row.request.id, Failed(self._failure, "server"))
+
+    def _release(self, outcomes: Mapping[str, Outcome]) -> None:
+        for request_id, outcome in outcomes.items():
+            del self._outcomes[request_id]
+            size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)
+            self._results.put(request_id, outcome, size)
+            self._waiting.pop(request_id).outcome.set_result(outcome)
+
+    def _new_request(self, submission: Submission) -> Request:
+        number, self._next_number = self._next_number, self._next_number + 1
+        _, line, seq_id, session_id = submission[:4]
+        return Request(number, secrets.token_hex(16), submission.kind, line, seq_id, session_id)
+
+    def _wake(self) -> None:
+        self._idle.clear()
+        self._work.set()
+
+    async def _stored(self, request_id: str) -> Outcome:
+        async with self._database.reading() as db:
+            stored = await request_log.outcome(db, request_id)
+        if isinstance(stored, Failed):
+            return stored
+        content_type, place = stored
+        return Finished(content_type, await asyncio.to_thread(self._files.read, place))
+
+
+async def open_queue(database: Database, data_dir: Path) -> RequestQueue:
+    """Continue the log of earlier runs; what they left unfinished has failed."""
+    files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
+    async with database.transaction() as db:
+        await request_log.fail_unfinished(db, LOST)
+        return RequestQueue(database, files, await request_log.next_number(db))
+
+
+def _first_of_each_key(submissions: Sequence[Submission], known: Mapping[Key, Known]) -> list[Submission]:
+    fresh: dict[Key, Submission] = {}
+    for submission in submissions:
+        if submission.key not in known:
+            fresh.setdefault(submission.key, submission)
+    return list(fresh.values())
+
+
+def _known(request: Request) -> Known:
+    return Known(request.id, request.kind)
+
+
+def _answer(submission: Submission, known: Known) -> None:
+    if known.kind == submission.kind:
+        if not submission.accepted.done():  # it is done when the client has hung up
+            submission.accepted.set_result(known.id)
+        return
+    line, seq_id = submission.key
+    _refuse(
+        submission,
+        InvalidRequest(
+            f"seq_id {seq_id} of {line!r} was already used for {known.kind}; "
+            f"send {submission.kind} with the next unused seq_id"
+        ),
+    )
+
+
+def _refuse(submission: Submission, error: InvalidRequest | Unavailable) -> None:
+    if not submission.accepted.done():
+        submission.accepted.set_exception(error)

@@ -1,0 +1,121 @@
+"""The database: what must survive a restart of the coordinator. Times are seconds since the epoch."""
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Index, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from spmd_tx.protocol import AdapterSpec
+
+
+class Base(DeclarativeBase):
+    """Base of every table."""
+
+    type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012 (SQLAlchemy reads it)
+
+
+class Session(Base):
+    """One ServiceClient. Its models and samplers end with it."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[float]
+    ended_at: Mapped[float | None] = mapped_column(index=True)
+    ended_because: Mapped[str | None]
+    tags: Mapped[list[str]]
+    user_metadata: Mapped[dict[str, Any] | None]
+    project_id: Mapped[str | None]
+    display_name: Mapped[str | None]
+    sdk_version: Mapped[str | None]
+
+
+class Model(Base):
+    """One adapter in training; a training run in the words of the listings."""
+
+    __tablename__ = "models"
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # SESSION:train:N
+    session_id: Mapped[str] = mapped_column(index=True)
+    base_model: Mapped[str]
+    rank: Mapped[int]
+    alpha: Mapped[float]
+    train_attn: Mapped[bool]
+    train_mlp: Mapped[bool]
+    train_unembed: Mapped[bool]
+    user_metadata: Mapped[dict[str, Any] | None]
+    created_at: Mapped[float] = mapped_column(index=True)
+    is_lost: Mapped[bool] = mapped_column(default=False)  # its weights were on workers that are gone
+
+    @property
+    def adapter(self) -> AdapterSpec:
+        return AdapterSpec(
+            rank=self.rank,
+            alpha=self.alpha,
+            train_attn=self.train_attn,
+            train_mlp=self.train_mlp,
+            train_unembed=self.train_unembed,
+        )
+
+
+class Sampler(Base):
+    """One frozen set of weights to sample from: a checkpoint, an ephemeral version, or the base model."""
+
+    __tablename__ = "samplers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # SESSION:sample:N
+    session_id: Mapped[str] = mapped_column(index=True)
+    base_model: Mapped[str]
+    model_path: Mapped[str | None]  # tinker:// path of a named checkpoint
+    model_id: Mapped[str | None]  # whose weights an ephemeral version is; both null: the base model
+    created_at: Mapped[float]
+    is_lost: Mapped[bool] = mapped_column(default=False)
+
+
+class Checkpoint(Base):
+    """One complete checkpoint folder."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("run_id", "kind", "name"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str]  # id of the model that was saved
+    kind: Mapped[str]  # "weights" or "sampler_weights"
+    name: Mapped[str]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    is_public: Mapped[bool] = mapped_column(default=False)
+    user_metadata: Mapped[dict[str, Any] | None]
+    created_at: Mapped[float] = mapped_column(index=True)
+    expires_at: Mapped[float | None] = mapped_column(index=True)
+
+    @property
+    def tinker_path(self) -> str:
+        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+
+class RequestRow(Base):
+    """One accepted request, then its outcome. Bodies are in files (payloads.py)."""
+
+    __tablename__ = "requests"
+    __table_args__ = (
+        UniqueConstraint("line", "seq_id"),
+        Index("ix_requests_unfinished", "finished_at", "number"),
+    )
+
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    id: Mapped[str] = mapped_column(unique=True)
+    kind: Mapped[str]
+    line: Mapped[str]
+    seq_id: Mapped[int] = mapped_column(BigInteger)
+    session_id: Mapped[str] = mapped_column(index=True)
+    created_at: Mapped[float]
+    payload_file: Mapped[int] = mapped_column(BigInteger, index=True)
+    payload_offset: Mapped[int] = mapped_column(BigInteger)
+    payload_length: Mapped[int] = mapped_column(BigInteger)
+    finished_at: Mapped[float | None]  # null: unfinished
+    content_type: Mapped[str | None]  # of a result; null: failed
+    result_file: Mapped[int | None] = mapped_column(BigInteger, index=True)
+    result_offset: Mapped[int | None] = mapped_column(BigInteger)
+    result_length: Mapped[int | None] = mapped_column(BigInteger)
+    error: Mapped[str | None]
+    category: Mapped[str | None]  # "user" or "server"
