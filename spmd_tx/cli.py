@@ -1,5 +1,84 @@
 """The command line: ``spmd-tx``. Commands import what they need when they run, so that help is instant."""
 
+import asyncio
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.errors import StartError
+from spmd_tx.options import server_options
+
+app = typer.Typer(
+    help="Post-train language models through the Tinker API on your own accelerators.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def serve(**options: Any) -> None:
+    """Serve the Tinker API for one base model.
+
+    Prints "ready: URL" once a request would be served at once. Every option can also be set as
+    SPMD_TX_<NAME> in the environment, or under its name with underscores in the file of --config;
+    the command line overrides the environment, and that the file.
+    """
+    del options["config"]  # its values came in as defaults of the other options
+    config = ServerConfig(**options)
+    from spmd_tx.coordinator import server
+
+    raise typer.Exit(asyncio.run(server.serve(config)))
+
+
+serve.__signature__ = server_options()  # pyright: ignore[reportFunctionMemberAccess]
+app.command()(serve)
+
+
+@app.command()
+def demo(
+    learning_rate: Annotated[
+        float, typer.Option(min=0.0, help="Of Adam; 0 shows that nothing is learned.")
+    ] = 0.02,
+    steps: Annotated[int, typer.Option(min=10, help="Of reinforcement learning.")] = 40,
+    out: Annotated[Path, typer.Option(help="Folder for the model, the server's data and the plot.")] = Path(
+        "demo"
+    ),
+) -> None:
+    """Train a tiny model against a server started for it, and plot the reward."""
+    from spmd_tx import demo
+
+    raise typer.Exit(demo.run(learning_rate, steps, out))
+
+
+@app.command()
+def make_model(
+    directory: Annotated[Path, typer.Argument(help="Folder to write; made if it is not there.")],
+    preset: Annotated[str, typer.Option(help="Shape of the model: tiny or tiny-gqa.")] = "tiny",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+) -> None:
+    """Write a small random Qwen3 checkpoint in the Hugging Face layout."""
+    from spmd_tx import tiny_model
+
+    if preset not in tiny_model.PRESETS:
+        raise StartError(f"--preset is {preset!r}; presets: {', '.join(tiny_model.PRESETS)}")
+    typer.echo(tiny_model.write(directory, tiny_model.PRESETS[preset], seed))
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of spmd-tx, Python and JAX."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    typer.echo(f"spmd-tx {metadata.version('spmd_tx')}, Python {python}, JAX {metadata.version('jax')}")
+
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; what the operator can fix is said in one line."""
+    try:
+        app()
+    except StartError as error:
+        typer.echo(f"spmd-tx: {error}", err=True)
+        sys.exit(2)

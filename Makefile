@@ -1,0 +1,45 @@
+# `make` alone lists the targets. Everything is installed into .venv, with the versions in constraints.txt.
+PYTHON ?= python3
+ARGS ?=
+PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test check format cookbook clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS="--learning-rate 0"
+	.venv/bin/spmd-tx demo $(ARGS)
+
+test: .venv/installed ## run the tests, without those marked slow; options: make test ARGS="-k losses"
+	.venv/bin/pytest -m "not slow and not cookbook" $(ARGS)
+
+check: .venv/installed ## formatting, lint, types and import rules
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/basedpyright
+	.venv/bin/lint-imports --no-logo
+
+format: .venv/installed ## apply the formatting and the safe fixes of lint
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+cookbook: .venv/installed .venv-cookbook/installed ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
+	.venv/bin/pytest -m cookbook tests/cookbook $(ARGS)
+
+clean: ## remove caches and what demo and cookbook wrote; the environments stay
+	rm -rf .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo runs
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("$(PYTHON) is older than 3.11; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	.venv/bin/$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+# PyTorch comes first: with the other packages in one command pip would look at many of its versions.
+.venv-cookbook/installed: tests/cookbook/requirements.txt
+	$(PYTHON) -m venv .venv-cookbook
+	.venv-cookbook/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-cookbook/bin/pip install --quiet --disable-pip-version-check -r tests/cookbook/requirements.txt
+	.venv-cookbook/bin/pip install --quiet --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
+	touch $@

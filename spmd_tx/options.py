@@ -1,0 +1,108 @@
+"""How ServerConfig is filled: command line before environment before TOML file before defaults."""
+
+import inspect
+import tomllib
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.errors import StartError
+
+# Every field of ServerConfig, under the heading where --help shows it.
+HELP = {
+    "Model": {
+        "base_model": "Hugging Face id or directory of the frozen base model.",
+        "served_model_name": "Name by which clients ask for the model. Default: the value of --base-model.",
+        "dtype": "Type of the base weights and of the arithmetic; auto is float32 on CPUs, else bfloat16.",
+        "max_context_length": "Longest prompt with its answer, in tokens. Default: the model's own limit.",
+    },
+    "Mesh": {
+        "fully_sharded_data_parallel_size": "Ways to split rows, and to shard every weight.",
+        "expert_parallel_size": "Ways to split rows, and to shard the experts of a mixture-of-experts model.",
+        "tensor_parallel_size": "Ways to split every matrix product.",
+        "num_processes": "Worker processes; each takes an equal part of the devices. The three sizes above "
+        "multiply to the number of devices.",
+    },
+    "Adapters": {
+        "max_lora_adapters": "LoRA adapters that can be trained at the same time.",
+        "max_lora_rank": "Largest LoRA rank that a client may ask for.",
+    },
+    "Server": {
+        "host": "Address to listen on; 0.0.0.0 for all of this machine's.",
+        "port": "TCP port to listen on; 0 takes a free one.",
+        "data_dir": "Where requests, results and checkpoints are kept.",
+        "database_url": "SQLAlchemy URL, for instance postgresql+asyncpg://user@host/name. "
+        "Default: an SQLite file in --data-dir.",
+        "session_timeout": "Seconds without a sign of life until a client's adapters are freed.",
+    },
+    "Advanced": {
+        "train_tokens": "Most tokens of one training micro-batch, per data shard.",
+        "sampler_slots": "Saved versions of adapters that are on the device at once, for sampling.",
+        "decode_rows": "Sequences that are sampled at once, per data shard.",
+        "decode_steps": "Tokens sampled per sequence before new sequences can join.",
+        "page_size": "Tokens per page of the key-value cache.",
+        "kv_cache_tokens": "Tokens in the key-value cache, per data shard; 0 takes what memory is left.",
+    },
+}
+
+
+def environment_variable(name: str) -> str:
+    return f"SPMD_TX_{name.upper()}"
+
+
+def server_options() -> inspect.Signature:
+    """The fields of ServerConfig, and ``--config``, as typer wants to see them."""
+    types = typing.get_type_hints(ServerConfig)
+    defaults = {
+        field.name: ... if field.required else field.default for field in msgspec.structs.fields(ServerConfig)
+    }
+    config_option = typer.Option(
+        envvar=environment_variable("config"),
+        show_envvar=False,
+        help="TOML file with any of the options below, as base_model = '...'. "
+        "The command line and the environment override it.",
+        callback=use_toml_file,
+        is_eager=True,
+    )
+    parameters = [_keyword("config", Annotated[Path | None, config_option], None)]
+    for panel, options in HELP.items():
+        for name, text in options.items():
+            option = typer.Option(
+                rich_help_panel=panel,
+                help=text,
+                envvar=environment_variable(name),
+                show_envvar=False,
+                show_default=defaults[name] is not None,
+            )
+            parameters.append(_keyword(name, Annotated[types[name], option], defaults[name]))
+    return inspect.Signature(parameters)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    if default is ...:
+        default = inspect.Parameter.empty
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def use_toml_file(context: typer.Context, config: Path | None) -> None:
+    """Make the file's values the defaults of the options that are read after this one."""
+    if config is not None:
+        context.default_map = read_toml(config)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise StartError(f"cannot read --config {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise StartError(f"{path} is not valid TOML: {error}") from None
+    known = ServerConfig.__struct_fields__
+    unknown = sorted(values.keys() - set(known))
+    if unknown:
+        raise StartError(f"{path} sets {', '.join(unknown)}; valid keys are {', '.join(known)}")
+    return values

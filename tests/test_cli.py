@@ -1,0 +1,192 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spmd_tx import cli, coordinator, options
+from spmd_tx.config import ServerConfig
+from spmd_tx.errors import StartError
+
+
+class FakeServer:
+    """Stands in for the coordinator's server module: remembers the configuration and ends at once."""
+
+    def __init__(self, outcome: int | StartError = 0):
+        self.outcome = outcome
+        self.config: ServerConfig | None = None
+
+    async def serve(self, config: ServerConfig) -> int:
+        self.config = config
+        if isinstance(self.outcome, StartError):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def server(monkeypatch) -> FakeServer:
+    server = FakeServer()
+    monkeypatch.setattr(coordinator, "server", server, raising=False)
+    return server
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["spmd-tx", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        printed = capsys.readouterr()
+        return SimpleNamespace(code=exit_.value.code or 0, out=printed.out, err=printed.err)
+
+    return run
+
+
+def toml(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_options_users_know_reach_the_server(run, server):
+    arguments = "--base-model Qwen/Qwen3-4B --tensor-parallel-size 8 --max-lora-adapters 3 --max-lora-rank 16"
+    assert run("serve", *arguments.split()).code == 0
+    assert server.config == ServerConfig(
+        base_model="Qwen/Qwen3-4B", tensor_parallel_size=8, max_lora_adapters=3, max_lora_rank=16
+    )
+
+
+def test_without_options_the_defaults_are_those_of_the_config(run, server):
+    run("serve", "--base-model", "m")
+    assert server.config == ServerConfig(base_model="m")
+
+
+@pytest.mark.parametrize(
+    "toml_port, variable, argument, expected",
+    [
+        (None, None, None, 8000),
+        (8001, None, None, 8001),
+        (8001, "8002", None, 8002),
+        (8001, "8002", "8003", 8003),
+    ],
+    ids=["default", "toml", "environment", "command line"],
+)
+def test_the_nearer_source_of_an_option_wins(
+    run, server, tmp_path, monkeypatch, toml_port, variable, argument, expected
+):
+    if variable:
+        monkeypatch.setenv("SPMD_TX_PORT", variable)
+    file = toml(tmp_path, "base_model = 'm'\n" + (f"port = {toml_port}" if toml_port else ""))
+    run("serve", "--config", file, *(["--port", argument] if argument else []))
+    assert server.config.port == expected
+
+
+def test_every_option_has_help_an_environment_variable_and_a_toml_key(run, server, tmp_path, monkeypatch):
+    documented = [name for panel in options.HELP.values() for name in panel]
+    assert sorted(documented) == sorted(ServerConfig.__struct_fields__)
+    shown = run("serve", "--help").out
+    for name in documented:
+        assert f"--{name.replace('_', '-')} " in shown
+
+    values = {
+        "base_model": "m", "served_model_name": "n", "dtype": "float32", "max_context_length": 64,
+        "fully_sharded_data_parallel_size": 2, "expert_parallel_size": 3, "tensor_parallel_size": 4,
+        "num_processes": 5, "max_lora_adapters": 6, "max_lora_rank": 7, "host": "::1", "port": 9,
+        "data_dir": "d", "database_url": "sqlite+aiosqlite://", "session_timeout": 10.5, "train_tokens": 11,
+        "sampler_slots": 12, "decode_rows": 13, "decode_steps": 14, "page_size": 15, "kv_cache_tokens": 16,
+    }  # fmt: skip
+    expected = ServerConfig(**{**values, "data_dir": Path("d")})
+    lines = [f"{name} = {value!r}" for name, value in values.items()]
+    run("serve", "--config", toml(tmp_path, "\n".join(lines)))
+    assert server.config == expected
+    for name, value in values.items():
+        monkeypatch.setenv(f"SPMD_TX_{name.upper()}", str(value))
+    run("serve")
+    assert server.config == expected
+
+
+def test_the_config_file_can_be_named_by_the_environment(run, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPMD_TX_CONFIG", toml(tmp_path, "base_model = 'from the file'"))
+    run("serve")
+    assert server.config.base_model == "from the file"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("base_modle = 'm'", "sets base_modle; valid keys are base_model, served_model_name, dtype,"),
+        ("[model]\nbase_model = 'm'", "sets model; valid keys are"),
+        ("base_model =", "is not valid TOML"),
+    ],
+)
+def test_a_bad_config_file_is_named_with_its_fault(run, server, tmp_path, text, message):
+    result = run("serve", "--config", toml(tmp_path, text))
+    assert result.code == 2
+    assert "server.toml" in result.err
+    assert message in result.err
+    assert server.config is None
+
+
+def test_a_missing_config_file_is_one_line(run, tmp_path):
+    result = run("serve", "--config", str(tmp_path / "none.toml"))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "none.toml: No such file or directory" in result.err
+
+
+def test_a_missing_base_model_is_asked_for_by_name(run):
+    result = run("serve")
+    assert result.code == 2
+    assert "--base-model" in result.err
+
+
+@pytest.mark.parametrize("source", ["command line", "toml"])
+def test_a_value_of_the_wrong_type_names_the_option(run, server, tmp_path, source):
+    arguments = (
+        ["--port", "many"] if source == "command line" else ["--config", toml(tmp_path, "port = 'many'")]
+    )
+    result = run("serve", "--base-model", "m", *arguments)
+    assert result.code == 2
+    assert "Invalid value for '--port'" in result.err
+    assert server.config is None
+
+
+def test_a_value_out_of_range_is_one_line(run, server):
+    result = run("serve", "--base-model", "m", "--max-lora-rank", "0")
+    assert (result.code, result.err) == (2, "spmd-tx: --max-lora-rank is 0; it must be at least 1\n")
+
+
+def test_what_the_operator_can_fix_is_one_line_without_a_traceback(run, server):
+    server.outcome = StartError("port 8000 is in use; choose another with --port")
+    result = run("serve", "--base-model", "m")
+    assert (result.code, result.err) == (2, "spmd-tx: port 8000 is in use; choose another with --port\n")
+
+
+def test_the_exit_code_is_that_of_the_server(run, server):
+    server.outcome = 3
+    assert run("serve", "--base-model", "m").code == 3
+
+
+def test_make_model_writes_a_checkpoint(run, tmp_path):
+    assert run("make-model", str(tmp_path / "model")).code == 0
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):
+    result = run("make-model", str(tmp_path), "--preset", "huge")
+    assert (result.code, result.err) == (2, "spmd-tx: --preset is 'huge'; presets: tiny, tiny-gqa\n")
+
+
+def test_version_names_what_a_bug_report_needs(run):
+    out = run("version").out
+    assert all(word in out for word in ("spmd-tx 0.", "Python 3.", "JAX 0."))
+
+
+def test_help_and_serve_start_without_the_heavy_packages():
+    code = (
+        "import sys, spmd_tx.cli; "
+        "print(*{'jax', 'litestar', 'sqlalchemy', 'numpy', 'transformers', 'tinker'} & set(sys.modules))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == ""
