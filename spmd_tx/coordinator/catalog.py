@@ -1,0 +1,176 @@
+"""What exists: sessions, models and samplers. Look up, create, end.
+
+This process is the only writer, so what was looked up once is answered from memory.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from typing import TypeVar
+
+from sqlalchemy import select, update
+
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.schemas import CreateSessionRequest
+from spmd_tx.coordinator.tables import Model, Sampler, Session
+from spmd_tx.errors import InvalidRequest, NotFound
+
+logger = logging.getLogger(__name__)
+
+Row = TypeVar("Row", Session, Model, Sampler)
+
+START_AGAIN = "create a new client, from a saved checkpoint if there is one"
+
+
+def model_id(session_id: str, seq_id: int) -> str:
+    return f"{session_id}:train:{seq_id}"
+
+
+def sampler_id(session_id: str, seq_id: int) -> str:
+    return f"{session_id}:sample:{seq_id}"
+
+
+class Catalog:
+    """Rows are handed out detached from the database; nobody changes them."""
+
+    def __init__(self, database: Database, open_sessions: Iterable[Session]) -> None:
+        self._database = database
+        self._sessions = {session.id: session for session in open_sessions}
+        self._models: dict[str, Model] = {}
+        self._samplers: dict[str, Sampler] = {}
+        self._last_seen = dict.fromkeys(self._sessions, time.time())  # of the sessions that have not ended
+
+    async def create_session(self, request: CreateSessionRequest) -> Session:
+        session = Session(
+            id=str(uuid.uuid4()),
+            created_at=time.time(),
+            tags=request.tags,
+            user_metadata=request.user_metadata,
+            project_id=request.project_id,
+            display_name=request.display_name,
+            sdk_version=request.sdk_version,
+        )
+        async with self._database.transaction() as db:
+            db.add(session)
+        self._sessions[session.id] = session
+        self._last_seen[session.id] = session.created_at
+        return session
+
+    async def session(self, session_id: str) -> Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = await self._load(Session, session_id)
+            self._sessions[session_id] = session
+        return session
+
+    async def open_session(self, session_id: str) -> Session:
+        """A session that can still be given work. Raises NotFound or InvalidRequest."""
+        session = await self.session(session_id)
+        if session.id not in self._last_seen:
+            raise InvalidRequest(f"{_ending(session)}; {START_AGAIN}")
+        return session
+
+    async def heartbeat(self, session_id: str) -> bool:
+        """Note that the client is there; False when its session has ended."""
+        await self.session(session_id)
+        is_open = session_id in self._last_seen
+        if is_open:
+            self._last_seen[session_id] = time.time()
+        return is_open
+
+    async def set_project(self, session_id: str, project_id: str | None) -> None:
+        session = await self.session(session_id)
+        async with self._database.transaction() as db:
+            await db.execute(update(Session).where(Session.id == session_id).values(project_id=project_id))
+        session.project_id = project_id
+
+    async def end_session(self, session_id: str, because: str) -> bool:
+        """End a session with its models and samplers; False when it had ended before."""
+        session = await self.session(session_id)
+        if self._last_seen.pop(session_id, None) is None:
+            return False
+        session.ended_at, session.ended_because = time.time(), because
+        ending = {"ended_at": session.ended_at, "ended_because": because}
+        async with self._database.transaction() as db:
+            await db.execute(update(Session).where(Session.id == session_id).values(ending))
+        return True
+
+    async def expire_sessions(self, now: float, timeout: float) -> list[str]:
+        """End the sessions whose clients were silent for ``timeout`` seconds; return their ids."""
+        silent = [id for id, seen in self._last_seen.items() if seen + timeout < now]
+        for session_id in silent:
+            logger.info("session %s ends: no heartbeat for %.0f s", session_id, timeout)
+            await self.end_session(session_id, f"its client was silent for {timeout:.0f} seconds")
+        return silent
+
+    async def model(self, model_id: str) -> Model:
+        model = self._models.get(model_id)
+        if model is None:
+            model = await self._load(Model, model_id)
+            self._models[model_id] = model
+        return model
+
+    async def sampler(self, sampler_id: str) -> Sampler:
+        sampler = self._samplers.get(sampler_id)
+        if sampler is None:
+            sampler = await self._load(Sampler, sampler_id)
+            self._samplers[sampler_id] = sampler
+        return sampler
+
+    async def problem(self, row: Model | Sampler) -> str | None:
+        """Why a model or sampler that once existed takes no more requests, if so."""
+        session = await self.session(row.session_id)
+        if session.id not in self._last_seen:
+            return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
+        if row.is_lost:
+            return f"{row.id} was lost when the server was restarted; {START_AGAIN}"
+        self._last_seen[session.id] = time.time()  # work is a sign of life, too
+        return None
+
+    async def add_sampler(
+        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+    ) -> Sampler:
+        """A sampler of the checkpoint at ``path``, of the present weights of a model (``of``), or of the base.
+
+        The same number in the same session again is the same sampler.
+        """
+        sampler = Sampler(
+            id=sampler_id(session_id, seq_id),
+            session_id=session_id,
+            base_model=base_model,
+            model_path=path,
+            model_id=of,
+            created_at=time.time(),
+            is_lost=False,
+        )
+        async with self._database.transaction() as db:
+            known = await db.get(Sampler, sampler.id)
+            if known is None:
+                db.add(sampler)
+        if known is not None and (known.model_path, known.model_id) != (path, of):
+            raise InvalidRequest(
+                f"sampling_session_seq_id {seq_id} of session {session_id!r} is already in use; "
+                "send the next one"
+            )
+        return self._samplers.setdefault(sampler.id, known or sampler)
+
+    async def _load(self, table: type[Row], id: str) -> Row:
+        async with self._database.reading() as db:
+            row = await db.get(table, id)
+        if row is None:
+            raise NotFound(f"{table.__name__.lower()} {id!r} does not exist on this server; {START_AGAIN}")
+        return row
+
+
+async def open_catalog(database: Database) -> Catalog:
+    """Continue with what is in the database. What lived on the workers of an earlier run is lost."""
+    async with database.transaction() as db:
+        await db.execute(update(Model).values(is_lost=True))
+        await db.execute(update(Sampler).where(Sampler.model_id.is_not(None)).values(is_lost=True))
+        open_sessions = (await db.scalars(select(Session).where(Session.ended_at.is_(None)))).all()
+    return Catalog(database, open_sessions)
+
+
+def _ending(session: Session) -> str:
+    return f"session {session.id!r} has ended ({session.ended_because})"

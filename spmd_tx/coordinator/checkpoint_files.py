@@ -1,0 +1,187 @@
+"""Checkpoint folders: where they are, and the manifest that tells a complete one. All functions block.
+
+A checkpoint is written beside its place and moved there when it is complete, so that a folder under its
+own name is always whole, and an overwritten one is there until the new one is.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import AdapterSpec
+
+WEIGHTS = "weights"  # weights and optimizer state, to train on
+SAMPLER_WEIGHTS = "sampler_weights"  # a PEFT folder, to sample from
+KINDS = (WEIGHTS, SAMPLER_WEIGHTS)
+
+MAX_NAME_BYTES = 200  # file systems take 255
+MANIFEST = "checkpoint.json"
+
+
+class CheckpointPath(NamedTuple):
+    """tinker://RUN/KIND/NAME"""
+
+    run_id: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+    def folder(self, checkpoints_dir: Path) -> Path:
+        return checkpoints_dir / self.run_id.replace(":", "_") / self.kind / self.name
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a folder; its presence says that all of it is."""
+
+    run_id: str
+    base_model: str
+    rank: int
+    alpha: float
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
+    created_at: float  # seconds since the epoch
+    expires_at: float | None
+    user_metadata: dict[str, Any] | None
+    files: dict[str, int]  # sizes in bytes, by path within the folder
+    format: int = 1
+
+    @property
+    def adapter(self) -> AdapterSpec:
+        return AdapterSpec(
+            rank=self.rank,
+            alpha=self.alpha,
+            train_attn=self.train_attn,
+            train_mlp=self.train_mlp,
+            train_unembed=self.train_unembed,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def parse(text: str) -> CheckpointPath:
+    """Read a tinker:// path. Raises InvalidRequest when it is none."""
+    scheme, _, rest = text.partition("://")
+    parts = rest.split("/")
+    if scheme != "tinker" or len(parts) != 3 or parts[1] not in KINDS:
+        raise InvalidRequest(
+            f"{text!r} is no checkpoint path; it must look like tinker://RUN/weights/NAME "
+            "or tinker://RUN/sampler_weights/NAME"
+        )
+    check_name("a training run", parts[0])
+    check_name("a checkpoint", parts[2])
+    return CheckpointPath(*parts)
+
+
+def check_name(of_what: str, name: str) -> None:
+    """Refuse a name that cannot be one folder's name."""
+    is_usable = name and not name.startswith(".") and name.isprintable() and not {"/", "\\"} & set(name)
+    if not is_usable:
+        raise InvalidRequest(
+            f"{name!r} cannot be the name of {of_what}; use letters, digits, - and _, and no / or leading dot"
+        )
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise InvalidRequest(
+            f"the name {name[:20]}... of {of_what} has {len(name.encode())} bytes; "
+            f"use at most {MAX_NAME_BYTES}"
+        )
+
+
+def prepare(folder: Path) -> Path:
+    """Where to write a checkpoint that is to become ``folder``. The place is free; it is not yet created."""
+    partial = _beside(folder, "partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    return partial
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """The manifest's ``files``."""
+    return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
+
+
+def publish(partial: Path, folder: Path, manifest: Manifest) -> None:
+    """Declare a written checkpoint complete, and put it in place of an earlier one of that name."""
+    (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    for path in [*_files(partial), partial / MANIFEST]:
+        _sync(path)
+    if folder.exists():
+        delete(folder)
+    partial.rename(folder)
+    _sync(folder.parent)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """None when there is no complete checkpoint."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return None
+
+
+def verify(path: CheckpointPath, folder: Path) -> Manifest:
+    """Read the manifest and check the files against it. Raises InvalidRequest when something is missing."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise InvalidRequest(
+            f"checkpoint {path} is incomplete: {folder} lacks a readable {MANIFEST}; use another one"
+        )
+    present = sizes(folder)
+    for name, size in manifest.files.items():
+        if present.get(name) != size:
+            found = f"has {present[name]} bytes instead of {size}" if name in present else "is missing"
+            raise InvalidRequest(
+                f"checkpoint {path} is damaged: {folder / name} {found}; "
+                "restore the file or use another checkpoint"
+            )
+    return manifest
+
+
+def delete(folder: Path) -> None:
+    deleted = _beside(folder, "deleted")
+    shutil.rmtree(deleted, ignore_errors=True)
+    folder.rename(deleted)  # at once; the rest may be interrupted
+    shutil.rmtree(deleted)
+
+
+def tidy(checkpoints_dir: Path) -> dict[CheckpointPath, Manifest]:
+    """End what was interrupted, and return the complete checkpoints."""
+    for kind in KINDS:
+        for partial in checkpoints_dir.glob(f"*/{kind}/.*.partial"):
+            folder = partial.with_name(partial.name[1:].removesuffix(".partial"))
+            if read_manifest(partial) is not None and not folder.exists():
+                partial.rename(folder)
+        for leftover in checkpoints_dir.glob(f"*/{kind}/.*"):
+            shutil.rmtree(leftover)
+    folders = [folder for kind in KINDS for folder in checkpoints_dir.glob(f"*/{kind}/*")]
+    manifests = {folder: read_manifest(folder) for folder in folders}
+    return {
+        CheckpointPath(manifest.run_id, folder.parent.name, folder.name): manifest
+        for folder, manifest in manifests.items()
+        if manifest is not None
+    }
+
+
+def _beside(folder: Path, suffix: str) -> Path:
+    return folder.with_name(f".{folder.name}.{suffix}")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
