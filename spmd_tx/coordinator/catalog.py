@@ -131,7 +131,7 @@ class Catalog:
     async def add_sampler(
         self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
     ) -> Sampler:
-        """A sampler of the checkpoint at ``path``, of the present weights of a model (``of``), or of the base.
+        """A sampler of a checkpoint (``path``), of a model's present weights (``of``), or of the base model.
 
         The same number in the same session again is the same sampler.
         """
@@ -156,8 +156,10 @@ class Catalog:
         return self._samplers.setdefault(sampler.id, known or sampler)
 
     async def _load(self, table: type[Row], id: str) -> Row:
-        async with self._database.reading() as db:
-            row = await db.get(table, id)
+        row = None
+        if "\0" not in id:  # PostgreSQL refuses to look for it
+            async with self._database.reading() as db:
+                row = await db.get(table, id)
         if row is None:
             raise NotFound(f"{table.__name__.lower()} {id!r} does not exist on this server; {START_AGAIN}")
         return row

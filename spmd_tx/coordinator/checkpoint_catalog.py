@@ -15,6 +15,9 @@ from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 
 
+MAX_TTL_SECONDS = 10 * 366 * 24 * 3600  # ten years, as in the SDK
+
+
 class SaveOptions(NamedTuple):
     """What a client says about a checkpoint it wants."""
 
@@ -41,10 +44,7 @@ class CheckpointCatalog:
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path:
         """Where the workers may write the checkpoint. Raises InvalidRequest when it may not be saved."""
         checkpoint_files.check_name("a checkpoint", path.name)
-        if options.ttl_seconds is not None and options.ttl_seconds < 1:
-            raise InvalidRequest(
-                f"ttl_seconds is {options.ttl_seconds}; it must be at least 1, or null to keep it"
-            )
+        _check_ttl(options.ttl_seconds)
         present = await self._row(path)
         if present is not None and not options.overwrite and not _is_expired(present):
             raise InvalidRequest(
@@ -98,6 +98,7 @@ class CheckpointCatalog:
         return OpenCheckpoint(folder, manifest)
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
+        _check_ttl(ttl_seconds)
         await self.find(path)
         expires_at = None if ttl_seconds is None else time.time() + ttl_seconds
         await self._change(path, expires_at=expires_at)
@@ -153,6 +154,13 @@ async def open_checkpoints(database: Database, directory: Path, base_model: str)
 
 def _is(path: CheckpointPath) -> tuple[ColumnElement[bool], ...]:
     return Checkpoint.run_id == path.run_id, Checkpoint.kind == path.kind, Checkpoint.name == path.name
+
+
+def _check_ttl(ttl_seconds: int | None) -> None:
+    if ttl_seconds is not None and not 1 <= ttl_seconds <= MAX_TTL_SECONDS:
+        raise InvalidRequest(
+            f"ttl_seconds is {ttl_seconds}; it must be between 1 and {MAX_TTL_SECONDS}, or null to keep it"
+        )
 
 
 def _is_expired(row: Checkpoint) -> bool:

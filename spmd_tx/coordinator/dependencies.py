@@ -3,13 +3,18 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency
+from litestar.handlers import BaseRouteHandler
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
+from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.validation import Limits
+from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
 
 
@@ -24,7 +29,7 @@ class QueueStatus(Protocol):
 
 
 class RequestScheduler(Protocol):
-    """What the routes use of the scheduler; arrivals reach it through the queue."""
+    """What the routes use of the scheduler; requests reach it through the queue."""
 
     def session_ended(self, session_id: str) -> None: ...
 
@@ -54,11 +59,20 @@ class Services:
     model: ModelConfig
     max_context: int  # tokens
     tokenizer_id: str  # Hugging Face id, or the model directory
+    database: Database
     catalog: Catalog
     checkpoints: CheckpointCatalog
     queue: RequestQueue
     scheduler: RequestScheduler
     health: Health
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            vocab_size=self.model.vocab_size,
+            max_context=self.max_context,
+            max_rank=self.config.max_lora_rank,
+        )
 
 
 Service = NamedDependency[Services]
@@ -66,3 +80,10 @@ Service = NamedDependency[Services]
 
 def give_services(state: State) -> Services:
     return state.services
+
+
+def workers_alive(connection: ASGIConnection, _: BaseRouteHandler) -> None:
+    """Guards the routes that take work: it is queued while workers start, and refused after they died."""
+    failure = connection.app.state.services.health.failure
+    if failure is not None:
+        raise Unavailable(failure)

@@ -4,9 +4,13 @@ Nullable fields are those that some released SDK sends as null. The ``type`` tag
 are not read: the route, or the keys of a chunk, say the same.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+Text = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$")]  # what PostgreSQL can hold
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+TrainingNumber = Annotated[int, msgspec.Meta(ge=1, lt=2**63)]  # 0 is the creation of the model
 
 
 class AdamParams(msgspec.Struct, frozen=True):
@@ -74,11 +78,11 @@ class TensorData(msgspec.Struct, frozen=True):
 
 
 class CreateSessionRequest(msgspec.Struct, frozen=True):
-    tags: list[str] = []
+    tags: list[Text] = []
     user_metadata: dict[str, Any] | None = None
-    sdk_version: str | None = None
-    project_id: str | None = None
-    display_name: str | None = None
+    sdk_version: Text | None = None
+    project_id: Text | None = None
+    display_name: Text | None = None
 
 
 class CreateSessionResponse(msgspec.Struct, frozen=True, tag="create_session"):
@@ -95,7 +99,7 @@ class SessionHeartbeatResponse(msgspec.Struct, frozen=True, tag="session_heartbe
 
 
 class FinishReason(msgspec.Struct, frozen=True):
-    type: str = "success"
+    type: Text = "success"
 
 
 class FinishSessionRequest(msgspec.Struct, frozen=True):
@@ -104,7 +108,7 @@ class FinishSessionRequest(msgspec.Struct, frozen=True):
 
 
 class SetProjectRequest(msgspec.Struct, frozen=True):
-    project_id: str | None = None
+    project_id: Text | None = None
 
 
 class SessionResponse(msgspec.Struct, frozen=True):
@@ -149,6 +153,10 @@ class ServerCapabilitiesResponse(msgspec.Struct, frozen=True):
     supported_models: list[SupportedModel]
 
 
+class StatusResponse(msgspec.Struct, frozen=True):
+    status: str
+
+
 class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str
     detail: str | None = None
@@ -159,7 +167,7 @@ class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class CreateModelRequest(msgspec.Struct, frozen=True):
     session_id: str
-    model_seq_id: int
+    model_seq_id: Number
     base_model: str
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraConfig | None = None
@@ -186,14 +194,14 @@ class GetInfoResponse(msgspec.Struct, frozen=True, tag="get_info"):
 
 class OptimStepRequest(msgspec.Struct, frozen=True):
     model_id: str
-    seq_id: int
+    seq_id: TrainingNumber
     adam_params: AdamParams | None = None  # None and no optimizer_params: all defaults
     optimizer_params: dict[str, Any] | None = None  # of another optimizer than AdamW
 
 
 class SaveWeightsRequest(msgspec.Struct, frozen=True):
     model_id: str
-    seq_id: int
+    seq_id: TrainingNumber
     path: str | None = None  # a bare name
     ttl_seconds: int | None = None
     overwrite: bool = False
@@ -206,9 +214,9 @@ class LoadWeightsRequest(msgspec.Struct, frozen=True):
     path: str
     optimizer: bool = False
     model_id: str | None = None
-    seq_id: int | None = None
+    seq_id: TrainingNumber | None = None
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Number | None = None
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     optimizer_config: OptimizerConfig | None = None
@@ -218,9 +226,9 @@ class SaveWeightsForSamplerRequest(msgspec.Struct, frozen=True):
     """Under a name (path), or for one sampling session only (sampling_session_seq_id)."""
 
     model_id: str
-    seq_id: int
+    seq_id: TrainingNumber
     path: str | None = None  # a bare name
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: Number | None = None
     kind: str = "snapshot"  # "inflight" is served as a snapshot
     ttl_seconds: int | None = None
     overwrite: bool = False
@@ -263,7 +271,7 @@ class SaveWeightsForSamplerResult(msgspec.Struct, frozen=True, tag="save_weights
 
 class CreateSamplingSessionRequest(msgspec.Struct, frozen=True):
     session_id: str
-    sampling_session_seq_id: int
+    sampling_session_seq_id: Number
     base_model: str | None = None
     model_path: str | None = None
 
@@ -283,7 +291,7 @@ class SampleRequest(msgspec.Struct, frozen=True):
     sampling_params: SamplingParams = SamplingParams()
     num_samples: int = 1
     sampling_session_id: str | None = None
-    seq_id: int | None = None
+    seq_id: Number | None = None
     base_model: str | None = None  # only from clients without sampling sessions
     model_path: str | None = None
     prompt_logprobs: bool | None = None
@@ -299,7 +307,11 @@ class SampleRequest(msgspec.Struct, frozen=True):
 
 
 class RetrieveFutureRequest(msgspec.Struct, frozen=True):
-    request_id: str
+    request_id: Text
+
+
+class CancelFutureRequest(msgspec.Struct, frozen=True):
+    request_id: Text
 
 
 class TryAgainResponse(msgspec.Struct, frozen=True, tag="try_again"):

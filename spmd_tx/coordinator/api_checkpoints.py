@@ -1,0 +1,135 @@
+"""Routes that save, load, list and delete checkpoints."""
+
+import msgspec
+from litestar import Controller, delete, get, post, put
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator import catalog, checkpoint_files, listings, validation
+from spmd_tx.coordinator.api_models import check_base_model, queue_model
+from spmd_tx.coordinator.api_training import queue_training
+from spmd_tx.coordinator.checkpoint_files import WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
+from spmd_tx.coordinator.schemas import (
+    CheckpointsResponse,
+    FutureResponse,
+    LoadWeightsRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+    SetTtlRequest,
+    StatusResponse,
+    WeightsInfoRequest,
+    WeightsInfoResponse,
+)
+from spmd_tx.errors import InvalidRequest
+
+CHECKPOINT = "/training_runs/{run_id:str}/checkpoints/{kind:str}/{name:str}"
+
+
+class CheckpointsController(Controller):
+    path = "/api/v1"
+
+    @post("/save_weights", status_code=HTTP_200_OK, guards=[workers_alive])
+    async def save_weights(self, data: JSONBody[SaveWeightsRequest], services: Service) -> FutureResponse:
+        payload = msgspec.json.encode(data)
+        return await queue_training(services, "save_weights", data.model_id, data.seq_id, payload)
+
+    @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[workers_alive])
+    async def save_weights_for_sampler(
+        self, data: JSONBody[SaveWeightsForSamplerRequest], services: Service
+    ) -> FutureResponse:
+        payload = msgspec.json.encode(data)
+        return await queue_training(services, "save_weights_for_sampler", data.model_id, data.seq_id, payload)
+
+    @post("/load_weights", status_code=HTTP_200_OK, guards=[workers_alive])
+    async def load_weights(self, data: JSONBody[LoadWeightsRequest], services: Service) -> FutureResponse:
+        """Load into a model that exists, or into a new one when session_id and model_seq_id are given."""
+        if data.model_id is not None and data.seq_id is not None:
+            payload = msgspec.json.encode(data)
+            return await queue_training(services, "load_weights", data.model_id, data.seq_id, payload)
+        if data.session_id is not None and data.model_seq_id is not None:
+            return await _create_from_checkpoint(services, data, data.session_id, data.model_seq_id)
+        raise InvalidRequest("send model_id and seq_id, or session_id and model_seq_id to create a model")
+
+    @post("/weights_info", status_code=HTTP_200_OK)
+    async def weights_info(
+        self, data: JSONBody[WeightsInfoRequest], services: Service
+    ) -> WeightsInfoResponse:
+        manifest = (await services.checkpoints.open(checkpoint_files.parse(data.tinker_path))).manifest
+        return WeightsInfoResponse(
+            base_model=manifest.base_model,
+            lora_rank=manifest.rank,
+            train_unembed=manifest.train_unembed,
+            train_mlp=manifest.train_mlp,
+            train_attn=manifest.train_attn,
+        )
+
+    @get("/checkpoints")
+    async def checkpoints(
+        self, services: Service, limit: FromQuery[int] = 100, offset: FromQuery[int] = 0
+    ) -> CheckpointsResponse:
+        return await listings.checkpoints(services.database, listings.Page(offset, limit))
+
+    @get("/training_runs/{run_id:str}/checkpoints")
+    async def run_checkpoints(self, run_id: FromPath[str], services: Service) -> CheckpointsResponse:
+        checkpoint_files.check_name("a training run", run_id)
+        return await listings.run_checkpoints(services.database, run_id)
+
+    @delete(CHECKPOINT, status_code=HTTP_200_OK)
+    async def delete_checkpoint(
+        self, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str], services: Service
+    ) -> StatusResponse:
+        await services.checkpoints.delete(_path(run_id, kind, name))
+        return StatusResponse("ok")
+
+    @put(CHECKPOINT + "/ttl")
+    async def set_ttl(
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        data: JSONBody[SetTtlRequest],
+        services: Service,
+    ) -> StatusResponse:
+        """Set how long a checkpoint is kept from now on; null keeps it."""
+        await services.checkpoints.set_ttl(_path(run_id, kind, name), data.ttl_seconds)
+        return StatusResponse("ok")
+
+    @post(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
+    async def publish(
+        self, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str], services: Service
+    ) -> StatusResponse:
+        await services.checkpoints.set_public(_path(run_id, kind, name), True)
+        return StatusResponse("ok")
+
+    @delete(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
+    async def unpublish(
+        self, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str], services: Service
+    ) -> StatusResponse:
+        await services.checkpoints.set_public(_path(run_id, kind, name), False)
+        return StatusResponse("ok")
+
+
+def _path(run_id: str, kind: str, name: str) -> CheckpointPath:
+    return checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
+
+
+async def _create_from_checkpoint(
+    services: Services, request: LoadWeightsRequest, session_id: str, seq_id: int
+) -> FutureResponse:
+    """Queue a new model whose adapter is like the saved one."""
+    path = checkpoint_files.parse(request.path)
+    if path.kind != WEIGHTS:
+        raise InvalidRequest(f"{path} holds weights to sample from only; load one that save_state wrote")
+    if request.base_model is not None:
+        check_base_model(request.base_model, services)
+    validation.check_optimizer(request.optimizer_config)
+    adapter = (await services.checkpoints.open(path)).manifest.adapter
+    max_rank = services.limits.max_rank
+    if adapter.rank > max_rank:
+        raise InvalidRequest(
+            f"checkpoint {path} has rank {adapter.rank} and this server takes up to {max_rank}; "
+            "the operator raises the limit with --max-lora-rank"
+        )
+    filled = msgspec.structs.replace(request, model_id=catalog.model_id(session_id, seq_id), seq_id=0)
+    return await queue_model(services, "load_weights", filled, adapter, msgspec.json.encode(filled))

@@ -1,0 +1,52 @@
+"""Routes that wait for results."""
+
+from litestar import Controller, Response, post
+from litestar.params import JSONBody
+from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
+
+from spmd_tx.coordinator.dependencies import Service
+from spmd_tx.coordinator.request_queue import Failed, Outcome
+from spmd_tx.coordinator.schemas import (
+    CancelFutureRequest,
+    FailureResponse,
+    RetrieveFutureRequest,
+    StatusResponse,
+    TryAgainResponse,
+)
+
+LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
+
+FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainResponse]
+
+
+class FuturesController(Controller):
+    path = "/api/v1"
+
+    @post("/retrieve_future", status_code=HTTP_200_OK)
+    async def retrieve_future(
+        self, data: JSONBody[RetrieveFutureRequest], services: Service
+    ) -> FutureOutcome:
+        """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
+        failure = services.health.failure
+        timeout = LONG_POLL_SECONDS if failure is None else 0.0
+        outcome = await services.queue.wait(data.request_id, timeout)
+        if outcome is not None:
+            return _response(outcome)
+        failure = services.health.failure
+        if failure is not None:
+            return _response(Failed(failure, "server"))
+        status = services.scheduler.status(data.request_id)
+        pending = TryAgainResponse(data.request_id, status.queue_state, status.reason)
+        return Response(pending, status_code=HTTP_408_REQUEST_TIMEOUT)
+
+    @post("/cancel_future", status_code=HTTP_200_OK)
+    async def cancel_future(self, data: JSONBody[CancelFutureRequest], services: Service) -> StatusResponse:
+        """The client has given up on a sample; its tokens need not be drawn."""
+        services.scheduler.cancel(data.request_id)
+        return StatusResponse("ok")
+
+
+def _response(outcome: Outcome) -> FutureOutcome:
+    if isinstance(outcome, Failed):
+        return Response(FailureResponse(outcome.error, outcome.category), status_code=HTTP_200_OK)
+    return Response(outcome.body, media_type=outcome.content_type, status_code=HTTP_200_OK)

@@ -1,0 +1,94 @@
+"""Routes that create models and tell about them."""
+
+import time
+
+import msgspec
+from litestar import Controller, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.status_codes import HTTP_200_OK
+from sqlalchemy import insert
+
+from spmd_tx.coordinator import catalog, listings, validation
+from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
+from spmd_tx.coordinator.request_queue import Kind
+from spmd_tx.coordinator.schemas import (
+    CreateModelRequest,
+    FutureResponse,
+    GetInfoRequest,
+    GetInfoResponse,
+    LoadWeightsRequest,
+    ModelData,
+    TrainingRun,
+    TrainingRunsResponse,
+)
+from spmd_tx.coordinator.tables import Model
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import AdapterSpec
+
+
+class ModelsController(Controller):
+    path = "/api/v1"
+
+    @post("/create_model", status_code=HTTP_200_OK, guards=[workers_alive])
+    async def create_model(self, data: JSONBody[CreateModelRequest], services: Service) -> FutureResponse:
+        """Queue a fresh adapter. The same (session_id, model_seq_id) is the same model."""
+        check_base_model(data.base_model, services)
+        adapter = validation.check_lora(data.lora_config, data.optimizer_config, services.limits)
+        return await queue_model(services, "create_model", data, adapter, msgspec.json.encode(data))
+
+    @post("/get_info", status_code=HTTP_200_OK)
+    async def get_info(self, data: JSONBody[GetInfoRequest], services: Service) -> GetInfoResponse:
+        """The client takes its tokenizer from here, and keeps the answer."""
+        model = await services.catalog.model(data.model_id)
+        return GetInfoResponse(
+            model_id=model.id,
+            model_data=ModelData(services.model.architecture, model.base_model, services.tokenizer_id),
+            model_name=model.base_model,
+            lora_rank=model.rank,
+        )
+
+    @get("/training_runs")
+    async def training_runs(
+        self, services: Service, limit: FromQuery[int] = 20, offset: FromQuery[int] = 0
+    ) -> TrainingRunsResponse:
+        return await listings.training_runs(services.database, listings.Page(offset, limit))
+
+    @get("/training_runs/{run_id:str}")
+    async def training_run(self, run_id: FromPath[str], services: Service) -> TrainingRun:
+        return await listings.training_run(services.database, await services.catalog.model(run_id))
+
+
+def check_base_model(name: str, services: Services) -> None:
+    served = services.config.model_name
+    if name != served:
+        raise InvalidRequest(f"base_model is {name!r}; this server serves {served!r} only")
+
+
+async def queue_model(
+    services: Services,
+    kind: Kind,
+    request: CreateModelRequest | LoadWeightsRequest,
+    adapter: AdapterSpec,
+    payload: bytes,
+) -> FutureResponse:
+    """Write down a new model together with the request that fills it."""
+    session_id, seq_id = request.session_id, request.model_seq_id
+    assert session_id is not None
+    assert seq_id is not None
+    await services.catalog.open_session(session_id)
+    model_id = catalog.model_id(session_id, seq_id)
+    row = insert(Model).values(
+        id=model_id,
+        session_id=session_id,
+        base_model=services.config.model_name,
+        rank=adapter.rank,
+        alpha=adapter.alpha,
+        train_attn=adapter.train_attn,
+        train_mlp=adapter.train_mlp,
+        train_unembed=adapter.train_unembed,
+        user_metadata=request.user_metadata,
+        created_at=time.time(),
+        is_lost=False,
+    )
+    request_id = await services.queue.submit(kind, model_id, 0, session_id, payload, also=[row])
+    return FutureResponse(request_id, model_id=model_id)

@@ -1,0 +1,77 @@
+"""Routes that sample."""
+
+import msgspec
+from litestar import Controller, get, post
+from litestar.params import FromPath, JSONBody
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator import checkpoint_files, validation
+from spmd_tx.coordinator.api_models import check_base_model
+from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS
+from spmd_tx.coordinator.dependencies import Service, workers_alive
+from spmd_tx.coordinator.schemas import (
+    CreateSamplingSessionRequest,
+    CreateSamplingSessionResponse,
+    FutureResponse,
+    SampleRequest,
+    SamplerResponse,
+)
+from spmd_tx.errors import InvalidRequest
+
+
+class SamplingController(Controller):
+    path = "/api/v1"
+
+    @post("/create_sampling_session", status_code=HTTP_200_OK, guards=[workers_alive])
+    async def create_sampling_session(
+        self, data: JSONBody[CreateSamplingSessionRequest], services: Service
+    ) -> CreateSamplingSessionResponse:
+        """Choose what to sample from: a saved checkpoint or the base model."""
+        await services.catalog.open_session(data.session_id)
+        path = None
+        if data.model_path is not None:
+            path = checkpoint_files.parse(data.model_path)
+            if path.kind != SAMPLER_WEIGHTS:
+                raise InvalidRequest(
+                    f"{path} holds training state; sample from one saved with save_weights_for_sampler"
+                )
+            await services.checkpoints.open(path)
+        elif data.base_model is not None:
+            check_base_model(data.base_model, services)
+        else:
+            raise InvalidRequest("neither model_path nor base_model is given; send one of them")
+        sampler = await services.catalog.add_sampler(
+            data.session_id,
+            data.sampling_session_seq_id,
+            services.config.model_name,
+            path=path and str(path),
+        )
+        return CreateSamplingSessionResponse(sampler.id)
+
+    @get("/samplers/{sampler_id:str}")
+    async def sampler(self, sampler_id: FromPath[str], services: Service) -> SamplerResponse:
+        sampler = await services.catalog.sampler(sampler_id)
+        return SamplerResponse(sampler.id, sampler.base_model, sampler.model_path)
+
+    @post("/asample", status_code=HTTP_200_OK, guards=[workers_alive])
+    async def asample(self, data: JSONBody[SampleRequest], services: Service) -> FutureResponse:
+        """Queue samples of one prompt. What cannot be sampled is refused here, not through the future."""
+        if data.sampling_session_id is None or data.seq_id is None:
+            raise InvalidRequest(
+                "sampling_session_id or seq_id is missing; use a tinker SDK of version 0.26 or newer, "
+                "which creates a sampling session first"
+            )
+        validation.check_sample(data, services.limits)
+        sampler = await services.catalog.sampler(data.sampling_session_id)
+        problem = await services.catalog.problem(sampler)
+        if problem is not None:
+            raise InvalidRequest(problem)
+        is_base = sampler.model_path is None and sampler.model_id is None
+        sample = msgspec.structs.replace(
+            data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
+        )
+        request_id = await services.queue.submit(
+            "sample", sampler.id, data.seq_id, sampler.session_id, msgspec.json.encode(sample)
+        )
+        ids = [f"{request_id}:{place}" for place in range(data.num_samples)]
+        return FutureResponse(request_id, sample_sequence_ids=ids)

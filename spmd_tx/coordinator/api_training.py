@@ -1,0 +1,50 @@
+"""Routes that train. Each one queues a future and returns at once.
+
+A request that is well-formed is accepted even when it cannot succeed: its future fails. The SDK never
+recovers when the POST of one chunk of a call is refused.
+"""
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.params import JSONBody
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator.bodies import read_forward_backward
+from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
+from spmd_tx.coordinator.request_queue import Failed, Kind
+from spmd_tx.coordinator.schemas import FutureResponse, OptimStepRequest
+from spmd_tx.errors import InvalidRequest
+
+
+class TrainingController(Controller):
+    path = "/api/v1"
+    guards = [workers_alive]  # noqa: RUF012 (Litestar's own name)
+
+    @post("/forward_backward", status_code=HTTP_200_OK)
+    async def forward_backward(self, request: Request, services: Service) -> FutureResponse:
+        """Queue a batch whose gradients are added to the model's, or only its losses (forward_only)."""
+        address, body = await read_forward_backward(request)
+        kind = "forward" if address.forward_only else "forward_backward"
+        return await queue_training(services, kind, address.model_id, address.seq_id, body)
+
+    @post("/optim_step", status_code=HTTP_200_OK)
+    async def optim_step(self, data: JSONBody[OptimStepRequest], services: Service) -> FutureResponse:
+        """Queue one update from the accumulated gradient."""
+        return await queue_training(
+            services, "optim_step", data.model_id, data.seq_id, msgspec.json.encode(data)
+        )
+
+
+async def queue_training(
+    services: Services, kind: Kind, model_id: str, seq_id: int, payload: bytes
+) -> FutureResponse:
+    """Put a request into its model's line. Only an unknown model or a missing number is refused at once."""
+    model = await services.catalog.model(model_id)
+    if seq_id < 1:
+        raise InvalidRequest(f"seq_id is {seq_id}; requests of a model are numbered from 1")
+    problem = await services.catalog.problem(model)
+    refused = None if problem is None else Failed(problem, "user")
+    request_id = await services.queue.submit(
+        kind, model.id, seq_id, model.session_id, payload, refused=refused
+    )
+    return FutureResponse(request_id, model_id=model.id)

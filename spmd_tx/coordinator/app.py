@@ -1,0 +1,34 @@
+"""Wires the HTTP application together. Has no logic of its own."""
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.di import Provide
+
+from spmd_tx.coordinator.api_checkpoints import CheckpointsController
+from spmd_tx.coordinator.api_futures import FuturesController
+from spmd_tx.coordinator.api_models import ModelsController
+from spmd_tx.coordinator.api_sampling import SamplingController
+from spmd_tx.coordinator.api_sessions import SessionsController
+from spmd_tx.coordinator.api_training import TrainingController
+from spmd_tx.coordinator.dependencies import Services, give_services
+from spmd_tx.coordinator.http_errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
+
+
+def make_app(services: Services) -> Litestar:
+    """Build the application. Everything it needs comes in as an argument."""
+    return Litestar(
+        route_handlers=[
+            SessionsController,
+            ModelsController,
+            TrainingController,
+            SamplingController,
+            CheckpointsController,
+            FuturesController,
+        ],
+        dependencies={"services": Provide(give_services, sync_to_thread=False)},
+        exception_handlers=EXCEPTION_HANDLERS,
+        state=State({"services": services}),
+        request_max_body_size=MAX_BODY_BYTES,
+        openapi_config=None,
+        logging_config=None,
+    )

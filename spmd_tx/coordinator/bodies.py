@@ -1,0 +1,51 @@
+"""Request bodies that are not JSON: protobuf, perhaps compressed."""
+
+import asyncio
+
+import zstandard
+from litestar import Request
+
+from spmd_tx.coordinator import wire
+from spmd_tx.errors import InvalidRequest
+
+MAX_UNPACKED_BYTES = 512 << 20
+_PIECE_BYTES = 1 << 20
+_SMALL_BYTES = 64 << 10  # below, a thread costs more than the work
+
+
+async def read_forward_backward(request: Request) -> tuple[wire.Address, bytes]:
+    """The protobuf body, uncompressed, and whom it is for. Raises InvalidRequest when it does not parse."""
+    encoding = request.headers.get("content-encoding", "identity")
+    body = await request.body()
+    if len(body) < _SMALL_BYTES:
+        return _read(body, encoding)
+    return await asyncio.to_thread(_read, body, encoding)
+
+
+def _read(body: bytes, encoding: str) -> tuple[wire.Address, bytes]:
+    if encoding == "zstd":
+        body = _decompress(body)
+    elif encoding != "identity":
+        raise InvalidRequest(f"Content-Encoding is {encoding!r}; send zstd, or leave it out")
+    return wire.decode_address(body), body
+
+
+def _decompress(body: bytes) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        announced = zstandard.frame_content_size(body)  # -1: not announced
+        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
+            while piece := reader.read(_PIECE_BYTES):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_UNPACKED_BYTES:
+                    raise InvalidRequest(
+                        f"the body unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB; "
+                        "send fewer datums per request"
+                    )
+    except zstandard.ZstdError as error:
+        raise InvalidRequest(f"the body of {len(body)} bytes is no zstd frame: {error}") from None
+    if announced not in (-1, size):
+        raise InvalidRequest(f"the body is cut short: {size} of {announced} bytes")
+    return b"".join(pieces)

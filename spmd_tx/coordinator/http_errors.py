@@ -1,0 +1,62 @@
+"""The one place where an error becomes an HTTP response. Every body says what is wrong, and by whom."""
+
+import logging
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, InternalServerException
+from litestar.status_codes import (
+    HTTP_413_REQUEST_ENTITY_TOO_LARGE,
+    HTTP_500_INTERNAL_SERVER_ERROR,
+    HTTP_503_SERVICE_UNAVAILABLE,
+)
+from litestar.types import ExceptionHandlersMap
+
+from spmd_tx.errors import RequestError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 << 20
+
+ErrorResponse = Response[dict[str, str]]
+
+
+def error_response(message: str, status: int) -> ErrorResponse:
+    """The SDK shows the whole body; ``detail`` and ``error`` are both read by some version of it."""
+    category = "server" if status >= HTTP_500_INTERNAL_SERVER_ERROR else "user"
+    return Response({"detail": message, "error": message, "category": category}, status_code=status)
+
+
+def _request_error(_: Request, error: RequestError) -> ErrorResponse:
+    return error_response(str(error), error.status)
+
+
+def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
+    return error_response(str(error), HTTP_503_SERVICE_UNAVAILABLE)
+
+
+def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
+    """What Litestar refuses by itself: no such route, a body that does not fit, a body too large."""
+    message = f"{error.detail} ({request.method} {request.url.path})"
+    if error.status_code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
+        message = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send fewer datums per request"
+    elif isinstance(error.extra, list):
+        places = [f"{place.get('key')}: {place.get('message')}" for place in error.extra]
+        message = f"{request.url.path} cannot take this body: {'; '.join(places)}"
+    return error_response(message, error.status_code)
+
+
+def _internal_error(request: Request, error: Exception) -> ErrorResponse:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(
+        f"internal error: {type(error).__name__}; the server's log has the details",
+        HTTP_500_INTERNAL_SERVER_ERROR,
+    )
+
+
+EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+    RequestError: _request_error,
+    Unavailable: _unavailable,
+    HTTPException: _http_error,
+    InternalServerException: _internal_error,
+    HTTP_500_INTERNAL_SERVER_ERROR: _internal_error,
+}
