@@ -41,12 +41,10 @@ app.command()(serve)
 @app.command()
 def demo(
     learning_rate: Annotated[
-        float, typer.Option(min=0.0, help="Of Adam; 0 shows that nothing is learned.")
-    ] = 0.02,
+        float, typer.Option(min=0, help="Of Adam; 0 shows that none is learned.")
+    ] = 0.006,
     steps: Annotated[int, typer.Option(min=10, help="Of reinforcement learning.")] = 40,
-    out: Annotated[Path, typer.Option(help="Folder for the model, the server's data and the plot.")] = Path(
-        "demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for model, server data and plot.")] = Path("demo"),
 ) -> None:
     """Train a tiny model against a server started for it, and plot the reward."""
     from spmd_tx import demo

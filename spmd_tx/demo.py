@@ -1,0 +1,151 @@
+"""``spmd-tx demo``: writes a tiny model, starts a server and trains with docs/examples/rl_demo.py."""
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+
+from spmd_tx import tiny_model
+from spmd_tx.demo_display import Display, draw_curve, save_plot
+from spmd_tx.errors import StartError
+
+SUPERVISED_STEPS = 8
+START_TIMEOUT = 180.0  # seconds
+STOP_TIMEOUT = 20.0  # seconds
+
+# The bars, over the mean rewards of the first and the last five steps.
+FIRST_AT_MOST = 0.2
+LAST_AT_LEAST = 0.6
+FLAT_WITHIN = 0.1  # with learning rate 0
+
+
+def run(learning_rate: float, steps: int, out: Path) -> int:
+    """Run the demo and return its exit code: 0 when the reward went as it should."""
+    for package in ("tinker", "matplotlib"):
+        if importlib.util.find_spec(package) is None:
+            raise StartError(
+                f"the demo needs the package {package}; install it with: pip install 'spmd_tx[demo]'"
+            )
+    console = Console()
+    started = time.monotonic()
+    model = tiny_model.write(out / "model").resolve()
+    with serving(model, out, console) as url, Display(console, lambda: server_status(url)) as display:
+        answer = drive(url, str(model), learning_rate, steps, display)
+    rewards = display.rewards
+    console.print(draw_curve(rewards))
+    save_plot(display.steps, out / "reward.png")
+    console.print(f"a sample from the saved and reloaded state: {answer!r}", markup=False)
+    seconds = time.monotonic() - started
+    console.print(
+        f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {seconds:.0f} s; plot: {out / 'reward.png'}"
+    )
+    complaint = judge(rewards, learning_rate)
+    if complaint:
+        console.print(f"the demo failed: {complaint}")
+    return 1 if complaint else 0
+
+
+def drive(url: str, base_model: str, learning_rate: float, steps: int, display: Display) -> str:
+    """What a user's script does, step by step on the display; returns the final answer."""
+    example = load_example()
+    service = example.tinker.ServiceClient(base_url=url, api_key="tml-demo")
+    trainer = service.create_lora_training_client(base_model, rank=16, seed=0)
+    tokenizer = trainer.get_tokenizer()
+    for step in example.supervised_steps(trainer, tokenizer, learning_rate, SUPERVISED_STEPS):
+        display.add(step)
+    for step in example.reinforcement_steps(trainer, tokenizer, learning_rate, steps):
+        display.add(step)
+    return example.sample_from_saved_state(service, trainer, tokenizer)
+
+
+def load_example() -> ModuleType:
+    """The script that users copy: beside this module when installed, in docs/ in a checkout."""
+    here = Path(__file__).parent
+    candidates = [here / "examples" / "rl_demo.py", here.parent / "docs" / "examples" / "rl_demo.py"]
+    path = next(path for path in candidates if path.exists())
+    spec = importlib.util.spec_from_file_location("rl_demo", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    sys.modules["rl_demo"] = example
+    spec.loader.exec_module(example)
+    return example
+
+
+def judge(rewards: list[float], learning_rate: float) -> str | None:
+    """What is wrong with the rewards, or None."""
+    first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+    if first > FIRST_AT_MOST:
+        return f"the reward of the first five steps is {first:.2f}; it should be at most {FIRST_AT_MOST}"
+    if learning_rate == 0 and abs(last - first) > FLAT_WITHIN:
+        return f"the reward went from {first:.2f} to {last:.2f} although the learning rate is 0"
+    if learning_rate > 0 and last < LAST_AT_LEAST:
+        return f"the reward of the last five steps is {last:.2f}; it should have reached {LAST_AT_LEAST}"
+    return None
+
+
+@contextmanager
+def serving(model: Path, out: Path, console: Console) -> Iterator[str]:
+    """Start the server as a user would, wait until it is ready, and stop it in the end."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [str(Path(sys.executable).with_name("spmd-tx")), "serve", "--num-processes", "1"]
+    command += ["--base-model", str(model), "--port", str(port), "--data-dir", str(out / "server")]
+    console.print("$ " + " ".join(command), markup=False, highlight=False)
+    log_path = out / "server.log"
+    with log_path.open("w") as log:
+        # A session of its own: Ctrl-C ends the demo, which then stops the server in order.
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_until_ready(server, url, log_path, console)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], url: str, log_path: Path, console: Console) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    with console.status("starting the server") as status:
+        while "ready: " not in log_path.read_text():
+            if server.poll() is not None:
+                tail = "\n".join(log_path.read_text().splitlines()[-5:])
+                raise StartError(
+                    f"the server ended with code {server.returncode}; {log_path} ends with:\n{tail}"
+                )
+            if time.monotonic() > deadline:
+                raise StartError(f"the server was not ready after {START_TIMEOUT:.0f} s; see {log_path}")
+            status.update(server_status(url) or "starting the server")
+            time.sleep(0.2)
+
+
+def server_status(url: str) -> str:
+    """What the server says it is busy with; empty when nothing, or when it does not answer."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=2) as answer:
+            health = json.load(answer)
+    except urllib.error.HTTPError as starting:  # 503 until the server is ready
+        health = json.load(starting)
+    except OSError:
+        return ""
+    return health.get("detail") or ""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,102 @@
+"""What the demo shows: a live table of its steps, then the reward curve, in the terminal and as a PNG."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+VISIBLE_STEPS = 14
+STATUS_INTERVAL = 0.5  # seconds
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+class Display:
+    """A table that grows by a row per step, above a line with what the server is compiling.
+
+    Without a terminal each step is a printed line.
+    """
+
+    def __init__(self, console: Console, read_status: Callable[[], str]) -> None:
+        self.steps: list[Any] = []  # rl_demo.Step
+        self._console = console
+        self._read_status = read_status
+        self._status = ""
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [step.reward for step in self.steps if step.reward is not None]
+
+    def add(self, step: Any) -> None:
+        self.steps.append(step)
+        if not self._console.is_terminal:
+            self._console.print("  ".join(cells(step)))
+
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._watcher.join()
+        self._status = ""
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(STATUS_INTERVAL):
+            self._status = self._read_status()
+
+    def _render(self) -> RenderableType:
+        table = Table(box=None, padding=(0, 2))
+        for heading in ("step", "loss", "reward", "|Δ logprob|", "tokens/s"):
+            table.add_column(heading, justify="right")
+        for step in self.steps[-VISIBLE_STEPS:]:
+            table.add_row(*cells(step))
+        return Group(table, Text(self._status or "", style="yellow"))
+
+
+def cells(step: Any) -> tuple[str, ...]:
+    return (
+        f"{step.phase} {step.number}",
+        f"{step.loss:.4f}",
+        "-" if step.reward is None else f"{step.reward:.3f}",
+        "-" if step.mismatch is None else f"{step.mismatch:.1e}",
+        f"{step.tokens / step.seconds:.0f}",
+    )
+
+
+def draw_curve(rewards: list[float], height: int = 8) -> Text:
+    """A bar per step, from 0 to 1."""
+    lines = ["reward"]
+    for row in reversed(range(height)):
+        bars = (BARS[round(8 * min(max(reward * height - row, 0.0), 1.0))] for reward in rewards)
+        lines.append(f"{(row + 1) / height:5.2f} │" + "".join(bars))
+    lines.append("      └" + "─" * len(rewards))
+    lines.append(f"       1{len(rewards):>{len(rewards) - 1}}  step")
+    return Text("\n".join(lines))
+
+
+def save_plot(steps: list[Any], path: Path) -> None:
+    """Draw loss and reward over the steps."""
+    from matplotlib.figure import Figure  # not pyplot: that would look for a display
+
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    loss_axes, reward_axes = figure.subplots(1, 2)
+    loss_axes.plot([step.loss for step in steps if step.reward is None], marker=".")
+    loss_axes.set(title="Supervised fine-tuning", xlabel="step", ylabel="loss per token, nats")
+    reward_axes.plot([step.reward for step in steps if step.reward is not None], marker=".")
+    reward_axes.set(title="Reinforcement learning", xlabel="step", ylabel="mean reward", ylim=(0, 1))
+    figure.savefig(path, dpi=120)

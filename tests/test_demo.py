@@ -1,0 +1,121 @@
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from spmd_tx import demo
+from spmd_tx.demo_display import Display, draw_curve, save_plot
+from spmd_tx.errors import StartError
+
+example = demo.load_example()
+
+
+def step(number=0, reward=None, phase="reinforce"):
+    return example.Step(phase, number, loss=0.5, reward=reward, mismatch=None, tokens=100, seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    "first, last, learning_rate, complaint",
+    [
+        (0.1, 0.9, 0.006, None),
+        (0.1, 0.1, 0.0, None),
+        (0.1, 0.5, 0.006, "the last five steps is 0.50; it should have reached 0.6"),
+        (0.4, 0.9, 0.006, "the first five steps is 0.40; it should be at most 0.2"),
+        (0.1, 0.9, 0.0, "went from 0.10 to 0.90 although the learning rate is 0"),
+    ],
+)
+def test_the_demo_fails_when_the_reward_does_not_go_as_it_should(first, last, learning_rate, complaint):
+    verdict = demo.judge([first] * 5 + [last] * 5, learning_rate)
+    assert (verdict is None) == (complaint is None)
+    assert complaint is None or complaint in verdict
+
+
+def test_the_curve_has_a_bar_per_step():
+    lines = draw_curve([0.0, 0.5, 1.0], height=2).plain.splitlines()
+    assert lines[1:3] == [" 1.00 │  █", " 0.50 │ ██"]
+
+
+def test_the_plot_is_a_png(tmp_path):
+    save_plot([step(phase="imitate"), step(reward=0.1), step(number=1, reward=0.2)], tmp_path / "reward.png")
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_terminal_each_step_is_a_line(capsys):
+    with Display(Console(), lambda: "") as display:
+        display.add(step(number=3, reward=0.25))
+    assert capsys.readouterr().out.split() == ["reinforce", "3", "0.5000", "0.250", "-", "200"]
+    assert display.rewards == [0.25]
+
+
+def test_on_a_terminal_the_table_shows_what_the_server_is_busy_with():
+    console = Console(force_terminal=True, record=True, width=100)
+    reads = threading.Semaphore(0)
+
+    def status() -> str:
+        reads.release()
+        return "compiling decode 4x16"
+
+    with Display(console, status) as display:
+        display.add(step(number=7, reward=0.5))
+        for _ in range(2):  # at the second reading the first one's answer is in the table
+            assert reads.acquire(timeout=10)
+        display._live.refresh()
+    shown = console.export_text()
+    assert "reinforce 7" in shown
+    assert "compiling decode 4x16" in shown
+
+
+def test_the_server_is_asked_what_it_is_busy_with_before_and_after_it_is_ready():
+    answers = [(503, b'{"status": "starting", "detail": "loading weights 45 %"}'), (200, b'{"status": "ok"}')]
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self):
+            code, body = answers.pop(0)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert [demo.server_status(url), demo.server_status(url)] == ["loading weights 45 %", ""]
+        server.shutdown()
+    assert demo.server_status(url) == ""  # nobody answers
+
+
+def test_a_server_that_ends_before_it_is_ready_is_quoted(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("spmd-tx: port 8000 is in use\n")
+    server = subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
+    server.wait()
+    with pytest.raises(
+        StartError, match=r"ended with code 2; .*server.log ends with:\nspmd-tx: port 8000 is in use"
+    ):
+        demo.wait_until_ready(server, "http://127.0.0.1:1", log, Console())
+
+
+def test_advantages_and_logprobs_stand_at_the_positions_that_predict_the_answer():
+    answer = SimpleNamespace(tokens=[7, 8], logprobs=[-1.0, -2.0])
+    datum = example.policy_datum([4, 5, 6], answer, advantage=0.5)
+    assert datum.model_input.to_ints() == [4, 5, 6, 7]
+    inputs = {name: tensor.to_numpy().tolist() for name, tensor in datum.loss_fn_inputs.items()}
+    assert inputs == {
+        "target_tokens": [5, 6, 7, 8],
+        "logprobs": [0.0, 0.0, -1.0, -2.0],
+        "advantages": [0.0, 0.0, 0.5, 0.5],
+    }
+
+
+def test_imitation_predicts_every_token_from_those_before_it():
+    datum = example.imitation_datum([1, 2, 3])
+    assert datum.model_input.to_ints() == [1, 2]
+    assert datum.loss_fn_inputs["target_tokens"].to_numpy().tolist() == [2, 3]
+    assert datum.loss_fn_inputs["weights"].to_numpy().tolist() == [1.0, 1.0]
