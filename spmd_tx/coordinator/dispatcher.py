@@ -1,0 +1,179 @@
+"""Which command is sent next, and what becomes of its reply. Synchronous: it never waits."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from spmd_tx.coordinator.batching import MicroBatch
+from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
+from spmd_tx.coordinator.fair_shares import FairShares
+from spmd_tx.coordinator.request_queue import Outcome
+from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, TrainedModel
+from spmd_tx.protocol import AnyCommand, Decode, Forward, ForwardBackward, LoadSampler, PageOut, Reply
+
+MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
+
+TRAINING, SAMPLING = "training", "sampling"
+SHARES = {TRAINING: 0.5, SAMPLING: 0.5}  # of the device, when both wait
+
+# In tokens of training. A decode step reads all weights, however few its rows.
+DECODE_STEP_COST = 64
+COMMAND_COST = 256  # of a command without rows
+
+Outcomes = list[tuple[str, Outcome]]
+
+
+class Workers(Protocol):
+    """All worker processes, as one."""
+
+    busy: str | None  # what they do instead of running commands: "compiling decode 4x16"
+
+    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
+        """Send to all; replies come in the order of sending. A lost worker is an error of every reply."""
+        ...
+
+
+class Sampling(Protocol):
+    """What is used of the sample batch."""
+
+    def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def waiting(self) -> bool: ...
+
+    def next_dispatch(self) -> Dispatch | None: ...
+
+    def status(self, request_id: str) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class _Sent:
+    reply: asyncio.Future[Reply]
+    absorb: Callable[[Reply], Outcomes]
+
+
+class Dispatcher:
+    """Keeps a few commands in flight, shared fairly between training and sampling, and among sessions."""
+
+    def __init__(
+        self, workers: Workers, sampling: Sampling, data_shards: int, on_reply: Callable[[], None]
+    ) -> None:
+        self._workers = workers
+        self._sampling = sampling
+        self._data_shards = data_shards
+        self._on_reply = on_reply
+        self._sent: deque[_Sent] = deque()
+        self._sides = FairShares(SHARES)
+        self._sessions = FairShares()
+        self._turns = 0
+        self._last_turn: dict[str, int] = {}  # by model
+
+    @property
+    def last_reply(self) -> asyncio.Future[Reply] | None:
+        """When it is there, everything sent so far has been carried out; None: it has been."""
+        return self._sent[-1].reply if self._sent else None
+
+    def absorb(self) -> Outcomes:
+        """Take in the replies that are there. Raises MeshError when there will be no more."""
+        outcomes: Outcomes = []
+        while self._sent and self._sent[0].reply.done():
+            sent = self._sent.popleft()
+            outcomes += sent.absorb(sent.reply.result())
+        return outcomes
+
+    def dispatch(self, models: list[TrainedModel]) -> None:
+        """Send what may be sent now."""
+        while len(self._sent) < MOST_IN_FLIGHT and self._send_next([each for each in models if each.unsent]):
+            pass
+
+    def _send_next(self, models: list[TrainedModel]) -> bool:
+        sides = [TRAINING] if models else []
+        if self._sampling.waiting():
+            sides.append(SAMPLING)
+        for side in self._sides.ranking(sides):
+            cost = self._send_training(models) if side == TRAINING else self._send_sampling()
+            if cost is not None:
+                self._sides.charge({side: cost})
+                return True
+        return False
+
+    def _send_training(self, models: list[TrainedModel]) -> float:
+        """Send the next step of the model whose turn it is, with chunks of others where there is room."""
+        order = self._in_order(models)
+        step = order[0].unsent[0]
+        if isinstance(step, CommandStep):
+            self._charge({order[0]: COMMAND_COST})
+            self._send_step(order[0])
+            return COMMAND_COST
+        batch = MicroBatch(step.chunk, self._data_shards)
+        company = [order[0]]
+        for model in order[1:]:
+            head = model.unsent[0]
+            if isinstance(head, ChunkStep) and batch.join(head.chunk):
+                company.append(model)
+        self._charge({model: chunk.tokens for model, chunk in zip(company, batch.chunks, strict=True)})
+        steps = [model.take() for model in company]
+        make = Forward if step.chunk.forward_only else ForwardBackward
+        command = make(rows=batch.rows(), loss=batch.loss())
+        self._send(command, partial(_absorb_batch, batch, [s for s in steps if isinstance(s, ChunkStep)]))
+        return command.rows.tokens.size
+
+    def _send_step(self, model: TrainedModel) -> None:
+        step = model.take()
+        assert isinstance(step, CommandStep)
+        *before, command = step.make()
+        for other in before:
+            self._send(other, _nothing)
+        self._send(command, partial(_absorb_step, step))
+
+    def _send_sampling(self) -> float | None:
+        """Send the next command of the sample batch, after those that it takes to prepare it."""
+        cost = None
+        while (dispatch := self._sampling.next_dispatch()) is not None:
+            self._send(dispatch.command, dispatch.absorb)
+            command, cost = dispatch.command, (cost or 0) + dispatch.tokens
+            if isinstance(command, Decode):
+                return max(cost, command.steps * DECODE_STEP_COST)
+            if not isinstance(command, PageOut | LoadSampler):
+                break
+        return cost
+
+    def _send(self, command: AnyCommand, absorb: Callable[[Reply], Outcomes]) -> None:
+        reply = self._workers.send(command)
+        reply.add_done_callback(lambda _: self._on_reply())
+        self._sent.append(_Sent(reply, absorb))
+
+    def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
+        """By what their sessions are owed; the models of a session take turns."""
+        sessions = list(dict.fromkeys(model.session_id for model in models))
+        place = {session_id: place for place, session_id in enumerate(self._sessions.ranking(sessions))}
+        return sorted(models, key=lambda model: (place[model.session_id], self._last_turn.get(model.id, 0)))
+
+    def _charge(self, costs: dict[TrainedModel, int]) -> None:
+        by_session: dict[str, float] = {}
+        self._turns += 1
+        for model, cost in costs.items():
+            self._last_turn[model.id] = self._turns
+            by_session[model.session_id] = by_session.get(model.session_id, 0.0) + cost
+        self._sessions.charge(by_session)
+
+
+def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Outcomes:
+    outputs = batch.cut(reply.arrays["logprobs"], reply.arrays["losses"])
+    for step, output in zip(steps, outputs, strict=True):
+        step.output.set_result(output)
+    return []
+
+
+def _absorb_step(step: CommandStep, reply: Reply) -> Outcomes:
+    step.reply.set_result(reply)
+    return []
+
+
+def _nothing(_: Reply) -> Outcomes:
+    return []

@@ -1,0 +1,29 @@
+"""A second name for a checkpoint's files, for readers who must not lose them when it is deleted. Blocks."""
+
+import os
+import shutil
+from pathlib import Path
+
+from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.errors import InvalidRequest
+
+
+def link(path: CheckpointPath, folder: Path, place: Path) -> Manifest:
+    """Link a complete checkpoint's files under ``place``, and check that all are there."""
+    try:
+        shutil.copytree(folder, place, copy_function=_link_or_copy)
+    except (FileNotFoundError, shutil.Error):
+        raise InvalidRequest(
+            f"checkpoint {path} was deleted while it was being opened; use another one"
+        ) from None
+    return checkpoint_files.verify(path, place)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # not every file system has links
+        shutil.copy2(source, target)

@@ -1,0 +1,114 @@
+"""A model of a client: its slot on the device, and what it has ready to be sent, in order."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spmd_tx.coordinator.batching import Chunk, ChunkOutput
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply
+
+MOST_UNSENT = 4  # steps that are prepared ahead
+
+
+@dataclass(eq=False)
+class ChunkStep:
+    """A part of a forward or forward_backward request; chunks of other models may share its command."""
+
+    chunk: Chunk
+    output: asyncio.Future[ChunkOutput] = field(default_factory=asyncio.Future)
+
+
+@dataclass(eq=False)
+class CommandStep:
+    """Commands that are made when they are sent, together. The reply to the last one counts."""
+
+    make: Callable[[], list[AnyCommand]]
+    reply: asyncio.Future[Reply] = field(default_factory=asyncio.Future)
+
+
+Step = ChunkStep | CommandStep
+
+
+class TrainingSlots:
+    """The adapters that can be trained at once."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free = list(range(count))
+
+    def take(self) -> int:
+        """The lowest free slot."""
+        if not self._free:
+            raise InvalidRequest(
+                f"all {self._count} training slots of this server are in use; end a session that is not "
+                "needed any more, or ask the operator for a larger --max-lora-adapters"
+            )
+        return self._free.pop(0)
+
+    def give_back(self, slot: int) -> None:
+        self._free = sorted([*self._free, slot])
+
+
+class TrainedModel:
+    """Steps are put in by the one task that carries out the model's requests, and taken out to be sent."""
+
+    def __init__(self, id: str, session_id: str, on_step: Callable[[], None]) -> None:
+        self.id = id
+        self.session_id = session_id
+        self.refusal: str | None = None  # why no request is carried out: the creation failed
+        self.unsent: deque[Step] = deque()
+        self._slot: int | None = None
+        self._adapter: AdapterSpec | None = None
+        self._on_step = on_step
+        self._sent = asyncio.Event()
+
+    @property
+    def slot(self) -> int:
+        assert self._slot is not None, f"{self.id} has no slot"
+        return self._slot
+
+    @property
+    def adapter(self) -> AdapterSpec:
+        assert self._adapter is not None, f"{self.id} has no adapter"
+        return self._adapter
+
+    @property
+    def has_slot(self) -> bool:
+        return self._slot is not None
+
+    def occupy(self, slot: int) -> None:
+        self._slot = slot
+
+    def become(self, adapter: AdapterSpec) -> None:
+        self._adapter = adapter
+
+    def put_chunk(self, chunk: Chunk) -> asyncio.Future[ChunkOutput]:
+        step = ChunkStep(chunk)
+        self._put(step)
+        return step.output
+
+    def put(self, command: AnyCommand) -> asyncio.Future[Reply]:
+        return self.put_later(lambda: [command])
+
+    def put_later(self, make: Callable[[], list[AnyCommand]]) -> asyncio.Future[Reply]:
+        step = CommandStep(make)
+        self._put(step)
+        return step.reply
+
+    def take(self) -> Step:
+        """The next step, which must be sent now."""
+        step = self.unsent.popleft()
+        self._sent.set()
+        return step
+
+    async def room(self) -> None:
+        """Return when there is room to prepare more."""
+        while len(self.unsent) >= MOST_UNSENT:
+            self._sent.clear()
+            await self._sent.wait()
+
+    def _put(self, step: Step) -> None:
+        self.unsent.append(step)
+        self._on_step()

@@ -1,0 +1,264 @@
+"""What each kind of training request does: from its body to commands, from their replies to its outcome."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from spmd_tx.coordinator import folder_links, schemas
+from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest, pack
+from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
+from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath, parse
+from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.validation import (
+    Limits,
+    adapter_seed,
+    check_adam,
+    check_forward_backward,
+    check_lora,
+    check_optimizer,
+)
+from spmd_tx.coordinator.versions import Versions, check_rank
+from spmd_tx.coordinator.wire import JSON, PROTOBUF, decode_forward_backward, encode_forward_backward_output
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import (
+    AdapterSpec,
+    CreateAdapter,
+    LoadState,
+    OptimStep,
+    Reply,
+    SaveSampler,
+    SaveState,
+)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+NOT_FINITE = (
+    "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
+    "The accumulated gradient was cleared; weights and optimizer state are as before. Look for logprobs, "
+    "advantages or weights of extreme size in the last forward_backward, or lower the learning rate"
+)
+
+
+class Checkpoints(Protocol):
+    """What is used of the checkpoint catalog."""
+
+    async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
+
+    async def complete(
+        self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
+    ) -> None: ...
+
+    async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
+
+
+class Samplers(Protocol):
+    """What is used of the catalog."""
+
+    async def add_sampler(
+        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+    ) -> Sampler: ...
+
+
+class Begun(NamedTuple):
+    """A request whose steps are ready to be sent."""
+
+    outcome: Coroutine[Any, Any, Outcome]  # ends when the replies are in
+    next_waits: bool = False  # whether the model's next request needs the outcome to be there
+
+
+@dataclass(frozen=True)
+class Training:
+    """Turns the requests of a model, one after the other, into steps of that model."""
+
+    checkpoints: Checkpoints
+    samplers: Samplers
+    versions: Versions
+    slots: TrainingSlots
+    limits: Limits
+    grid: Grid
+    base_model: str
+    scratch: Path  # absolute
+
+    async def begin(self, model: TrainedModel, request: Request, body: bytes) -> Begun:
+        """Raises RequestError when the request cannot be carried out; then nothing of it was sent."""
+        if model.refusal is not None:
+            raise InvalidRequest(model.refusal)
+        match request.kind:
+            case "create_model":
+                return self._create(model, read_body(body, schemas.CreateModelRequest))
+            case "load_weights":
+                return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
+            case "forward" | "forward_backward":
+                packed = await asyncio.to_thread(self._pack, model.slot, body)
+                return Begun(_forward_backward(packed, [model.put_chunk(chunk) for chunk in packed.chunks]))
+            case "optim_step":
+                return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
+            case "save_weights":
+                return await self._save_state(model, request, read_body(body, schemas.SaveWeightsRequest))
+            case "save_weights_for_sampler":
+                wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
+                if wish.path is None:
+                    return await self._save_ephemeral(model, wish)
+                return await self._save_named(model, request, wish, wish.path)
+            case "sample":
+                raise AssertionError("samples have no line")
+
+    def free(self, model: TrainedModel) -> None:
+        """The model is not wanted any more, and all of its steps have been sent."""
+        if model.has_slot:
+            self.slots.give_back(model.slot)
+
+    def _create(self, model: TrainedModel, wish: schemas.CreateModelRequest) -> Begun:
+        adapter = check_lora(wish.lora_config, wish.optimizer_config, self.limits)
+        assert wish.lora_config is not None
+        model.occupy(self.slots.take())
+        model.become(adapter)
+        seed = adapter_seed(wish.lora_config, model.id)
+        reply = model.put(CreateAdapter(slot=model.slot, seed=seed, adapter=adapter))
+        return Begun(_json_after(reply, schemas.CreateModelResult(model.id)))
+
+    async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
+        check_optimizer(wish.optimizer_config)
+        path = parse(wish.path)
+        if path.kind != WEIGHTS:
+            raise InvalidRequest(
+                f"checkpoint {path} cannot be trained; use one that save_state has saved "
+                f"(tinker://RUN/{WEIGHTS}/NAME)"
+            )
+        folder, manifest = await self.checkpoints.open(path)
+        check_rank(path, manifest.adapter, self.limits.max_rank)
+        place = self.scratch / f"load-{request.id}"
+        await asyncio.to_thread(folder_links.link, path, folder, place)
+        if not model.has_slot:
+            model.occupy(self.slots.take())
+        model.become(manifest.adapter)
+        reply = model.put(
+            LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=manifest.adapter)
+        )
+        return Begun(_loaded(reply, place, schemas.LoadWeightsResult(wish.path, model.id)))
+
+    def _pack(self, slot: int, body: bytes) -> PackedRequest:
+        request = decode_forward_backward(body)
+        loss = check_forward_backward(request, self.limits)
+        return pack(request.data, loss, slot, request.forward_only, self.grid)
+
+    def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
+        adam = check_adam(wish)
+        reply = model.put(
+            OptimStep(
+                slot=model.slot,
+                learning_rate=adam.learning_rate,
+                beta1=adam.beta1,
+                beta2=adam.beta2,
+                eps=adam.eps,
+                weight_decay=adam.weight_decay,
+                grad_clip_norm=adam.grad_clip_norm,
+            )
+        )
+        return Begun(_optim_step(reply))
+
+    async def _save_state(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
+    ) -> Begun:
+        path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
+        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata)
+        partial = (await self.checkpoints.begin(path, options)).absolute()
+        reply = model.put(SaveState(slot=model.slot, path=str(partial), adapter=model.adapter))
+
+        async def outcome() -> Outcome:
+            await reply
+            await self.checkpoints.complete(path, partial, model.adapter, options)
+            return _json(schemas.SaveWeightsResult(str(path)))
+
+        return Begun(outcome(), next_waits=True)
+
+    async def _save_named(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest, name: str
+    ) -> Begun:
+        path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
+        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata)
+        partial = (await self.checkpoints.begin(path, options)).absolute()
+        reply = self._save_sampler(model, version=request.id, path=str(partial))
+
+        async def outcome() -> Outcome:
+            await reply
+            await self.checkpoints.complete(path, partial, model.adapter, options)
+            folder, _ = await self.checkpoints.open(path)
+            self.versions.publish(path, request.id, model.adapter, folder)
+            return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+
+        return Begun(outcome(), next_waits=True)
+
+    async def _save_ephemeral(self, model: TrainedModel, wish: schemas.SaveWeightsForSamplerRequest) -> Begun:
+        if wish.sampling_session_seq_id is None:
+            raise InvalidRequest(
+                "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
+            )
+        sampler = await self.samplers.add_sampler(
+            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id
+        )
+        reply = self._save_sampler(model, version=sampler.id, path=None)
+        result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
+        return Begun(_json_after(reply, result))
+
+    def _save_sampler(self, model: TrainedModel, version: str, path: str | None) -> asyncio.Future[Reply]:
+        """The place in the bank is chosen when the command is sent, so that it is free by then."""
+
+        def commands() -> list[Any]:
+            place = self.versions.reserve(version, model.adapter, model.session_id)
+            save = SaveSampler(slot=model.slot, bank=place.bank, adapter=model.adapter, path=path)
+            return [*place.before, save]
+
+        return model.put_later(commands)
+
+
+async def _forward_backward(packed: PackedRequest, outputs: Sequence[Awaitable[ChunkOutput]]) -> Outcome:
+    received = [await output for output in outputs]
+
+    def encode() -> bytes:
+        logprobs, loss = packed.results(received)
+        metrics = {
+            "loss:sum": loss,
+            "num_tokens:sum": float(packed.destination.size),
+            "num_datums:sum": float(len(logprobs)),
+        }
+        return encode_forward_backward_output(logprobs, metrics)
+
+    return Finished(PROTOBUF, await asyncio.to_thread(encode))
+
+
+async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
+    metrics = (await reply).metrics
+    if not metrics["applied"]:
+        return Failed(NOT_FINITE, "user")
+    return _json(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
+
+
+async def _loaded(reply: Awaitable[Reply], place: Path, result: schemas.LoadWeightsResult) -> Outcome:
+    await reply
+    await asyncio.to_thread(shutil.rmtree, place)
+    return _json(result)
+
+
+async def _json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
+    await reply
+    return _json(result)
+
+
+def _json(result: msgspec.Struct) -> Outcome:
+    return Finished(JSON, msgspec.json.encode(result))
+
+
+def read_body(body: bytes, schema: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(body, type=schema)
+    except msgspec.DecodeError as problem:
+        raise InvalidRequest(f"the request does not parse: {problem}") from None
