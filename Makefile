@@ -24,7 +24,7 @@ format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-cookbook: .venv/installed .venv-cookbook/installed ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
+cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
 	.venv/bin/pytest -m cookbook tests/cookbook $(ARGS)
 
 clean: ## remove caches and what demo and cookbook wrote; the environments stay
@@ -42,4 +42,8 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	.venv-cookbook/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-cookbook/bin/pip install --quiet --disable-pip-version-check -r tests/cookbook/requirements.txt
 	.venv-cookbook/bin/pip install --quiet --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
+	touch $@
+
+.venv-cookbook/hub: .venv-cookbook/installed tests/cookbook/make_offline_hub.py
+	HF_HUB_OFFLINE=1 .venv-cookbook/bin/python tests/cookbook/make_offline_hub.py $@
 	touch $@

@@ -39,7 +39,7 @@ def run(learning_rate: float, steps: int, out: Path) -> int:
     console = Console()
     started = time.monotonic()
     model = tiny_model.write(out / "model").resolve()
-    with serving(model, out, console) as url, Display(console, lambda: server_status(url)) as display:
+    with serving(str(model), out, console) as url, Display(console, lambda: server_status(url)) as display:
         answer = drive(url, str(model), learning_rate, steps, display)
     rewards = display.rewards
     console.print(draw_curve(rewards))
@@ -95,17 +95,19 @@ def judge(rewards: list[float], learning_rate: float) -> str | None:
 
 
 @contextmanager
-def serving(model: Path, out: Path, console: Console) -> Iterator[str]:
+def serving(
+    base_model: str, out: Path, console: Console, environment: dict[str, str] | None = None
+) -> Iterator[str]:
     """Start the server as a user would, wait until it is ready, and stop it in the end."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [str(Path(sys.executable).with_name("spmd-tx")), "serve", "--num-processes", "1"]
-    command += ["--base-model", str(model), "--port", str(port), "--data-dir", str(out / "server")]
+    command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(out / "server")]
     console.print("$ " + " ".join(command), markup=False, highlight=False)
     log_path = out / "server.log"
     with log_path.open("w") as log:
         # A session of its own: Ctrl-C ends the demo, which then stops the server in order.
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
         wait_until_ready(server, url, log_path, console)
         yield url
