@@ -14,7 +14,6 @@ from spmd_tx.coordinator.tables import Checkpoint
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 
-
 MAX_TTL_SECONDS = 10 * 366 * 24 * 3600  # ten years, as in the SDK
 
 

@@ -1,8 +1,9 @@
 """The connection to the database: SQLite beside the data, or PostgreSQL by URL. Migrated when opened."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from alembic import command
@@ -50,6 +51,8 @@ class Database:
 async def open_database(database_url: str | None, data_dir: Path) -> Database:
     """Connect, and bring the tables up to date. Raises StartError when either is impossible."""
     url = _resolve(database_url, data_dir)
+    if url.get_backend_name() == "sqlite":
+        _check_file(url)
     engine = create_async_engine(url)
     if url.get_backend_name() == "sqlite":
         event.listen(engine.sync_engine, "connect", _set_pragmas)
@@ -64,7 +67,7 @@ async def open_database(database_url: str | None, data_dir: Path) -> Database:
         ) from error
     except (OSError, SQLAlchemyError) as error:
         await engine.dispose()
-        reason = str(getattr(error, "orig", None) or error)
+        reason = getattr(error, "orig", None) or error
         raise StartError(
             f"cannot open the database {_public(url)}: {reason}; check --database-url and that it is running"
         ) from error
@@ -73,6 +76,7 @@ async def open_database(database_url: str | None, data_dir: Path) -> Database:
 
 def _resolve(database_url: str | None, data_dir: Path) -> URL:
     if database_url is None:
+        _make_directory(data_dir)
         return URL.create(_DRIVERS["sqlite"], database=str(data_dir / "spmd_tx.db"))
     try:
         url = make_url(database_url)
@@ -88,6 +92,24 @@ def _resolve(database_url: str | None, data_dir: Path) -> URL:
 
 def _public(url: URL) -> str:
     return url.render_as_string(hide_password=True)
+
+
+def _make_directory(data_dir: Path) -> None:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"cannot create --data-dir {data_dir}: {error.strerror}; choose another") from error
+
+
+def _check_file(url: URL) -> None:
+    """Fail early: an aiosqlite connection that cannot be opened leaves a thread behind."""
+    try:
+        with closing(sqlite3.connect(url.database or ":memory:")) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        raise StartError(
+            f"cannot open the database {_public(url)}: {error}; check --database-url or --data-dir"
+        ) from error
 
 
 def _set_pragmas(connection: object, _: object) -> None:

@@ -45,7 +45,7 @@ class PayloadFiles:
         self._lock.close()
 
     def numbers(self) -> list[int]:
-        return [int(path.stem) for path in self._directory.glob("*.zst")]
+        return sorted(int(path.stem) for path in self._directory.glob("*.zst"))
 
     def write(self, bodies: Sequence[bytes]) -> list[Place]:
         """Write a group of bodies as one new file."""

@@ -169,6 +169,10 @@ class RequestQueue:
         """Return when all that was submitted or resolved so far is durable."""
         await self._idle.wait()
 
+    def close(self) -> None:
+        """Let another server have the files. ``run`` has ended before."""
+        self._files.close()
+
     async def prune(self, before: float) -> None:
         """Forget requests that were finished before a time, in seconds since the epoch."""
         async with self._database.transaction() as db:  # no group is being written meanwhile

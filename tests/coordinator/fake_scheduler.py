@@ -1,0 +1,134 @@
+"""Answers every request at once, in the order of arrival, with results that are easy to recognise."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from spmd_tx.coordinator import checkpoint_files, schemas, wire
+from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
+from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request, RequestQueue
+from spmd_tx.coordinator.wire import JSON, PROTOBUF
+from spmd_tx.errors import RequestError
+
+LOGPROB = -0.25  # of every token
+DRAWN_TOKEN = 7
+
+
+@dataclass(frozen=True)
+class Status:
+    queue_state: str = "active"
+    reason: str | None = None
+
+
+class FakeScheduler:
+    def __init__(self, queue: RequestQueue, catalog: Catalog, checkpoints: CheckpointCatalog) -> None:
+        self.arrived: list[Request] = []
+        self.ended_sessions: list[str] = []
+        self.cancelled: list[str] = []
+        self.is_paused = False
+        self._queue, self._catalog, self._checkpoints = queue, catalog, checkpoints
+        self._inbox: asyncio.Queue[Request] = asyncio.Queue()
+        queue.on_arrival = self.arrive
+
+    def arrive(self, request: Request) -> None:
+        self.arrived.append(request)
+        if not self.is_paused:
+            self._inbox.put_nowait(request)
+
+    def session_ended(self, session_id: str) -> None:
+        self.ended_sessions.append(session_id)
+
+    def status(self, request_id: str) -> Status:
+        return Status("paused_capacity", "all adapters are in use") if self.is_paused else Status()
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    async def run(self) -> None:
+        while True:
+            request = await self._inbox.get()
+            payload = await self._queue.payload(request)
+            try:
+                outcome = await self._execute(request, payload)
+            except RequestError as error:
+                outcome = Failed(str(error), "user")
+            self._queue.resolve(request.id, outcome)
+
+    async def _execute(self, request: Request, payload: bytes) -> Outcome:
+        match request.kind:
+            case "create_model":
+                return _json(schemas.CreateModelResult(request.line))
+            case "load_weights":
+                load = msgspec.json.decode(payload, type=schemas.LoadWeightsRequest)
+                await self._checkpoints.open(checkpoint_files.parse(load.path))
+                return _json(schemas.LoadWeightsResult(load.path, request.line))
+            case "forward_backward" | "forward":
+                return _losses(wire.decode_forward_backward(payload))
+            case "optim_step":
+                step = msgspec.json.decode(payload, type=schemas.OptimStepRequest)
+                assert step.adam_params is not None
+                return _json(schemas.OptimStepResult({"learning_rate": step.adam_params.learning_rate}))
+            case "save_weights":
+                save = msgspec.json.decode(payload, type=schemas.SaveWeightsRequest)
+                options = SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata)
+                path = CheckpointPath(request.line, WEIGHTS, save.path or "")
+                await self._save(path, options)
+                return _json(schemas.SaveWeightsResult(str(path)))
+            case "save_weights_for_sampler":
+                return await self._save_for_sampler(request, payload)
+            case "sample":
+                return _samples(msgspec.json.decode(payload, type=schemas.SampleRequest))
+
+    async def _save_for_sampler(self, request: Request, payload: bytes) -> Outcome:
+        save = msgspec.json.decode(payload, type=schemas.SaveWeightsForSamplerRequest)
+        if save.path is not None:
+            path = CheckpointPath(request.line, SAMPLER_WEIGHTS, save.path)
+            await self._save(path, SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata))
+            return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+        model = await self._catalog.model(request.line)
+        assert save.sampling_session_seq_id is not None
+        sampler = await self._catalog.add_sampler(
+            request.session_id, save.sampling_session_seq_id, model.base_model, of=model.id
+        )
+        return _json(schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
+
+    async def _save(self, path: CheckpointPath, options: SaveOptions) -> None:
+        model = await self._catalog.model(path.run_id)
+        partial = await self._checkpoints.begin(path, options)
+        _write_weights(partial)
+        await self._checkpoints.complete(path, partial, model.adapter, options)
+
+
+def _write_weights(folder: Path) -> None:
+    (folder / "shards").mkdir(parents=True)
+    (folder / "shards" / "0.bin").write_bytes(b"weights")
+
+
+def _json(result: msgspec.Struct) -> Finished:
+    return Finished(JSON, msgspec.json.encode(result))
+
+
+def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
+    problems = [datum.problem for datum in request.data if datum.problem]
+    if problems:
+        return Failed(problems[0], "user")
+    logprobs = [np.full(len(datum.tokens), LOGPROB, np.float32) for datum in request.data]
+    metrics = {"loss:sum": -float(sum(array.sum() for array in logprobs))}
+    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics))
+
+
+def _samples(request: schemas.SampleRequest) -> Outcome:
+    count = request.sampling_params.max_tokens or 1
+    sequence = wire.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
+    length = sum(len(chunk.tokens or []) for chunk in request.prompt.chunks)
+    prompt_logprobs = np.full(length, LOGPROB, np.float32)
+    prompt_logprobs[0] = np.nan
+    body = wire.encode_sample_response(
+        [sequence] * request.num_samples, prompt_logprobs if request.prompt_logprobs else None
+    )
+    return Finished(PROTOBUF, body)

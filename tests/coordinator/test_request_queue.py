@@ -1,0 +1,205 @@
+import asyncio
+import time
+
+import pytest
+from sqlalchemy import insert, select
+
+from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
+from spmd_tx.coordinator.tables import RequestRow, Sampler
+from spmd_tx.errors import InvalidRequest, NotFound, StartError, Unavailable
+
+RESULT = Finished("application/json", b'{"metrics": {}}')
+
+
+async def submit(queue, line="s:train:0", seq_id=1, kind="optim_step", payload=b"{}", **options):
+    return await queue.submit(kind, line, seq_id, "s", payload, **options)
+
+
+@pytest.fixture
+def arrivals(queue):
+    arrived = []
+    queue.on_arrival = arrived.append
+    return arrived
+
+
+async def test_a_request_is_announced_once_with_its_payload(queue, arrivals):
+    request_id = await submit(queue, seq_id=3, payload=b"body")
+    (request,) = arrivals
+    assert (request.id, request.kind, request.line, request.seq_id) == (
+        request_id,
+        "optim_step",
+        "s:train:0",
+        3,
+    )
+    assert await queue.payload(request) == b"body"
+
+
+async def test_a_request_is_in_the_database_when_submit_returns(queue, database):
+    request_id = await submit(queue)
+    async with database.reading() as db:
+        row = await db.scalar(select(RequestRow))
+    assert row.id == request_id
+    assert row.finished_at is None
+
+
+async def test_the_same_key_again_is_the_same_request(queue, arrivals):
+    first = await submit(queue, payload=b"1")
+    second = await submit(queue, payload=b"2")
+    assert first == second
+    assert len(arrivals) == 1
+    assert await queue.payload(arrivals[0]) == b"1"
+
+
+async def test_the_same_key_twice_at_once_is_the_same_request(queue, arrivals):
+    first, second = await asyncio.gather(submit(queue, payload=b"1"), submit(queue, payload=b"2"))
+    assert first == second
+    assert len(arrivals) == 1
+
+
+async def test_lines_have_their_own_numbers(queue):
+    assert await submit(queue, line="a") != await submit(queue, line="b")
+
+
+async def test_a_number_that_is_used_for_something_else_is_refused(queue):
+    await submit(queue, kind="optim_step")
+    with pytest.raises(InvalidRequest, match="seq_id 1 of 's:train:0' was already used for optim_step"):
+        await submit(queue, kind="forward_backward")
+
+
+async def test_numbers_follow_the_order_of_arrival(queue, arrivals):
+    await asyncio.gather(*(submit(queue, seq_id=seq_id) for seq_id in (3, 2, 1)))
+    assert [request.seq_id for request in sorted(arrivals, key=lambda request: request.number)] == [3, 2, 1]
+
+
+async def test_waiting_ends_with_the_outcome(queue):
+    request_id = await submit(queue)
+    waiting = [asyncio.create_task(queue.wait(request_id, timeout=30)) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue.resolve(request_id, RESULT)
+    assert await asyncio.gather(*waiting) == [RESULT, RESULT]
+
+
+async def test_waiting_in_vain_gives_none(queue):
+    assert await queue.wait(await submit(queue), timeout=0) is None
+
+
+async def test_an_outcome_can_be_read_many_times(queue):
+    request_id = await submit(queue)
+    queue.resolve(request_id, RESULT)
+    await queue.flush()
+    assert [await queue.wait(request_id, timeout=0) for _ in range(3)] == [RESULT] * 3
+
+
+async def test_the_first_outcome_counts(queue):
+    request_id = await submit(queue)
+    queue.resolve(request_id, RESULT)
+    queue.resolve(request_id, Failed("late", "server"))
+    await queue.flush()
+    queue.resolve(request_id, Failed("later", "server"))
+    await queue.flush()
+    assert await queue.wait(request_id, timeout=0) == RESULT
+
+
+async def test_an_unknown_request_is_not_found(queue):
+    with pytest.raises(NotFound, match="'nobody'"):
+        await queue.wait("nobody", timeout=0)
+
+
+async def test_a_refused_request_is_recorded_but_not_announced(queue, arrivals):
+    failure = Failed("its model is gone", "user")
+    request_id = await submit(queue, refused=failure)
+    assert arrivals == []
+    assert await queue.wait(request_id, timeout=0) == failure
+    assert await submit(queue) == request_id
+
+
+async def test_other_rows_become_true_together_with_the_request(queue, database):
+    row = {"id": "x", "session_id": "s", "base_model": "b", "created_at": 0.0, "is_lost": False}
+    await asyncio.gather(*(submit(queue, also=[insert(Sampler).values(row)]) for _ in range(2)))
+    async with database.reading() as db:
+        assert await db.scalar(select(Sampler.id)) == "x"
+
+
+async def test_a_submission_that_cannot_be_stored_is_unavailable_and_the_next_one_works(queue, monkeypatch):
+    monkeypatch.setattr("spmd_tx.coordinator.request_queue.RETRY_SECONDS", 0.0)
+    row = insert(Sampler).values(id="x")  # lacks what must not be null
+    with pytest.raises(Unavailable, match="cannot store"):
+        await submit(queue, also=[row])
+    await submit(queue)
+
+
+async def test_an_outcome_that_could_not_be_stored_is_tried_again(queue, monkeypatch):
+    monkeypatch.setattr("spmd_tx.coordinator.request_queue.RETRY_SECONDS", 0.0)
+    request_id = await submit(queue)
+    queue.resolve(request_id, RESULT)
+    with pytest.raises(Unavailable):  # spoils the group that holds the outcome
+        await submit(queue, seq_id=2, also=[insert(Sampler).values(id="x")])
+    assert await queue.wait(request_id, timeout=30) == RESULT
+
+
+async def test_a_client_that_hangs_up_does_not_stop_the_queue(queue, arrivals):
+    hung_up = asyncio.create_task(submit(queue))
+    await asyncio.sleep(0)
+    hung_up.cancel()
+    await submit(queue, seq_id=2)
+    assert [request.seq_id for request in arrivals] == [1, 2]
+
+
+async def test_when_the_workers_are_gone_everything_fails_and_nothing_is_taken(queue):
+    request_id = await submit(queue)
+    waiting = asyncio.create_task(queue.wait(request_id, timeout=30))
+    await asyncio.sleep(0)
+    queue.fail_unfinished("worker 1 died")
+    assert await waiting == Failed("worker 1 died", "server")
+    with pytest.raises(Unavailable, match="worker 1 died"):
+        await submit(queue, seq_id=2)
+
+
+async def test_results_survive_a_restart_and_unfinished_requests_fail(running_queue, database, tmp_path):
+    async with running_queue(database, tmp_path) as queue:
+        finished, failed, unfinished = [await submit(queue, seq_id=seq_id) for seq_id in (1, 2, 3)]
+        queue.resolve(finished, RESULT)
+        queue.resolve(failed, Failed("bad datum", "user"))
+        await queue.flush()
+    async with running_queue(database, tmp_path) as queue:
+        assert await queue.wait(finished, timeout=0) == RESULT
+        assert await queue.wait(failed, timeout=0) == Failed("bad datum", "user")
+        outcome = await queue.wait(unfinished, timeout=0)
+        assert outcome.category == "server"
+        assert "restarted" in outcome.error
+        assert await submit(queue, seq_id=1) == finished
+        assert await submit(queue, seq_id=4) not in (finished, failed, unfinished)
+
+
+async def test_payloads_are_read_from_disk_when_memory_has_forgotten_them(queue, arrivals):
+    queue._payloads._capacity = 0
+    await submit(queue, payload=b"body")
+    assert await queue.payload(arrivals[0]) == b"body"
+
+
+async def test_pruning_forgets_old_results_and_their_files(queue, tmp_path):
+    created = await submit(queue, seq_id=0, kind="create_model")
+    old = await submit(queue)
+    queue.resolve(created, RESULT)
+    queue.resolve(old, RESULT)
+    await queue.flush()
+    unfinished = await submit(queue, seq_id=2)
+    queue._results._values.clear()
+
+    await queue.prune(before=time.time() + 1)
+
+    with pytest.raises(NotFound, match="no longer kept"):
+        await queue.wait(old, timeout=0)
+    assert await queue.wait(created, timeout=0) == RESULT  # so that a late duplicate makes no second model
+    assert await queue.wait(unfinished, timeout=0) is None
+    assert len(list((tmp_path / "payloads").glob("*.zst"))) == 3  # creation, its result, the unfinished one
+
+
+async def test_many_requests_at_once_share_files(queue, tmp_path):
+    await asyncio.gather(*(submit(queue, seq_id=seq_id) for seq_id in range(1, 101)))
+    assert len(list((tmp_path / "payloads").glob("*.zst"))) <= 2
+
+
+async def test_two_servers_cannot_share_a_data_directory(queue, database, tmp_path):
+    with pytest.raises(StartError, match="another running server"):
+        await open_queue(database, tmp_path)

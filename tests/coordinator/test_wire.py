@@ -1,0 +1,180 @@
+import numpy as np
+import pytest
+from tinker.proto import tinker_public_pb2 as sdk
+from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
+
+from spmd_tx.coordinator import tinker_pb2, wire
+from spmd_tx.coordinator.wire import SampledSequence
+from spmd_tx.errors import InvalidRequest
+
+# One message of ours stands for two of the SDK's that are alike.
+SDK_NAMES = {"SequenceSpan": "PromptProvenanceSpan"}
+
+
+def dense(values, dtype, code, shape=None):
+    array = np.asarray(values, dtype)
+    return sdk.Tensor(dense=array.tobytes(), dtype=code, shape=array.shape if shape is None else shape)
+
+
+def csr(values, crow, col, shape, dtype=np.int64, code=sdk.DTYPE_INT64):
+    return sdk.Tensor(
+        sparse_csr=sdk.SparseCsr(
+            values=np.asarray(values, dtype).tobytes(),
+            crow_indices=np.asarray(crow, np.int64).tobytes(),
+            col_indices=np.asarray(col, np.int64).tobytes(),
+        ),
+        dtype=code,
+        shape=shape,
+    )
+
+
+def text(tokens):
+    return sdk.Chunk(encoded_text=sdk.EncodedTextChunk(tokens=np.asarray(tokens, np.int32).tobytes()))
+
+
+def decode_datum(*chunks, **loss_inputs):
+    datum = sdk.Datum(model_input=chunks or [text([1, 2, 3])], loss_fn_inputs=loss_inputs)
+    body = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum])
+    return wire.decode_forward_backward(body.SerializeToString()).data[0]
+
+
+@pytest.mark.parametrize("name", list(tinker_pb2.DESCRIPTOR.message_types_by_name))
+def test_every_field_has_the_number_and_type_of_the_sdk(name):
+    ours = tinker_pb2.DESCRIPTOR.message_types_by_name[name]
+    theirs = sdk.DESCRIPTOR.message_types_by_name[SDK_NAMES.get(name, name)]
+
+    def fields(message):
+        return {f.name: (f.number, f.type, f.is_repeated, f.has_presence) for f in message.fields}
+
+    assert fields(ours) == fields(theirs)
+
+
+def test_a_request_is_read_whole():
+    datum = sdk.Datum(
+        model_input=[text([1, 2]), text([3])],
+        loss_fn_inputs={
+            "target_tokens": dense([2, 3, 4], np.int64, sdk.DTYPE_INT64),
+            "weights": dense([0.0, -1.5, 1.0], np.float32, sdk.DTYPE_FLOAT32),
+        },
+    )
+    body = sdk.ForwardBackwardRequest(
+        model_id="s:train:0", seq_id=7, data=[datum, datum], loss_fn="cross_entropy", forward_only=True
+    ).SerializeToString()
+
+    request = wire.decode_forward_backward(body)
+
+    assert (request.model_id, request.seq_id, request.forward_only) == ("s:train:0", 7, True)
+    assert request.loss_fn == "cross_entropy"
+    assert len(request.data) == 2
+    np.testing.assert_array_equal(request.data[1].tokens, np.array([1, 2, 3], np.int32), strict=True)
+    np.testing.assert_array_equal(
+        request.data[1].loss_inputs["target_tokens"], np.array([2, 3, 4]), strict=True
+    )
+    np.testing.assert_array_equal(
+        request.data[1].loss_inputs["weights"], np.array([0.0, -1.5, 1.0], np.float32), strict=True
+    )
+    assert wire.decode_address(body) == wire.Address("s:train:0", 7, True)
+
+
+def test_the_second_loss_config_wins_over_the_first():
+    body = sdk.ForwardBackwardRequest(
+        model_id="m",
+        loss_fn_config={"beta": 0.1},
+        loss_fn_config_v2={"beta": sdk.LossConfigValue(number=0.2), "loss_id": sdk.LossConfigValue(text="x")},
+    )
+    assert wire.decode_forward_backward(body.SerializeToString()).loss_config == {"beta": 0.2, "loss_id": "x"}
+
+
+def test_old_clients_send_only_the_first_loss_config():
+    body = sdk.ForwardBackwardRequest(model_id="m", loss_fn_config={"beta": 0.1})
+    assert wire.decode_forward_backward(body.SerializeToString()).loss_config == {"beta": 0.1}
+
+
+def test_integers_become_int64_and_floats_float32():
+    bfloat16 = (np.array([1.5, -2.0], np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    datum = decode_datum(
+        target_tokens=dense([1, 2], np.int32, sdk.DTYPE_INT32),
+        advantages=sdk.Tensor(dense=bfloat16.tobytes(), dtype=sdk.DTYPE_BFLOAT16, shape=[2]),
+    )
+    np.testing.assert_array_equal(datum.loss_inputs["target_tokens"], np.array([1, 2]), strict=True)
+    np.testing.assert_array_equal(
+        datum.loss_inputs["advantages"], np.array([1.5, -2.0], np.float32), strict=True
+    )
+
+
+def test_cells_that_a_sparse_tensor_does_not_list_are_zero():
+    datum = decode_datum(
+        target_tokens=csr([5, 7], [0, 1, 1, 2], [0, 1], [3, 2]),
+        weights=csr([1.0, 2.0, 3.0], [0, 1, 2, 3], [0, 1, 0], [3, 2], np.float32, sdk.DTYPE_FLOAT32),
+    )
+    assert datum.problem is None
+    assert datum.loss_inputs["target_tokens"].tolist() == [[5, 0], [0, 0], [0, 7]]
+    assert datum.loss_inputs["weights"].tolist() == [[1, 0], [0, 2], [3, 0]]
+
+
+@pytest.mark.parametrize(
+    "tensor, complaint",
+    [
+        (dense([1, 2, 3], np.int64, sdk.DTYPE_INT64, shape=[4]), "holds 3 values"),
+        (sdk.Tensor(dense=b"1234567", dtype=sdk.DTYPE_INT64, shape=[1]), "7 bytes"),
+        (sdk.Tensor(dense=b"1234", shape=[1]), "dtype number 0"),
+        (dense([], np.int64, sdk.DTYPE_INT64, shape=[-1]), "shape"),
+        (csr([1], [0, 1], [0], [1 << 40, 1 << 40]), "at most"),
+        (csr([1], [0, 1], [0], [4]), "two dimensions"),
+        (csr([1], [0, 1], [9], [1, 2]), "do not fit"),
+        (csr([1], [0, 5], [0], [1, 2]), "do not fit"),
+        (csr([1, 1], [0, 2, 1], [0, 0], [2, 2]), "do not fit"),
+        (csr([], [], [], [0, 2]), "do not fit"),
+    ],
+)
+def test_a_broken_tensor_is_the_problem_of_its_datum(tensor, complaint):
+    datum = decode_datum(weights=tensor)
+    assert datum.problem is not None
+    assert complaint in datum.problem
+    assert datum.problem.startswith("weights")
+
+
+def test_an_image_is_the_problem_of_its_datum():
+    image = sdk.Chunk(image=sdk.ImageChunk(data=b"png", format="png"))
+    datum = decode_datum(text([1]), image)
+    assert datum.problem is not None
+    assert "'image'" in datum.problem
+
+
+@pytest.mark.parametrize("body", [b'{"model_id": "m"}', b"\xff\xff\xff", b"\x0a\xff"])
+def test_bytes_that_are_no_protobuf_are_refused(body):
+    with pytest.raises(InvalidRequest, match="protobuf"):
+        wire.decode_forward_backward(body)
+    with pytest.raises(InvalidRequest, match="protobuf"):
+        wire.decode_address(body)
+
+
+def test_the_sdk_reads_logprobs_of_any_length_and_width():
+    logprobs = [
+        np.array([-0.5, -1.5], np.float32),
+        np.array([-2.5], np.float32),
+        np.array([[-1.0, -2.0], [-3.0, -4.0]], np.float32),
+    ]
+    output = deserialize_forward_backward_output(
+        wire.encode_forward_backward_output(logprobs, {"loss:sum": 4.5})
+    )
+    assert output.metrics == {"loss:sum": 4.5}
+    read = [datum["logprobs"] for datum in output.loss_fn_outputs]
+    assert [datum.shape for datum in read] == [[2], [1], [2, 2]]
+    for ours, theirs in zip(logprobs, read, strict=True):
+        np.testing.assert_array_equal(np.asarray(theirs.data).reshape(ours.shape), ours)
+
+
+def test_the_sdk_reads_samples():
+    sequences = [SampledSequence([1, 2], [-0.5, -1.0], "stop"), SampledSequence([3], [-2.0], "length")]
+    body = wire.encode_sample_response(sequences, np.array([np.nan, -0.25], np.float32))
+    response = deserialize_sample_response(body)
+    assert [sequence.tokens for sequence in response.sequences] == [[1, 2], [3]]
+    assert [sequence.logprobs for sequence in response.sequences] == [[-0.5, -1.0], [-2.0]]
+    assert [sequence.stop_reason for sequence in response.sequences] == ["stop", "length"]
+    assert response.prompt_logprobs == [None, -0.25]
+
+
+def test_prompt_logprobs_are_left_out_when_not_asked_for():
+    body = wire.encode_sample_response([SampledSequence([1], [0.0], "stop")], None)
+    assert deserialize_sample_response(body).prompt_logprobs is None
