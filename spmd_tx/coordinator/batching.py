@@ -76,7 +76,8 @@ class PackedRequest:
         losses = np.concatenate([output.losses.ravel() for output in outputs])[self.destination]
         lengths = np.array([shape[0] for shape in self.shapes])
         ends = np.cumsum(lengths)
-        loss_of_datum = np.add.reduceat(losses.astype(np.float64), ends - lengths)
+        with np.errstate(invalid="ignore"):  # ratios that overflow may leave inf - inf
+            loss_of_datum = np.add.reduceat(losses.astype(np.float64), ends - lengths)
         pieces = np.split(logprobs, ends[:-1])
         cut = [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         return cut, float(sum(loss_of_datum.tolist()))

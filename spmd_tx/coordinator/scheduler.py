@@ -184,7 +184,7 @@ class Scheduler:
             await entry.model.room()
             begun = await self._attempt(request, self._begin(entry.model, request))
             if begun is not None:
-                settling = self._spawn(self._settle(request, begun.outcome))
+                settling = self._spawn(self._settle(request, begun))
                 if begun.next_waits:
                     await settling
 
@@ -196,8 +196,8 @@ class Scheduler:
                 model.refusal = f"{model.id} was not created: {error}"
             raise
 
-    async def _settle(self, request: Request, outcome: Coroutine[Any, Any, Outcome]) -> None:
-        settled = await self._attempt(request, outcome)
+    async def _settle(self, request: Request, begun: Begun) -> None:
+        settled = await self._attempt(request, begun.outcome())
         if settled is not None:
             self._finish(request.id, settled)
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -70,7 +71,7 @@ class Samplers(Protocol):
 class Begun(NamedTuple):
     """A request whose steps are ready to be sent."""
 
-    outcome: Coroutine[Any, Any, Outcome]  # ends when the replies are in
+    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # what to do next; ends when the replies are in
     next_waits: bool = False  # whether the model's next request needs the outcome to be there
 
 
@@ -98,7 +99,8 @@ class Training:
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 packed = await asyncio.to_thread(self._pack, model.slot, body)
-                return Begun(_forward_backward(packed, [model.put_chunk(chunk) for chunk in packed.chunks]))
+                outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
+                return Begun(partial(_forward_backward, packed, outputs))
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
@@ -123,7 +125,7 @@ class Training:
         model.become(adapter)
         seed = adapter_seed(wish.lora_config, model.id)
         reply = model.put(CreateAdapter(slot=model.slot, seed=seed, adapter=adapter))
-        return Begun(_json_after(reply, schemas.CreateModelResult(model.id)))
+        return Begun(partial(_json_after, reply, schemas.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
         check_optimizer(wish.optimizer_config)
@@ -143,7 +145,7 @@ class Training:
         reply = model.put(
             LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=manifest.adapter)
         )
-        return Begun(_loaded(reply, place, schemas.LoadWeightsResult(wish.path, model.id)))
+        return Begun(partial(_loaded, reply, place, schemas.LoadWeightsResult(wish.path, model.id)))
 
     def _pack(self, slot: int, body: bytes) -> PackedRequest:
         request = decode_forward_backward(body)
@@ -163,7 +165,7 @@ class Training:
                 grad_clip_norm=adam.grad_clip_norm,
             )
         )
-        return Begun(_optim_step(reply))
+        return Begun(partial(_optim_step, reply))
 
     async def _save_state(
         self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
@@ -178,7 +180,7 @@ class Training:
             await self.checkpoints.complete(path, partial, model.adapter, options)
             return _json(schemas.SaveWeightsResult(str(path)))
 
-        return Begun(outcome(), next_waits=True)
+        return Begun(outcome, next_waits=True)
 
     async def _save_named(
         self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest, name: str
@@ -195,7 +197,7 @@ class Training:
             self.versions.publish(path, request.id, model.adapter, folder)
             return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
 
-        return Begun(outcome(), next_waits=True)
+        return Begun(outcome, next_waits=True)
 
     async def _save_ephemeral(self, model: TrainedModel, wish: schemas.SaveWeightsForSamplerRequest) -> Begun:
         if wish.sampling_session_seq_id is None:
@@ -207,7 +209,7 @@ class Training:
         )
         reply = self._save_sampler(model, version=sampler.id, path=None)
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
-        return Begun(_json_after(reply, result))
+        return Begun(partial(_json_after, reply, result))
 
     def _save_sampler(self, model: TrainedModel, version: str, path: str | None) -> asyncio.Future[Reply]:
         """The place in the bank is chosen when the command is sent, so that it is free by then."""

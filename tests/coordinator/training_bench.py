@@ -1,0 +1,278 @@
+"""A scheduler with everything real but the log and the workers, and requests for it."""
+
+import asyncio
+import contextlib
+import itertools
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from spmd_tx.coordinator import schemas, tinker_pb2
+from spmd_tx.coordinator.bank import VersionBank
+from spmd_tx.coordinator.catalog import Catalog, open_catalog
+from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.database import open_database
+from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.request_queue import Failed, Finished, Request
+from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.trained_model import TrainingSlots
+from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.validation import Limits
+from spmd_tx.coordinator.versions import open_versions
+from spmd_tx.protocol import (
+    CreateAdapter,
+    Forward,
+    ForwardBackward,
+    LoadState,
+    OptimStep,
+    Reply,
+    SaveSampler,
+    SaveState,
+)
+
+BASE_MODEL = "tiny"
+SHARDS = 2
+LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
+GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=256)
+
+
+class FakeLog:
+    """Payloads and outcomes in memory."""
+
+    def __init__(self):
+        self.on_arrival = lambda request: None
+        self.payloads = {}
+        self.outcomes = {}
+        self.order = []  # of outcomes
+        self._settled = defaultdict(asyncio.Event)
+
+    def submit(self, kind, line, seq_id, payload):
+        number = len(self.payloads)
+        request = Request(number, f"request-{number}", kind, line, seq_id, line.split(":")[0])
+        self.payloads[request.id] = payload
+        self.on_arrival(request)
+        return request.id
+
+    async def payload(self, request):
+        payload = self.payloads[request.id]
+        if isinstance(payload, OSError):
+            raise payload
+        return payload
+
+    def resolve(self, request_id, outcome):
+        self.outcomes.setdefault(request_id, outcome)
+        self.order.append(request_id)
+        self._settled[request_id].set()
+
+    async def outcome(self, request_id):
+        await self._settled[request_id].wait()
+        return self.outcomes[request_id]
+
+
+class FakeTrainer:
+    """Workers that train: a slot's gradient is a sum over its tokens. Replies can be held back."""
+
+    busy = None
+
+    def __init__(self):
+        self.commands = []
+        self.held = []  # replies on their way, oldest first
+        self.is_holding = False
+        self.gradients = defaultdict(float)
+        self.weights = {}
+
+    def send(self, command):
+        self.commands.append(command)
+        arrays, metrics = self._execute(command)
+        reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
+        answer = asyncio.get_running_loop().create_future()
+        if self.is_holding:
+            self.held.append((answer, reply))
+        else:
+            asyncio.get_running_loop().call_soon(answer.set_result, reply)
+        return answer
+
+    def answer(self, count=1):
+        for _ in range(count):
+            answer, reply = self.held.pop(0)
+            answer.set_result(reply)
+
+    def die(self, error):
+        for answer, _ in self.held:
+            answer.set_exception(error)
+        self.held.clear()
+
+    def sent(self, *kinds):
+        return [command for command in self.commands if isinstance(command, kinds)]
+
+    def _execute(self, command):
+        match command:
+            case CreateAdapter(slot=slot, seed=seed):
+                self.weights[slot] = float(seed)
+            case ForwardBackward(rows=rows, loss=loss) | Forward(rows=rows, loss=loss):
+                logprobs = -(rows.tokens + rows.targets / 8).astype(np.float32)
+                with np.errstate(over="ignore"):
+                    losses = -logprobs * (loss.weights + loss.advantages)
+                if isinstance(command, ForwardBackward):
+                    for row, slot in enumerate(rows.slots.tolist()):
+                        self.gradients[slot] += float(losses[row].sum(dtype=np.float64))
+                return {"logprobs": logprobs, "losses": losses}, {}
+            case OptimStep(slot=slot, learning_rate=learning_rate):
+                gradient = self.gradients.pop(slot, 0.0)
+                applied = bool(np.isfinite(gradient))
+                self.weights[slot] -= learning_rate * gradient if applied else 0.0
+                return {}, {"grad_norm": abs(gradient), "applied": float(applied)}
+            case SaveState(slot=slot, path=path):
+                _write(path, "state", self.weights[slot])
+            case LoadState(slot=slot, path=path):
+                self.weights[slot] = float((Path(path) / "state").read_text())
+            case SaveSampler(slot=slot, path=path) if path is not None:
+                _write(path, "adapter_model.safetensors", self.weights[slot])
+        return {}, {}
+
+
+def _write(path, name, weights):
+    Path(path).mkdir(parents=True)
+    (Path(path) / name).write_text(repr(weights))
+
+
+class NoSampling:
+    """A sample batch without samples."""
+
+    def waiting(self):
+        return False
+
+
+class TrainingBench:
+    """Sessions are named by what stands before the first ``:`` of a model."""
+
+    def __init__(self, directory: Path, catalog: Catalog, checkpoints, slots: int):
+        self.log, self.workers = FakeLog(), FakeTrainer()
+        self.catalog, self.checkpoints, self.directory = catalog, checkpoints, directory
+        self.bank = VersionBank(slots=6, page_out_dir=directory / "versions")
+        versions = open_versions(catalog, checkpoints, self.bank, directory / "versions", LIMITS.max_rank)
+        training = Training(
+            checkpoints=checkpoints,
+            samplers=catalog,
+            versions=versions,
+            slots=TrainingSlots(slots),
+            limits=LIMITS,
+            grid=GRID,
+            base_model=BASE_MODEL,
+            scratch=directory / "versions",
+        )
+        self.versions = versions
+        self.scheduler = Scheduler(
+            self.log, self.workers, training, versions, asyncio.get_running_loop().time
+        )
+
+    def create(self, model, seed=0, **lora):
+        return self.submit(
+            "create_model",
+            model,
+            0,
+            schemas.CreateModelRequest(
+                model, 0, BASE_MODEL, None, schemas.LoraConfig(lora.pop("rank", 4), seed, **lora)
+            ),
+        )
+
+    def train(self, model, seq_id, *lengths, kind="forward_backward", **options):
+        body = forward_backward(*lengths, forward_only=kind == "forward", **options)
+        return self.log.submit(kind, model, seq_id, body)
+
+    def step(self, model, seq_id, **adam):
+        params = schemas.AdamParams(**adam)
+        return self.submit("optim_step", model, seq_id, schemas.OptimStepRequest(model, seq_id, params))
+
+    def save(self, model, seq_id, name, **options):
+        return self.submit(
+            "save_weights", model, seq_id, schemas.SaveWeightsRequest(model, seq_id, name, **options)
+        )
+
+    def save_for_sampler(self, model, seq_id, name=None, **options):
+        request = schemas.SaveWeightsForSamplerRequest(model, seq_id, name, **options)
+        return self.submit("save_weights_for_sampler", model, seq_id, request)
+
+    def load(self, model, seq_id, path, optimizer=False):
+        return self.submit("load_weights", model, seq_id, schemas.LoadWeightsRequest(path, optimizer))
+
+    def submit(self, kind, line, seq_id, body):
+        return self.log.submit(kind, line, seq_id, msgspec.json.encode(body))
+
+    async def result(self, request_id):
+        """The result of a request that succeeds: JSON decoded, protobuf parsed."""
+        outcome = await self.outcome(request_id)
+        assert isinstance(outcome, Finished), outcome
+        if outcome.content_type == "application/json":
+            return msgspec.json.decode(outcome.body)
+        return tinker_pb2.ForwardBackwardOutput.FromString(outcome.body)
+
+    async def failure(self, request_id, category="user"):
+        """The message of a request that fails."""
+        outcome = await self.outcome(request_id)
+        assert isinstance(outcome, Failed), outcome
+        assert outcome.category == category
+        return outcome.error
+
+    async def outcome(self, request_id):
+        """How a request ends, unless the scheduler does so first."""
+        settled = asyncio.create_task(self.log.outcome(request_id))
+        await asyncio.wait([settled, self.run], return_when=asyncio.FIRST_COMPLETED)
+        if not settled.done():
+            settled.cancel()
+            await self.run
+        return await settled
+
+    async def quiet(self):
+        """Return when nothing moves any more without a reply or a new request."""
+        before = -1
+        while before != (before := len(self.workers.commands) + len(self.log.order)):
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path, slots: int = 2, sampling=None):
+    """A bench whose scheduler runs."""
+    database = await open_database(None, directory)
+    catalog = await open_catalog(database)
+    checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
+    bench = TrainingBench(directory, catalog, checkpoints, slots)
+    bench.run = asyncio.create_task(bench.scheduler.run(sampling or NoSampling()))
+    try:
+        yield bench
+    finally:
+        bench.run.cancel()
+        await asyncio.wait([bench.run])
+        await database.close()
+
+
+def forward_backward(*lengths, loss_fn="cross_entropy", forward_only=False, token=1, **changes):
+    """A body with one datum for each length; ``changes`` replace loss inputs of all."""
+    request = tinker_pb2.ForwardBackwardRequest(loss_fn=loss_fn, forward_only=forward_only)
+    for length in lengths:
+        datum = request.data.add()
+        tokens = np.full(length, token, np.int32)
+        datum.model_input.add().encoded_text.tokens = tokens.tobytes()
+        inputs = {"target_tokens": tokens.astype(np.int64)}
+        if loss_fn == "cross_entropy":
+            inputs["weights"] = np.ones(length, np.float32)
+        else:
+            inputs |= {"logprobs": np.zeros(length, np.float32), "advantages": np.ones(length, np.float32)}
+        for name, values in (inputs | changes).items():
+            dtype = tinker_pb2.DTYPE_INT64 if values.dtype.kind == "i" else tinker_pb2.DTYPE_FLOAT32
+            tensor = tinker_pb2.Tensor(dense=values.tobytes(), dtype=dtype, shape=values.shape)
+            datum.loss_fn_inputs[name].CopyFrom(tensor)
+    return request.SerializeToString()
+
+
+def logprobs(output):
+    """Per datum."""
+    arrays = []
+    for record in output.loss_fn_outputs:
+        tensor = record.fields["logprobs"]
+        offsets = np.frombuffer(tensor.offsets, np.int64)
+        arrays += [np.frombuffer(tensor.data[a:b], np.float32) for a, b in itertools.pairwise(offsets)]
+    return arrays
