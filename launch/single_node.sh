@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Serves a model on all GPUs of this machine: launch/single_node.sh MODEL [more options of spmd-tx serve]
+set -euo pipefail
+gpus=$(nvidia-smi --list-gpus | wc -l)
+exec spmd-tx serve --base-model "$1" --tensor-parallel-size "$gpus" --host 0.0.0.0 "${@:2}"
