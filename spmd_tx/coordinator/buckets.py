@@ -1,0 +1,34 @@
+"""The few sizes that sampling commands come in; each combination is compiled once. Pure."""
+
+SHORTEST_ROW = 64  # tokens of a prefill row
+NARROWEST_TABLE = 4  # pages
+GROWTH = 4  # rows and steps come in 1, 4, 16, ...
+
+
+def power_of_two(least: int, count: int) -> int:
+    """The smallest power of two, from ``least`` on, that holds so many."""
+    size = least
+    while size < count:
+        size *= 2
+    return size
+
+
+def power_of_four(count: int) -> int:
+    """The smallest of 1, 4, 16, ... that holds so many."""
+    size = 1
+    while size < count:
+        size *= GROWTH
+    return size
+
+
+def decode_steps(least_remaining: int, most: int, is_hurried: bool) -> int:
+    """How many tokens a Decode draws per row: 4, 16, ... up to ``most``.
+
+    The row with the fewest tokens left decides, so that it is answered about when it is done, and its
+    place is free again; longer rows simply go on in the next Decode, which is sent before this one's
+    reply is read. Prompts that could start at once hurry: they wait for the shortest Decode only.
+    """
+    steps = min(GROWTH, most)
+    while not is_hurried and steps < least_remaining and steps < most:
+        steps = min(steps * GROWTH, most)
+    return steps

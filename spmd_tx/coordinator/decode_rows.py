@@ -1,0 +1,59 @@
+"""Writes down one Decode for the samples that were chosen for it. Pure."""
+
+import numpy as np
+
+from spmd_tx.coordinator.buckets import NARROWEST_TABLE, power_of_four, power_of_two
+from spmd_tx.coordinator.pages import TRASH_PAGE
+from spmd_tx.coordinator.samples import Sample
+from spmd_tx.protocol import STOP_TOKENS, Decode
+
+FRESH = -1
+
+
+def rows_per_shard(chosen: list[list[Sample]], most: int) -> int:
+    """The smallest size that holds the samples of every data shard."""
+    return min(power_of_four(max(len(samples) for samples in chosen)), most)
+
+
+def decode_command(
+    chosen: list[list[Sample]], steps: int, rows: int, last_decode: int, vocab_size: int
+) -> Decode:
+    """The command for the samples of each data shard, with ``rows`` rows per shard."""
+    count = len(chosen) * rows
+    widest = max(len(sample.pages) for samples in chosen for sample in samples)
+    tables = np.full((count, power_of_two(NARROWEST_TABLE, widest)), TRASH_PAGE, np.int32)
+    command = Decode(
+        steps=steps,
+        source=np.full(count, FRESH, np.int32),
+        tokens=np.zeros(count, np.int32),
+        positions=np.zeros(count, np.int32),
+        remaining=np.zeros(count, np.int32),
+        slots=np.zeros(count, np.int32),
+        seeds=np.zeros((count, 2), np.uint32),
+        temperatures=np.ones(count, np.float32),
+        top_k=np.full(count, vocab_size, np.int32),
+        top_p=np.ones(count, np.float32),
+        stop_tokens=np.full((count, STOP_TOKENS), -1, np.int32),
+        tables=tables,
+    )
+    for shard, samples in enumerate(chosen):
+        for row, sample in enumerate(samples):
+            _fill(command, shard * rows + row, sample, last_decode)
+    return command
+
+
+def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> None:
+    job = sample.job
+    if sample.decode == last_decode:
+        command.source[row] = sample.row
+    else:
+        command.tokens[row] = (sample.tokens or job.prompt)[-1]
+    command.positions[row] = sample.position + sample.outstanding
+    command.remaining[row] = sample.undecided
+    command.slots[row] = sample.bank
+    command.seeds[row] = sample.seeds
+    command.temperatures[row] = job.temperature
+    command.top_k[row] = job.top_k
+    command.top_p[row] = job.top_p
+    command.stop_tokens[row] = job.rule.device_tokens
+    command.tables[row, : len(sample.pages)] = sample.pages

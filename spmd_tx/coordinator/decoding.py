@@ -1,0 +1,226 @@
+"""Continuous batching: which samples are on the device, and the next command for them. No I/O, no clock.
+
+Requests join and leave between commands. Up to two Decodes are out at once: a row's state stays on the
+device, so the next Decode can be sent before the last one's tokens are known, and rows that turn out to
+have ended are simply dead in it. A sample whose end is certain leaves as soon as its last Decode is sent.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from spmd_tx.coordinator.admission import Admission
+from spmd_tx.coordinator.bank import VersionBank
+from spmd_tx.coordinator.buckets import decode_steps
+from spmd_tx.coordinator.decode_rows import decode_command, rows_per_shard
+from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
+from spmd_tx.coordinator.prefill import Segment
+from spmd_tx.coordinator.request_queue import Outcome
+from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
+from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.shard import Shard
+from spmd_tx.errors import MeshError
+from spmd_tx.protocol import Reply
+
+MOST_DECODES = 2  # sent and not yet answered
+
+Absorb = Callable[[Reply], list[tuple[str, Outcome]]]
+
+
+@dataclass(frozen=True)
+class SamplingLimits:
+    """What the device has room for."""
+
+    shards: int
+    rows_per_shard: int  # of one Decode
+    page_size: int  # tokens
+    pages_per_shard: int  # page 0 included
+    decode_steps: int  # most of one Decode
+    prefill_tokens: int  # most of one Prefill, per data shard
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Where a Decode's reply has the tokens of one sample."""
+
+    sample: Sample
+    column: int
+    count: int  # tokens, unless it stops earlier
+
+
+class SampleBatch:
+    """All sample requests that are not answered yet."""
+
+    def __init__(self, model: SamplingModel, bank: VersionBank, limits: SamplingLimits) -> None:
+        longest = (limits.pages_per_shard - 1) * limits.page_size
+        assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
+        self._model = model
+        self._bank = bank
+        self._limits = limits
+        self._shards = [
+            Shard(
+                rows=limits.rows_per_shard,
+                page_size=limits.page_size,
+                pages=limits.pages_per_shard,
+                decode_steps=limits.decode_steps,
+            )
+            for _ in range(limits.shards)
+        ]
+        self._admission = Admission(bank, self._shards, limits.page_size, limits.prefill_tokens)
+        self._jobs: dict[str, SampleJob] = {}
+        self._arrivals = 0
+        self._planned: deque[Dispatch] = deque()
+        self._prefilled_last = False
+        self._decodes = 0  # sent so far; also the last one's number
+        self._unanswered = 0  # Decodes
+
+    def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None:
+        """Take in a request that has been validated; the bank knows its version."""
+        self._arrivals += 1
+        job = make_job(request_id, self._arrivals, body, version, self._model)
+        self._jobs[request_id] = job
+        self._admission.line.add(job)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request; the next command no longer works for it. Unknown ids are ignored."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._end(job)
+
+    def waiting(self) -> bool:
+        """Whether any request is unanswered."""
+        return bool(self._jobs)
+
+    def status(self, request_id: str) -> str | None:
+        """Why nothing of a request has started yet."""
+        job = self._jobs.get(request_id)
+        return None if job is None or job.has_started else job.obstacle
+
+    def next_dispatch(self) -> Dispatch | None:
+        """The next command, to be sent before anything else is asked; None: nothing can be done now."""
+        if not self._planned:
+            self._plan()
+        return self._planned.popleft() if self._planned else None
+
+    def _plan(self) -> None:
+        """Prompts first, but never two Prefills while rows wait for their next tokens."""
+        if not (self._prefilled_last and self._has_residents()):
+            self._plan_prefill()
+            self._prefilled_last = bool(self._planned)
+        if not self._planned and self._unanswered < MOST_DECODES:
+            self._plan_decode()
+
+    def _plan_prefill(self) -> None:
+        admitted = self._admission.admit()
+        self._planned.extend(Dispatch(command, 0, _nothing) for command in admitted.before)
+        if admitted.plan.is_empty:
+            return
+        command = admitted.plan.command(logprobs=bool(admitted.scored))
+        scored = [(job, segment, admitted.plan.row_of(segment)) for job, segment in admitted.scored]
+        self._planned.append(Dispatch(command, command.rows.tokens.size, partial(_absorb_prefill, scored)))
+
+    def _plan_decode(self) -> None:
+        candidates = [shard.candidates(self._decodes) for shard in self._shards]
+        if not any(candidates):
+            return
+        least = min(sample.undecided for samples in candidates for sample in samples)
+        is_hurried = self._prefilled_last and self._admission.has_open_rows
+        steps = decode_steps(least, self._limits.decode_steps, is_hurried)
+        chosen = [self._with_pages(*each, steps) for each in zip(self._shards, candidates, strict=True)]
+        if not any(chosen):
+            return
+        rows = rows_per_shard(chosen, self._limits.rows_per_shard)
+        command = decode_command(chosen, steps, rows, self._decodes, self._model.config.vocab_size)
+        self._decodes += 1
+        self._unanswered += 1
+        self._prefilled_last = False
+        drawn = [
+            self._send(sample, number * rows, row, steps)
+            for number, samples in enumerate(chosen)
+            for row, sample in enumerate(samples)
+        ]
+        tokens = steps * len(command.tokens)
+        self._planned.append(Dispatch(command, tokens, partial(self._absorb_decode, drawn)))
+
+    def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
+        """The candidates that get pages for so many steps; others make room for them, the oldest never."""
+        for sample in candidates:
+            while sample.is_resident and not shard.grow(sample, steps):
+                if shard.drop_a_prompt():
+                    continue
+                victim = shard.victim()
+                assert victim is not None, "the oldest sample does not fit into the cache"
+                self._leave(victim)
+                self._wait_again(victim)
+        return [sample for sample in candidates if sample.is_resident]
+
+    def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> _Drawn:
+        count = min(steps, sample.undecided)
+        sample.outstanding += count
+        sample.decode, sample.row = self._decodes, row
+        if not sample.undecided:
+            self._leave(sample)
+        return _Drawn(sample, first_row + row, count)
+
+    def _absorb_decode(self, drawn: list[_Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
+        self._unanswered -= 1
+        tokens, logprobs = reply.arrays["tokens"], reply.arrays["logprobs"]
+        ended: list[tuple[str, Outcome]] = []
+        for each in drawn:
+            sample, job = each.sample, each.sample.job
+            sample.outstanding -= each.count
+            if job.is_over or sample.stop_reason is not None:
+                continue
+            known = [token for token in tokens[: each.count, each.column].tolist() if token >= 0]
+            sample.extend(known, logprobs[: len(known), each.column].tolist())
+            job.passed_over = 0
+            if sample.stop_reason is None:
+                _check_complete(len(known), each)
+                self._wait_again(sample)
+                continue
+            if sample.is_resident:
+                self._leave(sample)
+            if all(other.stop_reason is not None for other in job.samples):
+                self._end(job)
+                ended.append((job.request_id, job.result()))
+        return ended
+
+    def _wait_again(self, sample: Sample) -> None:
+        """A sample that had to make room starts again as soon as all of its tokens are known."""
+        if not sample.is_resident and not sample.outstanding:
+            self._admission.put_back(sample)
+
+    def _leave(self, sample: Sample) -> None:
+        self._shards[sample.shard].leave(sample)
+        self._bank.unpin(sample.bank)
+
+    def _end(self, job: SampleJob) -> None:
+        job.is_over = True
+        del self._jobs[job.request_id]
+        self._admission.withdraw(job)
+        for sample in job.samples:
+            if sample.is_resident:
+                self._leave(sample)
+
+    def _has_residents(self) -> bool:
+        return any(shard.residents for shard in self._shards)
+
+
+def _absorb_prefill(scored: list[tuple[SampleJob, Segment, int]], reply: Reply) -> list[tuple[str, Outcome]]:
+    for job, segment, row in scored:
+        place = slice(segment.start, segment.start + segment.length)
+        job.take_prompt_logprobs(reply.arrays["logprobs"][row, place])
+    return []
+
+
+def _nothing(_: Reply) -> list[tuple[str, Outcome]]:
+    return []
+
+
+def _check_complete(known: int, drawn: _Drawn) -> None:
+    if known < drawn.count:
+        request_id = drawn.sample.job.request_id
+        raise MeshError(
+            f"a Decode drew {known} of {drawn.count} tokens for {request_id} without a stop token"
+        )

@@ -1,0 +1,171 @@
+"""A sample request and its samples, from the prompt to the encoded result. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal
+
+import numpy as np
+
+from spmd_tx.coordinator.dispatch import VersionKey
+from spmd_tx.coordinator.request_queue import Finished
+from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.wire import PROTOBUF, SampledSequence, encode_sample_response
+from spmd_tx.models.config import ModelConfig
+
+NEVER = -1
+
+
+@dataclass(eq=False)
+class Sample:
+    """One continuation of a prompt. What is drawn depends on its job and its seeds alone."""
+
+    job: SampleJob
+    index: int
+    seeds: tuple[int, int]  # uint32 each
+    watch: StopWatch
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: Literal["stop", "length"] | None = None
+
+    outstanding: int = 0  # tokens that sent commands will draw unless it stops earlier
+    is_resident: bool = False  # holds pages, and takes part in Decodes
+    pages: list[int] = field(default_factory=list)  # in the order of positions
+    shard: int = 0
+    bank: int = 0
+    decode: int = NEVER  # number of the last Decode that it was in since it became resident,
+    row: int = 0  # and its row there, local to the data shard
+
+    @property
+    def age(self) -> tuple[bool, int, int]:
+        """Less is older."""
+        return not self.job.is_overdue, self.job.number, self.index
+
+    @property
+    def content(self) -> list[int]:
+        return self.job.prompt + self.tokens
+
+    @property
+    def position(self) -> int:
+        """Of the last known token, the next one's input."""
+        return len(self.job.prompt) + len(self.tokens) - 1
+
+    @property
+    def undecided(self) -> int:
+        """Tokens to draw beyond those that are outstanding."""
+        return self.job.max_tokens - len(self.tokens) - self.outstanding
+
+    def last_position(self, steps: int) -> int:
+        """The last position whose keys and values a Decode of so many steps may write, if it is sent now."""
+        return self.position + self.outstanding + min(steps, self.undecided) - 1
+
+    def extend(self, tokens: list[int], logprobs: list[float]) -> None:
+        """Take tokens that were drawn, up to the one that ends the sample."""
+        end = self.watch.end(tokens)
+        self.tokens += tokens[:end]
+        self.logprobs += logprobs[:end]
+        if end is not None:
+            self.stop_reason = "stop"
+        elif len(self.tokens) == self.job.max_tokens:
+            self.stop_reason = "length"
+
+
+@dataclass(eq=False)
+class SampleJob:
+    """One sample request."""
+
+    request_id: str
+    number: int  # order of arrival
+    version: VersionKey
+    sampler: str  # samplers take turns
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    rule: StopRule
+    scored: int  # how many of the last prompt tokens get log-probabilities
+    samples: list[Sample] = field(default_factory=list)
+
+    waiting: list[Sample] = field(default_factory=list)  # for pages and a row; by index
+    prompt_logprobs: np.ndarray | None = None  # float32 [L]
+    needs_scores: bool = False  # until a Prefill that brings the prompt's log-probabilities is planned
+    is_over: bool = False
+    has_started: bool = False
+    obstacle: str = "waiting for its turn"  # what keeps it from starting
+    passed_over: int = 0  # jobs that started while it waited for pages, since it last drew a token
+    is_overdue: bool = False  # was passed over too often; counts as older than all others that were not
+
+    def next_part(self) -> list[Sample]:
+        """The samples to start next with one common prefill: one that had to leave, or all that never ran."""
+        resumed = next((sample for sample in self.waiting if sample.tokens), None)
+        return [resumed] if resumed is not None else list(self.waiting)
+
+    def take_prompt_logprobs(self, logprobs: np.ndarray) -> None:
+        """Those of the tokens after the first, which has none."""
+        scores = np.concatenate([np.full(1, np.nan, np.float32), logprobs.astype(np.float32)])
+        scores[: len(scores) - self.scored] = np.nan
+        self.prompt_logprobs = scores
+
+    def result(self) -> Finished:
+        """The response once all samples have ended."""
+        sequences = [
+            SampledSequence(sample.tokens, sample.logprobs, sample.stop_reason)
+            for sample in self.samples
+            if sample.stop_reason is not None
+        ]
+        return Finished(PROTOBUF, encode_sample_response(sequences, self.prompt_logprobs))
+
+
+@dataclass(frozen=True)
+class SamplingModel:
+    """What of the model matters to a sample request."""
+
+    config: ModelConfig
+    max_context: int  # tokens
+    decoder: Decoder | None  # None: stop strings cannot be used
+
+
+def make_job(
+    request_id: str, number: int, body: SampleRequest, version: VersionKey, model: SamplingModel
+) -> SampleJob:
+    """The job of a request that has been validated."""
+    params = body.sampling_params
+    prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens or ()]
+    room = max(1, model.max_context - len(prompt))
+    vocab_size = model.config.vocab_size
+    job = SampleJob(
+        request_id=request_id,
+        number=number,
+        version=version,
+        sampler=body.sampling_session_id or version,
+        prompt=prompt,
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        temperature=params.temperature,
+        top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
+        top_p=params.top_p,
+        rule=stop_rule(params.stop, model.config.eos_token_ids),
+        scored=_scored(body, len(prompt)),
+    )
+    job.needs_scores = job.scored > 0
+    job.samples = [
+        Sample(job, index, draw_seeds(params.seed, request_id, index), StopWatch(job.rule, model.decoder))
+        for index in range(body.num_samples)
+    ]
+    job.waiting = list(job.samples)
+    return job
+
+
+def draw_seeds(seed: int | None, request_id: str, index: int) -> tuple[int, int]:
+    """Seeds of one sample; without a seed in the request its id stands in for one."""
+    source = request_id.encode() if seed is None else (seed % 2**64).to_bytes(8, "little")
+    digest = blake2b(source + index.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def _scored(body: SampleRequest, length: int) -> int:
+    if not body.prompt_logprobs:
+        return 0
+    return length if body.prompt_logprobs_last_n is None else min(body.prompt_logprobs_last_n, length)

@@ -1,0 +1,145 @@
+"""One data shard: the samples that are resident on it, their pages, and who makes room for whom. Pure."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from spmd_tx.coordinator.pages import PagePool, pages_for
+from spmd_tx.coordinator.samples import NEVER, Sample, SampleJob
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a Prefill must do for samples that become resident."""
+
+    pages: list[int]  # of the common content, without its last token
+    is_written: bool  # whether the pages hold the content already
+    copies: list[tuple[int, int]]  # (from, to): the last page, where it is filled in part
+
+
+class Shard:
+    """Pages and resident samples. At most ``rows`` of them take part in one Decode."""
+
+    def __init__(self, *, rows: int, page_size: int, pages: int, decode_steps: int) -> None:
+        self.rows = rows
+        self.pool = PagePool(pages)
+        self.residents: list[Sample] = []  # oldest first
+        self._page_size = page_size
+        self._growth = pages_for(decode_steps, page_size)  # pages that one Decode may add to a sample
+        self._prompts: dict[SampleJob, list[int]] = {}  # kept for samples that are still to start
+
+    def count_of(self, sampler: str) -> int:
+        """How many samples of a sampler are resident."""
+        return sum(sample.job.sampler == sampler for sample in self.residents)
+
+    def room_for(self, part: list[Sample], is_newcomer: bool) -> int:
+        """How many samples of a part the free pages allow.
+
+        Pages that the residents may need for the next Decode are left to them, except for the first
+        sample of a newcomer. On an empty shard there is room for at least one.
+        """
+        room = self._fitting(part, is_newcomer)
+        if room or self.residents:
+            return room
+        self._forget_prompts_but(part[0].job)
+        room = self._fitting(part, is_newcomer)
+        if not room:
+            self._forget_prompts_but(
+                None
+            )  # its own: a sample beside it takes a page more than one that owns it
+        return room or 1
+
+    def start(self, part: list[Sample], keep_prompt: bool) -> Start:
+        """Make samples resident that share their content; ``keep_prompt`` if more of the job will come."""
+        job, written = part[0].job, part[0].position
+        full, partial = divmod(written, self._page_size)
+        kept = self.kept_prompt(part)
+        pages = self.pool.take(pages_for(written, self._page_size)) if kept is None else kept
+        copies = []
+        for number, sample in enumerate(part):
+            if number == 0 and kept is None:
+                sample.pages = list(pages)
+            else:
+                sample.pages = pages[:full]
+                self.pool.hold(sample.pages)
+                if partial:
+                    sample.pages += self.pool.take(1)
+                    copies.append((pages[full], sample.pages[full]))
+            sample.is_resident, sample.decode = True, NEVER
+            self.residents.append(sample)
+        self.sort_residents()
+        if keep_prompt and kept is None and not part[0].tokens:
+            self.pool.hold(pages)
+            self._prompts[job] = list(pages)
+        return Start(list(pages), kept is not None, copies)
+
+    def sort_residents(self) -> None:
+        self.residents.sort(key=lambda sample: sample.age)
+
+    def leave(self, sample: Sample) -> None:
+        """Give a sample's pages back; no later command may use them for it."""
+        self.residents.remove(sample)
+        self.pool.release(sample.pages)
+        sample.pages, sample.is_resident = [], False
+
+    def forget_prompt(self, job: SampleJob) -> None:
+        self.pool.release(self._prompts.pop(job, ()))
+
+    def candidates(self, last_decode: int) -> list[Sample]:
+        """The rows of the next Decode, oldest first.
+
+        A sample takes part whose state is on the device because it was in the last Decode, or is known
+        because nothing of it is outstanding. When there are more than rows, samplers share them evenly.
+        """
+        able = [each for each in self.residents if each.decode == last_decode or not each.outstanding]
+        if len(able) <= self.rows:
+            return able
+        seen: Counter[str] = Counter()
+        ranks = {}
+        for sample in able:
+            ranks[sample] = seen[sample.job.sampler]
+            seen[sample.job.sampler] += 1
+        chosen = sorted(able, key=lambda sample: (ranks[sample], sample.age))[: self.rows]
+        return sorted(chosen, key=lambda sample: sample.age)
+
+    def grow(self, sample: Sample, steps: int) -> bool:
+        """Give a sample the pages that a Decode of so many steps may write; False if too few are free."""
+        missing = pages_for(sample.last_position(steps) + 1, self._page_size) - len(sample.pages)
+        if missing > self.pool.free:
+            return False
+        sample.pages += self.pool.take(max(0, missing))
+        return True
+
+    def drop_a_prompt(self) -> bool:
+        """Give up a kept prompt, if that sets pages free."""
+        for job in sorted(self._prompts, key=lambda job: job.number, reverse=True):
+            if self.pool.held_once(self._prompts[job]):
+                self.forget_prompt(job)
+                return True
+        return False
+
+    def victim(self) -> Sample | None:
+        """Who makes room: the youngest sample of the sampler with the most of them, never the oldest of all.
+
+        The oldest goes on whatever happens, so there is always progress.
+        """
+        others = self.residents[:0:-1]  # youngest first
+        counts = Counter(sample.job.sampler for sample in others)
+        return max(others, key=lambda sample: counts[sample.job.sampler], default=None)
+
+    def _fitting(self, part: list[Sample], is_newcomer: bool) -> int:
+        written = part[0].position
+        partial = 1 if written % self._page_size else 0
+        common = 0 if self.kept_prompt(part) else written // self._page_size
+        left = self.pool.free - common
+        fitting = max(0, left - self._growth * len(self.residents)) // (partial + self._growth)
+        if not fitting and left >= partial and (is_newcomer or not self.residents):
+            return 1
+        return min(fitting, len(part))
+
+    def kept_prompt(self, part: list[Sample]) -> list[int] | None:
+        """Pages that hold the common content of these samples already."""
+        return None if part[0].tokens else self._prompts.get(part[0].job)
+
+    def _forget_prompts_but(self, job: SampleJob | None) -> None:
+        for other in [each for each in self._prompts if each is not job]:
+            self.forget_prompt(other)

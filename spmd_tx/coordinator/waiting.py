@@ -1,0 +1,56 @@
+"""Sample requests with samples to start: samplers take turns, the requests of one sampler are in order."""
+
+from bisect import bisect_left, insort
+
+from spmd_tx.coordinator.samples import SampleJob
+
+
+class WaitingLine:
+    """Jobs with waiting samples, by sampler. The sampler that was served longest ago comes first."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, list[tuple[int, int, SampleJob]]] = {}
+        self._places: dict[SampleJob, int] = {}
+        self._last_place = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def samplers(self) -> list[str]:
+        """In the order of their turns."""
+        return list(self._jobs)
+
+    def first(self, sampler: str) -> SampleJob | None:
+        jobs = self._jobs.get(sampler)
+        return jobs[0][-1] if jobs else None
+
+    def add(self, job: SampleJob) -> None:
+        """Put a job in line by its age; nothing changes for one that is in line."""
+        if job not in self._places:
+            self._insert(job, 0)
+
+    def remove(self, job: SampleJob) -> None:
+        """Take a job out; nothing changes for one that is not in line."""
+        place = self._places.pop(job, None)
+        if place is None:
+            return
+        jobs = self._jobs[job.sampler]
+        del jobs[bisect_left(jobs, (place, job.number), key=lambda entry: entry[:2])]
+        if not jobs:
+            del self._jobs[job.sampler]
+
+    def step_back(self, job: SampleJob) -> None:
+        """Let all other requests of its sampler go first."""
+        self.remove(job)
+        self._last_place += 1
+        self._insert(job, self._last_place)
+
+    def serve(self, sampler: str) -> None:
+        """The sampler has had its turn."""
+        jobs = self._jobs.pop(sampler, None)
+        if jobs is not None:
+            self._jobs[sampler] = jobs
+
+    def _insert(self, job: SampleJob, place: int) -> None:
+        self._places[job] = place
+        insort(self._jobs.setdefault(job.sampler, []), (place, job.number, job), key=lambda entry: entry[:2])

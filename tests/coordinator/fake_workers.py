@@ -1,0 +1,172 @@
+"""Workers without JAX: a tiny "model" whose next token is a hash of everything that the row's pages hold.
+
+A page that is shared wrongly, written too early, read too late or not copied changes the tokens.
+"""
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from spmd_tx.protocol import (
+    Decode,
+    Forward,
+    ForwardBackward,
+    LoadSampler,
+    OptimStep,
+    PageOut,
+    Prefill,
+    Reply,
+    SaveSampler,
+)
+
+VOCABULARY = 97
+BASE = "base"
+
+
+def draw(version, content, seeds):
+    """The next token after these, and its log-probability."""
+    text = repr((version, list(content), [int(seed) for seed in seeds]))
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little") % VOCABULARY, -float(digest[4]) / 64
+
+
+def score(version, content, target):
+    """The log-probability of a prompt token after these."""
+    digest = blake2b(repr((version, list(content), int(target))).encode(), digest_size=1).digest()
+    return np.float32(-digest[0] / 32)
+
+
+def continuation(version, prompt, seeds, count, stop_tokens=()):
+    """What one sample must be: tokens and log-probabilities."""
+    content, logprobs = list(prompt), []
+    while len(content) - len(prompt) < count and (not logprobs or content[-1] not in stop_tokens):
+        token, logprob = draw(version, content, seeds)
+        content.append(token)
+        logprobs.append(logprob)
+    return content[len(prompt) :], logprobs
+
+
+@dataclass
+class Row:
+    token: int = 0
+    position: int = 0
+    remaining: int = 0
+
+
+class FakeDevice:
+    """Executes commands as the protocol says, and finds fault with those that break it."""
+
+    def __init__(self, shards, pages, page_size):
+        self.page_size = page_size
+        self.tokens = np.full((shards, pages, page_size), -1)
+        self.versions = np.full((shards, pages, page_size), "", object)
+        self.bank = {0: BASE}
+        self.disk = {}
+        self.rows = [[] for _ in range(shards)]
+        self.executed = defaultdict(int)
+
+    def execute(self, command):
+        """The arrays and metrics of the reply."""
+        self.executed[type(command)] += 1
+        match command:
+            case Prefill():
+                return self._prefill(command), {}
+            case Decode():
+                return self._decode(command), {}
+            case LoadSampler(bank=bank, path=path):
+                self.bank[bank] = self.disk.get(path, path)
+            case PageOut(bank=bank, path=path):
+                self.disk[path] = self.bank[bank]
+            case SaveSampler(bank=bank, slot=slot, path=path):
+                self.bank[bank] = f"slot {slot} at {self.executed[SaveSampler]}" if path is None else path
+            case ForwardBackward(rows=rows) | Forward(rows=rows):
+                return {name: np.zeros(rows.tokens.shape, np.float32) for name in ("logprobs", "losses")}, {}
+            case OptimStep():
+                return {}, {"grad_norm": 1.0, "applied": 1.0}
+        return {}, {}
+
+    def _prefill(self, command):
+        rows = command.rows
+        per_shard = len(rows.tokens) // len(self.rows)
+        logprobs = np.zeros(rows.tokens.shape, np.float32)
+        for row, column in np.argwhere(rows.segments > 0):
+            position, page = rows.positions[row, column], command.pages[row, column]
+            assert page, "a prompt token goes to the trash page"
+            place = row // per_shard, page, position % self.page_size
+            version = self.bank[rows.slots[row]]
+            self.tokens[place], self.versions[place] = rows.tokens[row, column], version
+            seen = rows.tokens[row, column - position : column + 1].tolist()
+            assert (rows.segments[row, column - position : column + 1] == rows.segments[row, column]).all()
+            logprobs[row, column] = score(version, seen, rows.targets[row, column])
+        copies_per_shard = len(command.copies) // len(self.rows)
+        before = self.tokens.copy(), self.versions.copy()
+        for number, (source, target) in enumerate(command.copies):
+            shard = number // copies_per_shard
+            self.tokens[shard, target] = before[0][shard, source]
+            self.versions[shard, target] = before[1][shard, source]
+        return {"logprobs": logprobs} if command.logprobs else {}
+
+    def _decode(self, command):
+        per_shard = len(command.source) // len(self.rows)
+        tokens = np.full((command.steps, len(command.source)), -1, np.int32)
+        logprobs = np.zeros(tokens.shape, np.float32)
+        rows = [self._row(command, index, index // per_shard) for index in range(len(command.source))]
+        for step in range(command.steps):
+            written = set()
+            for index, row in enumerate(rows):
+                if row.remaining:
+                    place = index // per_shard, self._step(command, index, index // per_shard, row)
+                    assert place not in written, "two rows write to the same page"
+                    written.add(place)
+                    tokens[step, index], logprobs[step, index] = row.token, row.logprob
+        self.rows = [rows[start : start + per_shard] for start in range(0, len(rows), per_shard)]
+        return {"tokens": tokens, "logprobs": logprobs}
+
+    def _row(self, command, index, shard):
+        stated = Row(int(command.tokens[index]), int(command.positions[index]), int(command.remaining[index]))
+        source = command.source[index]
+        if source < 0:
+            return stated
+        row = self.rows[shard][source]
+        if row.remaining:
+            assert (row.position, row.remaining) == (stated.position, stated.remaining)
+        return Row(row.token, row.position, row.remaining)
+
+    def _step(self, command, index, shard, row):
+        """Draw a row's next token; returns the page that its last one was written to."""
+        page = command.tables[index, row.position // self.page_size]
+        assert page, "a live row writes to the trash page"
+        version = self.bank[command.slots[index]]
+        place = shard, page, row.position % self.page_size
+        self.tokens[place], self.versions[place] = row.token, version
+        pages = command.tables[index][np.arange(row.position + 1) // self.page_size]
+        cells = shard, pages, np.arange(row.position + 1) % self.page_size
+        assert set(self.versions[cells]) == {version}, "keys and values of other weights"
+        row.token, row.logprob = draw(version, self.tokens[cells].tolist(), command.seeds[index])
+        row.position += 1
+        row.remaining = 0 if row.token in command.stop_tokens[index] else row.remaining - 1
+        return page
+
+
+class FakeWorkers:
+    """All workers as the scheduler sees them: every command is answered in the loop's next turn, in order."""
+
+    busy = None
+
+    def __init__(self, device=None):
+        self.device = device or FakeDevice(shards=1, pages=64, page_size=16)
+        self.commands = []
+
+    def send(self, command):
+        self.commands.append(command)
+        arrays, metrics = self.device.execute(command)
+        reply = Reply(
+            generation=1, process=0, sequence=len(self.commands) - 1, arrays=arrays, metrics=metrics
+        )
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        loop.call_soon(lambda: answer.done() or answer.set_result(reply))
+        return answer

@@ -1,0 +1,93 @@
+import pytest
+
+from spmd_tx.coordinator.samples import Sample, SampleJob
+from spmd_tx.coordinator.shard import Shard
+from spmd_tx.coordinator.stops import StopRule, StopWatch
+
+PAGE_SIZE = 4
+
+
+@pytest.fixture
+def shard():
+    return Shard(rows=4, page_size=PAGE_SIZE, pages=21, decode_steps=4)
+
+
+def samples_of(number, sampler, *, prompt=5, count=1):
+    """A job's samples, with a prompt of so many tokens."""
+    rule = StopRule()
+    job = SampleJob(
+        request_id=f"{number}",
+        number=number,
+        version="base",
+        sampler=sampler,
+        prompt=list(range(prompt)),
+        max_tokens=40,
+        temperature=1.0,
+        top_k=10,
+        top_p=1.0,
+        rule=rule,
+        scored=0,
+    )
+    job.samples = [Sample(job, index, (0, 0), StopWatch(rule, None)) for index in range(count)]
+    return job.samples
+
+
+def test_the_sampler_with_most_samples_makes_room_youngest_first(shard):
+    old, many, younger, modest = (samples_of(number, sampler) for number, sampler in enumerate("abbc"))
+    for part in (old, many, younger, modest):
+        shard.start(part, keep_prompt=False)
+    assert shard.victim() is younger[0]
+    shard.leave(younger[0])
+    assert shard.victim() is modest[0]
+
+
+def test_the_oldest_sample_never_makes_room(shard):
+    old, young = samples_of(0, "a", prompt=40), samples_of(1, "b")
+    shard.start(old, keep_prompt=False)
+    assert shard.victim() is None
+    shard.start(young, keep_prompt=False)
+    assert shard.victim() is young[0]
+
+
+def test_kept_prompts_go_before_samples_but_only_if_that_helps(shard):
+    part = samples_of(0, "a", prompt=6, count=3)
+    shard.start(part[:1], keep_prompt=True)
+    assert not shard.drop_a_prompt(), "the sample holds all of its prompt's pages as well"
+    shard.leave(part[0])
+    assert shard.drop_a_prompt()
+    assert shard.pool.free == 20
+
+
+def test_a_later_part_copies_only_the_page_that_is_filled_in_part(shard):
+    part = samples_of(0, "a", prompt=7, count=3)
+    first = shard.start(part[:1], keep_prompt=True)
+    later = shard.start(part[1:], keep_prompt=False)
+    assert later.is_written
+    assert [source for source, _ in later.copies] == [first.pages[1]] * 2
+    assert {sample.pages[0] for sample in part} == {first.pages[0]}
+    assert len({sample.pages[1] for sample in part}) == 3
+
+
+def test_room_is_left_for_what_residents_may_write_next(shard):
+    shard.start(samples_of(0, "a", prompt=60), keep_prompt=False)
+    assert shard.pool.free == 5
+    assert shard.room_for(samples_of(1, "a", count=9), is_newcomer=False) == 3
+
+
+def test_a_newcomer_may_take_what_residents_wanted_next(shard):
+    shard.start(samples_of(0, "a", prompt=77), keep_prompt=False)
+    assert shard.pool.free == 1
+    assert shard.room_for(samples_of(1, "a"), is_newcomer=False) == 0
+    assert shard.room_for(samples_of(1, "b"), is_newcomer=True) == 1
+
+
+def test_more_residents_than_rows_share_them_evenly(shard):
+    for part in (samples_of(0, "a", count=6), samples_of(1, "b", count=1)):
+        shard.start(part, keep_prompt=False)
+    chosen = shard.candidates(last_decode=0)
+    assert [(sample.job.sampler, sample.index) for sample in chosen] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("b", 0),
+    ]
