@@ -55,6 +55,7 @@ class Sampling(Protocol):
 class _Sent:
     reply: asyncio.Future[Reply]
     absorb: Callable[[Reply], Outcomes]
+    side: str
 
 
 class Dispatcher:
@@ -100,6 +101,8 @@ class Dispatcher:
             if cost is not None:
                 self._sides.charge({side: cost})
                 return True
+            if any(sent.side == side for sent in self._sent):
+                return False  # it goes on as soon as there is a reply: its turn is not given away
         return False
 
     def _send_training(self, models: list[TrainedModel]) -> float:
@@ -120,7 +123,8 @@ class Dispatcher:
         steps = [model.take() for model in company]
         make = Forward if step.chunk.forward_only else ForwardBackward
         command = make(rows=batch.rows(), loss=batch.loss())
-        self._send(command, partial(_absorb_batch, batch, [s for s in steps if isinstance(s, ChunkStep)]))
+        parts = [step for step in steps if isinstance(step, ChunkStep)]
+        self._send(TRAINING, command, partial(_absorb_batch, batch, parts))
         return command.rows.tokens.size
 
     def _send_step(self, model: TrainedModel) -> None:
@@ -128,14 +132,14 @@ class Dispatcher:
         assert isinstance(step, CommandStep)
         *before, command = step.make()
         for other in before:
-            self._send(other, _nothing)
-        self._send(command, partial(_absorb_step, step))
+            self._send(TRAINING, other, _nothing)
+        self._send(TRAINING, command, partial(_absorb_step, step))
 
     def _send_sampling(self) -> float | None:
         """Send the next command of the sample batch, after those that it takes to prepare it."""
         cost = None
         while (dispatch := self._sampling.next_dispatch()) is not None:
-            self._send(dispatch.command, dispatch.absorb)
+            self._send(SAMPLING, dispatch.command, dispatch.absorb)
             command, cost = dispatch.command, (cost or 0) + dispatch.tokens
             if isinstance(command, Decode):
                 return max(cost, command.steps * DECODE_STEP_COST)
@@ -143,10 +147,10 @@ class Dispatcher:
                 break
         return cost
 
-    def _send(self, command: AnyCommand, absorb: Callable[[Reply], Outcomes]) -> None:
+    def _send(self, side: str, command: AnyCommand, absorb: Callable[[Reply], Outcomes]) -> None:
         reply = self._workers.send(command)
         reply.add_done_callback(lambda _: self._on_reply())
-        self._sent.append(_Sent(reply, absorb))
+        self._sent.append(_Sent(reply, absorb, side))
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """By what their sessions are owed; the models of a session take turns."""

@@ -168,6 +168,9 @@ class TrainingBench:
             self.log, self.workers, training, versions, asyncio.get_running_loop().time
         )
 
+    def start(self, sampling):
+        self.run = asyncio.create_task(self.scheduler.run(sampling))
+
     def create(self, model, seed=0, **lora):
         return self.submit(
             "create_model",
@@ -240,7 +243,7 @@ async def running(directory: Path, slots: int = 2, sampling=None):
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
     bench = TrainingBench(directory, catalog, checkpoints, slots)
-    bench.run = asyncio.create_task(bench.scheduler.run(sampling or NoSampling()))
+    bench.start(sampling or NoSampling())
     try:
         yield bench
     finally:
