@@ -126,6 +126,7 @@ def open_versions(
     samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
 ) -> Versions:
     """Start with an empty directory: what an earlier run left there is of no use."""
+    assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return Versions(samplers, checkpoints, bank, directory, max_rank)

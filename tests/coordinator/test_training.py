@@ -88,6 +88,13 @@ async def test_positions_of_weight_zero_have_logprobs_too(bench):
     assert output.metrics["loss:sum"] == 1.125
 
 
+@pytest.mark.parametrize("weights", [[1, -1, 2, -2], [-3, -1, 0, 0], [0, 0, 0, 0]])
+async def test_weights_are_factors_whatever_their_sign_and_sum(bench, weights):
+    bench.create(A)
+    output = await bench.result(bench.train(A, 1, 4, weights=np.array(weights, np.float32)))
+    assert output.metrics["loss:sum"] == sum(weights) * 1.125
+
+
 async def test_forward_only_leaves_the_gradient_alone(bench):
     bench.create(A)
     await bench.result(bench.train(A, 1, 10, kind="forward"))

@@ -148,8 +148,8 @@ class NoSampling:
 class TrainingBench:
     """Sessions are named by what stands before the first ``:`` of a model."""
 
-    def __init__(self, directory: Path, catalog: Catalog, checkpoints, slots: int):
-        self.log, self.workers = FakeLog(), FakeTrainer()
+    def __init__(self, directory: Path, catalog: Catalog, checkpoints, slots: int, workers):
+        self.log, self.workers = FakeLog(), workers
         self.catalog, self.checkpoints, self.directory = catalog, checkpoints, directory
         self.bank = VersionBank(slots=6, page_out_dir=directory / "versions")
         versions = open_versions(catalog, checkpoints, self.bank, directory / "versions", LIMITS.max_rank)
@@ -237,13 +237,13 @@ class TrainingBench:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, slots: int = 2, sampling=None):
-    """A bench whose scheduler runs."""
+async def running(directory: Path, slots: int = 2, sampling=None, workers=None):
+    """A bench whose scheduler runs. ``sampling`` may be a function of the bank."""
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
-    bench = TrainingBench(directory, catalog, checkpoints, slots)
-    bench.start(sampling or NoSampling())
+    bench = TrainingBench(directory, catalog, checkpoints, slots, workers or FakeTrainer())
+    bench.start(sampling(bench.bank) if callable(sampling) else sampling or NoSampling())
     try:
         yield bench
     finally:
