@@ -3,7 +3,7 @@
 import logging
 
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, InternalServerException
+from litestar.exceptions import HTTPException, InternalServerException, SerializationException
 from litestar.status_codes import (
     HTTP_413_REQUEST_ENTITY_TOO_LARGE,
     HTTP_500_INTERNAL_SERVER_ERROR,
@@ -39,9 +39,11 @@ def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
     message = f"{error.detail} ({request.method} {request.url.path})"
     if error.status_code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
         message = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send fewer datums per request"
+    elif isinstance(error.__cause__, SerializationException):
+        message = f"the body of {request.url.path} is no valid JSON: {error.detail}"
     elif isinstance(error.extra, list):
         places = [f"{place.get('key')}: {place.get('message')}" for place in error.extra]
-        message = f"{request.url.path} cannot take this body: {'; '.join(places)}"
+        message = f"{request.url.path} cannot take this request: {'; '.join(places)}"
     return error_response(message, error.status_code)
 
 

