@@ -1,0 +1,67 @@
+"""A worker process that speaks the protocol and runs commands on a FakeDevice instead of an accelerator.
+
+It fails on purpose when a command says so: CreateAdapter with seed 1 raises, with seed 2 exits with code 7,
+with seed 3 never answers.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import zmq
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from spmd_tx import protocol
+from tests.coordinator.fake_workers import FakeDevice
+
+RAISE, EXIT, HANG = 1, 2, 3
+EXIT_CODE = 7
+PAGES = 64
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--coordinator")
+    for option in ("--process-id", "--generation", "--devices"):
+        parser.add_argument(option, type=int)
+    options = parser.parse_args()
+    origin = {"generation": options.generation, "process": options.process_id}
+
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    socket.connect(options.coordinator)
+
+    def report(kind, **fields):
+        socket.send(protocol.encode(kind(**origin, **fields)))
+
+    report(protocol.Hello)
+    setup = protocol.decode_to_worker(socket.recv())
+    report(protocol.Progress, message="loading weights 50 %")
+    device = FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)
+    report(protocol.Progress, message="")
+    report(protocol.Ready, pages=PAGES, device="1 x fake")
+    print(f"worker {options.process_id} is ready", flush=True)
+    while True:
+        envelope = protocol.decode_to_worker(socket.recv())
+        command = envelope.command
+        if isinstance(command, protocol.Shutdown):
+            report(protocol.Reply, sequence=envelope.sequence)
+            return 0
+        if isinstance(command, protocol.CreateAdapter):
+            if command.seed == RAISE:
+                report(protocol.Failure, message="ValueError: on purpose", traceback="Traceback ...")
+                return 1
+            if command.seed == EXIT:
+                print("the last words", file=sys.stderr, flush=True)
+                return EXIT_CODE
+            if command.seed == HANG:
+                time.sleep(3600)
+        arrays, metrics = device.execute(command)
+        if options.process_id:
+            arrays, metrics = {}, {}
+        report(protocol.Reply, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
