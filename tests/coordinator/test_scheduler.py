@@ -18,6 +18,7 @@ from spmd_tx.protocol import (
     OptimStep,
     PageOut,
     SaveSampler,
+    SaveState,
 )
 from tests.coordinator.training_bench import running
 
@@ -108,21 +109,6 @@ async def sample(bench, seq_id=0, session="alice"):
     )
 
 
-async def hold(bench, model, seq_id):
-    """Fill the pipeline, so that what comes next waits; returns the next free seq_id."""
-    await bench.quiet()
-    bench.workers.is_holding = True
-    for number in range(3):
-        bench.step(model, seq_id + number)
-    await bench.quiet()
-    return seq_id + 3
-
-
-def let_go(bench):
-    bench.workers.is_holding = False
-    bench.workers.answer(len(bench.workers.held))
-
-
 def slots(command):
     """Which training slots have rows in a micro-batch."""
     return {
@@ -135,10 +121,9 @@ def slots(command):
 
 async def test_chunks_that_arrive_last_first_run_in_order(bench):
     bench.create(A)
-    await bench.quiet()
     for seq_id in (4, 3, 2):
         bench.train(A, seq_id, 10, token=seq_id)
-    await bench.quiet()
+    await bench.result(bench.create(B))
     assert bench.workers.sent(ForwardBackward) == []
     bench.train(A, 1, 10, token=1)
     await bench.result(bench.step(A, 5))
@@ -148,39 +133,39 @@ async def test_chunks_that_arrive_last_first_run_in_order(bench):
 
 async def test_an_optimizer_step_is_sent_before_the_gradients_are_answered(bench):
     bench.create(A)
-    await bench.quiet()
+    await bench.settled()
     bench.workers.is_holding = True
     trained, stepped = bench.train(A, 1, 10), bench.step(A, 2)
-    await bench.quiet()
+    await bench.until(lambda: len(bench.workers.held) == 2)
     assert [type(command) for command in bench.workers.commands[-2:]] == [ForwardBackward, OptimStep]
     assert trained not in bench.log.outcomes
-    let_go(bench)
+    bench.let_go()
     await bench.result(stepped)
 
 
 async def test_only_a_few_commands_are_in_flight(bench):
     bench.create(A)
-    await bench.quiet()
-    bench.workers.is_holding = True
-    for seq_id in range(1, 9):
-        bench.train(A, seq_id, 10)
-    await bench.quiet()
+    seq_id = await bench.hold(A, 1)
+    for number in range(8):
+        bench.train(A, seq_id + number, 10)
+    await bench.prepared(A, 4)
     assert len(bench.workers.held) == 3
     bench.workers.answer()
-    await bench.quiet()
+    await bench.until(lambda: bench.workers.sent(ForwardBackward))
     assert len(bench.workers.held) == 3
-    let_go(bench)
-    await bench.result(bench.step(A, 9))
+    bench.let_go()
+    await bench.result(bench.step(A, seq_id + 8))
 
 
 async def test_models_share_a_micro_batch_but_requests_of_one_model_never_do(bench):
     bench.create(A)
     bench.create(B)
-    seq_id = await hold(bench, A, 1)
+    seq_id = await bench.hold(A, 1)
     results = [bench.train(A, seq_id, *FOUR_ROWS), bench.train(A, seq_id + 1, *FOUR_ROWS)]
     results.append(bench.train(B, 1, *FOUR_ROWS))
-    await bench.quiet()
-    let_go(bench)
+    await bench.prepared(A, 2)
+    await bench.prepared(B)
+    bench.let_go()
     for request_id in results:
         await bench.result(request_id)
     assert [slots(command) for command in bench.workers.sent(ForwardBackward)] == [{0, 1}, {0}]
@@ -189,13 +174,14 @@ async def test_models_share_a_micro_batch_but_requests_of_one_model_never_do(ben
 async def test_a_barrier_of_one_model_holds_no_other_up(bench):
     bench.create(A)
     bench.create(B)
-    await bench.quiet()
+    await bench.settled()
     bench.workers.is_holding = True
     saving, after = bench.save(A, 1, "x"), bench.train(A, 2, 10)
+    await bench.until(lambda: bench.workers.sent(SaveState))
     other = bench.train(B, 1, 10)
-    await bench.quiet()
+    await bench.until(lambda: bench.workers.sent(ForwardBackward))
     assert [slots(command) for command in bench.workers.sent(ForwardBackward)] == [{1}]
-    let_go(bench)
+    bench.let_go()
     for request_id in (saving, after, other):
         await bench.result(request_id)
 
@@ -206,7 +192,7 @@ async def test_a_barrier_of_one_model_holds_no_other_up(bench):
 async def test_a_refused_number_holds_nothing_up(bench):
     bench.create(A)
     later = bench.step(A, 2)
-    await bench.quiet()
+    await bench.result(bench.create(B))
     assert later not in bench.log.outcomes
     bench.scheduler.consume(A, 1)
     await bench.result(later)
@@ -238,12 +224,12 @@ async def test_a_model_that_is_not_there_fails_at_once(bench):
 async def test_a_small_tenant_does_not_wait_for_a_large_one_to_finish(bench):
     bench.create(A)
     bench.create(B)
-    seq_id = await hold(bench, A, 1)
+    seq_id = await bench.hold(A, 1)
     flood = [bench.train(A, seq_id + number, *[250] * 8) for number in range(20)]
-    await bench.quiet()
+    await bench.prepared(A, 4)
     small = bench.train(B, 1, 10)
-    await bench.quiet()
-    let_go(bench)
+    await bench.prepared(B)
+    bench.let_go()
     await bench.result(small)
     for request_id in flood:
         await bench.result(request_id)
@@ -255,11 +241,11 @@ async def test_the_models_of_a_session_take_turns(bench):
     second = "alice:train:1"
     bench.create(A)
     bench.create(second)
-    seq_id = await hold(bench, A, 1)
-    results = [bench.train(A, seq_id + number, *[250] * 8) for number in range(3)]
-    results += [bench.train(second, 1 + number, *[250] * 8) for number in range(3)]
-    await bench.quiet()
-    let_go(bench)
+    seq_id = await bench.hold(A, 1)
+    results = [bench.train(A, seq_id, *[250] * 24), bench.train(second, 1, *[250] * 24)]
+    await bench.prepared(A, 3)
+    await bench.prepared(second, 3)
+    bench.let_go()
     for request_id in results:
         await bench.result(request_id)
     order = [slots(command) for command in bench.workers.sent(ForwardBackward)]
@@ -269,13 +255,14 @@ async def test_the_models_of_a_session_take_turns(bench):
 async def test_training_and_sampling_share_the_tokens(bench, sampling):
     sampling.decodes = 40
     bench.create(A)
-    seq_id = await hold(bench, A, 1)
-    trained = [bench.train(A, seq_id + number, *[250] * 8) for number in range(10)]
+    seq_id = await bench.hold(A, 1)
+    trained = bench.train(A, seq_id, *[250] * 8 * 10)  # ten micro-batches
     sampled = await sample(bench)
-    await bench.quiet()
+    await bench.prepared(A, 10)
+    await bench.until(sampling.waiting)
     start = len(bench.workers.commands)
-    let_go(bench)
-    for request_id in (*trained, sampled):
+    bench.let_go()
+    for request_id in (trained, sampled):
         await bench.outcome(request_id)
     used = Counter()
     for command in bench.workers.commands[start:]:
@@ -289,14 +276,14 @@ async def test_training_and_sampling_share_the_tokens(bench, sampling):
 
 async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, sampling):
     bench.create(A)
-    seq_id = await hold(bench, A, 1)
+    seq_id = await bench.hold(A, 1)
     for number in range(10):
         bench.train(A, seq_id + number, *[250] * 8)
-    sampled = await sample(bench)
-    await bench.quiet()
-    let_go(bench)
-    await bench.outcome(sampled)
-    await bench.quiet()
+    await sample(bench)
+    await bench.prepared(A, 4)
+    await bench.until(sampling.waiting)
+    bench.let_go()
+    await bench.settled()
     kinds = [
         type(command) for command in bench.workers.commands if isinstance(command, Decode | ForwardBackward)
     ]
@@ -305,12 +292,13 @@ async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, 
 
 async def test_what_a_decode_needs_is_sent_right_before_it(bench, sampling):
     bench.create(A)
-    seq_id = await hold(bench, A, 1)
+    seq_id = await bench.hold(A, 1)
     adapter = bench.workers.sent(CreateAdapter)[0].adapter
     sampling.before = [PageOut(bank=bank, adapter=adapter, path=f"/{bank}") for bank in (1, 2, 3)]
     trained, sampled = bench.train(A, seq_id, 10), await sample(bench)
-    await bench.quiet()
-    let_go(bench)
+    await bench.prepared(A)
+    await bench.until(sampling.waiting)
+    bench.let_go()
     await bench.result(trained)
     await bench.outcome(sampled)
     kinds = [type(command) for command in bench.workers.commands]
@@ -335,11 +323,9 @@ async def test_a_sample_joins_the_batch_with_the_version_of_its_sampler(bench, s
 
 async def test_a_sample_of_weights_that_are_not_saved_yet_is_refused(bench):
     bench.create(A)
-    await bench.quiet()
-    bench.workers.is_holding = True
-    await hold(bench, A, 1)
-    bench.save_for_sampler(A, 4, sampling_session_seq_id=0)
-    await bench.quiet()
+    seq_id = await bench.hold(A, 1)
+    bench.save_for_sampler(A, seq_id, sampling_session_seq_id=0)
+    await bench.prepared(A)
     early = bench.submit(
         "sample", "alice:sample:0", 0, SampleRequest(ModelInput([ModelInputChunk(tokens=[1])]))
     )
@@ -377,9 +363,9 @@ async def test_only_samples_can_be_cancelled(bench):
 
 async def test_the_status_of_a_training_request_names_what_it_waits_for(bench):
     bench.create(A)
-    seq_id = await hold(bench, A, 1)
+    seq_id = await bench.hold(A, 1)
     waiting, gapped = bench.train(A, seq_id, 10), bench.train(A, seq_id + 2, 10)
-    await bench.quiet()
+    await bench.prepared(A)
     status = bench.scheduler.status(waiting)
     assert (status.queue_state, status.reason) == ("active", "behind 3 earlier requests of this model")
     expected = f"waiting for request {seq_id + 1} of this model, which has not arrived"
@@ -403,9 +389,9 @@ async def test_a_sample_that_finds_no_room_is_paused(bench, sampling):
 
 async def test_a_lost_worker_fails_everything_unfinished_and_ends_the_loop(bench):
     bench.create(A)
-    seq_id = await hold(bench, A, 1)
+    seq_id = await bench.hold(A, 1)
     waiting, gapped, sampled = bench.train(A, seq_id, 10), bench.train(A, seq_id + 2, 10), await sample(bench)
-    await bench.quiet()
+    await bench.prepared(A)
     bench.workers.die(WorkerLost("worker 1 was killed by signal 9"))
     with pytest.raises(WorkerLost):
         await bench.run
@@ -445,10 +431,9 @@ async def test_a_session_that_ends_leaves_no_version_behind(bench, sampling):
     bench.scheduler.session_ended("alice")
     await bench.outcome(late)
     assert isinstance(bench.log.outcomes[late], Finished)  # nothing in flight is failed
-    await bench.quiet()
+    await bench.until(lambda: not list((bench.directory / "versions").iterdir()))
     assert not any(bench.bank.knows(command.path) for command in bench.workers.sent(SaveSampler))
     assert not bench.bank.knows("alice:sample:8")
-    assert list((bench.directory / "versions").iterdir()) == []
 
 
 async def test_work_that_came_before_the_workers_were_ready_is_done(tmp_path, sampling):

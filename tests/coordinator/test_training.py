@@ -61,10 +61,9 @@ async def test_a_slot_is_free_again_when_its_session_has_ended(bench):
 async def test_a_session_that_ends_still_gets_what_it_asked_for(bench):
     bench.workers.is_holding = True
     created, trained, stepped = bench.create(A), bench.train(A, 1, 10), bench.step(A, 2)
-    await bench.quiet()
+    await bench.until(lambda: len(bench.workers.held) == 3)
     bench.scheduler.session_ended("alice")
-    bench.workers.is_holding = False
-    bench.workers.answer(3)
+    bench.let_go()
     for request_id in (created, trained, stepped):
         await bench.result(request_id)
     assert "alice:train:0 is not on this server any more" in await bench.failure(bench.step(A, 3))
@@ -123,16 +122,12 @@ async def test_the_loss_of_a_request_is_the_same_number_alone_and_in_company(ben
     bench.create(A)
     bench.create(B)
     alone = await bench.result(bench.train(A, 1, *lengths))
-    bench.workers.is_holding = True
-    bench.train(A, 2, 5)
-    bench.train(A, 3, 5)
-    bench.train(A, 4, 5)
-    await bench.quiet()  # three commands are out: what comes now waits, and shares one
-    shared = bench.train(A, 5, *lengths)
+    seq_id = await bench.hold(A, 2)
+    shared = bench.train(A, seq_id, *lengths)
     bench.train(B, 1, 240, 240, 240)
-    await bench.quiet()
-    bench.workers.is_holding = False
-    bench.workers.answer(3)
+    await bench.prepared(A)
+    await bench.prepared(B)
+    bench.let_go()
     together = await bench.result(shared)
     assert {0, 1} <= set(bench.workers.commands[-1].rows.slots.tolist())
     assert together.SerializeToString(deterministic=True) == alone.SerializeToString(deterministic=True)
@@ -219,16 +214,13 @@ async def test_a_checkpoint_may_be_deleted_while_it_is_on_its_way_to_the_workers
     bench.create(A, seed=7)
     saved = await bench.result(bench.save(A, 1, "first"))
     folder = next(bench.directory.glob("checkpoints/*/weights/first"))
-    bench.workers.is_holding = True
-    for seq_id in (2, 3, 4):
-        bench.step(A, seq_id)
-    await bench.quiet()  # three commands are out, so the load waits
+    await bench.hold(A, 2)
     loading = bench.load(B, 0, saved["path"])
-    await bench.quiet()
+    await bench.until(lambda: B in bench.scheduler._lines)
+    await bench.prepared(B)
     await bench.checkpoints.delete(parse(saved["path"]))
     assert not folder.exists()
-    bench.workers.is_holding = False
-    bench.workers.answer(3)
+    bench.let_go()
     await bench.result(loading)
     assert bench.workers.weights[1] == 7.0
     assert not list(bench.directory.glob("versions/*"))
@@ -288,7 +280,7 @@ async def test_weights_are_saved_as_they_are_between_the_steps_around_the_save(b
     bench.train(A, 4, 4)
     bench.step(A, 5, learning_rate=1.0)
     result = await bench.result(saved)
-    await bench.quiet()
+    await bench.settled()
     assert result["sampling_session_id"] == "alice:sample:0"
     kinds = [type(command) for command in bench.workers.commands]
     assert kinds == [CreateAdapter, ForwardBackward, OptimStep, SaveSampler, ForwardBackward, OptimStep]

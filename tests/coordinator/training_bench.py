@@ -228,12 +228,32 @@ class TrainingBench:
             await self.run
         return await settled
 
-    async def quiet(self):
-        """Return when nothing moves any more without a reply or a new request."""
-        before = -1
-        while before != (before := len(self.workers.commands) + len(self.log.order)):
-            for _ in range(20):
-                await asyncio.sleep(0.001)
+    async def until(self, condition):
+        """Return when something has become true; if it never does, the test runs into its time limit."""
+        while not condition():
+            assert not self.run.done(), "the scheduler has ended"
+            await asyncio.sleep(0.001)
+
+    async def settled(self):
+        """Return when every request has its outcome."""
+        await self.until(lambda: self.log.payloads.keys() == self.log.outcomes.keys())
+
+    async def prepared(self, model, steps=1):
+        """Return when a model has this many steps ready to be sent."""
+        await self.until(lambda: len(self.scheduler._lines[model].model.unsent) >= steps)
+
+    async def hold(self, model, seq_id):
+        """Fill the pipeline, so that what comes next waits; returns the next free seq_id."""
+        await self.settled()
+        self.workers.is_holding = True
+        for number in range(3):
+            self.step(model, seq_id + number)
+        await self.until(lambda: len(self.workers.held) == 3)
+        return seq_id + 3
+
+    def let_go(self):
+        self.workers.is_holding = False
+        self.workers.answer(len(self.workers.held))
 
 
 @contextlib.asynccontextmanager
