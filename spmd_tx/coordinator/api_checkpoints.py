@@ -1,13 +1,14 @@
 """Routes that save, load, list and delete checkpoints."""
 
 import msgspec
-from litestar import Controller, delete, get, post, put
+from litestar import Controller, Request, delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator import catalog, checkpoint_files, listings, validation
 from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
+from spmd_tx.coordinator.bodies import read_json
 from spmd_tx.coordinator.checkpoint_files import WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
 from spmd_tx.coordinator.schemas import (
@@ -30,25 +31,28 @@ class CheckpointsController(Controller):
     path = "/api/v1"
 
     @post("/save_weights", status_code=HTTP_200_OK, guards=[workers_alive])
-    async def save_weights(self, data: JSONBody[SaveWeightsRequest], services: Service) -> FutureResponse:
-        payload = msgspec.json.encode(data)
-        return await queue_training(services, "save_weights", data.model_id, data.seq_id, payload)
+    async def save_weights(self, request: Request, services: Service) -> FutureResponse:
+        """Queue a checkpoint to train on."""
+        save = await read_json(request, SaveWeightsRequest, services.scheduler)
+        payload = msgspec.json.encode(save)
+        return await queue_training(services, "save_weights", save.model_id, save.seq_id, payload)
 
     @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[workers_alive])
-    async def save_weights_for_sampler(
-        self, data: JSONBody[SaveWeightsForSamplerRequest], services: Service
-    ) -> FutureResponse:
-        payload = msgspec.json.encode(data)
-        return await queue_training(services, "save_weights_for_sampler", data.model_id, data.seq_id, payload)
+    async def save_weights_for_sampler(self, request: Request, services: Service) -> FutureResponse:
+        """Queue a version to sample from: a named checkpoint, or one for a single sampling session."""
+        save = await read_json(request, SaveWeightsForSamplerRequest, services.scheduler)
+        payload = msgspec.json.encode(save)
+        return await queue_training(services, "save_weights_for_sampler", save.model_id, save.seq_id, payload)
 
     @post("/load_weights", status_code=HTTP_200_OK, guards=[workers_alive])
-    async def load_weights(self, data: JSONBody[LoadWeightsRequest], services: Service) -> FutureResponse:
-        """Load into a model that exists, or into a new one when session_id and model_seq_id are given."""
-        if data.model_id is not None and data.seq_id is not None:
-            payload = msgspec.json.encode(data)
-            return await queue_training(services, "load_weights", data.model_id, data.seq_id, payload)
-        if data.session_id is not None and data.model_seq_id is not None:
-            return await _create_from_checkpoint(services, data, data.session_id, data.model_seq_id)
+    async def load_weights(self, request: Request, services: Service) -> FutureResponse:
+        """Queue loading into a model that exists, or into a new one of a session."""
+        load = await read_json(request, LoadWeightsRequest, services.scheduler)
+        if load.model_id is not None and load.seq_id is not None:
+            payload = msgspec.json.encode(load)
+            return await queue_training(services, "load_weights", load.model_id, load.seq_id, payload)
+        if load.session_id is not None and load.model_seq_id is not None:
+            return await _create_from_checkpoint(services, load, load.session_id, load.model_seq_id)
         raise InvalidRequest("send model_id and seq_id, or session_id and model_seq_id to create a model")
 
     @post("/weights_info", status_code=HTTP_200_OK)

@@ -6,10 +6,9 @@ recovers when the POST of one chunk of a call is refused.
 
 import msgspec
 from litestar import Controller, Request, post
-from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator.bodies import read_forward_backward
+from spmd_tx.coordinator.bodies import read_forward_backward, read_json
 from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
 from spmd_tx.coordinator.request_queue import Failed, Kind
 from spmd_tx.coordinator.schemas import FutureResponse, OptimStepRequest
@@ -28,11 +27,11 @@ class TrainingController(Controller):
         return await queue_training(services, kind, address.model_id, address.seq_id, body)
 
     @post("/optim_step", status_code=HTTP_200_OK)
-    async def optim_step(self, data: JSONBody[OptimStepRequest], services: Service) -> FutureResponse:
+    async def optim_step(self, request: Request, services: Service) -> FutureResponse:
         """Queue one update from the accumulated gradient."""
-        return await queue_training(
-            services, "optim_step", data.model_id, data.seq_id, msgspec.json.encode(data)
-        )
+        step = await read_json(request, OptimStepRequest, services.scheduler)
+        payload = msgspec.json.encode(step)
+        return await queue_training(services, "optim_step", step.model_id, step.seq_id, payload)
 
 
 async def queue_training(

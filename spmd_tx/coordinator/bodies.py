@@ -1,12 +1,18 @@
-"""Request bodies that are not JSON: protobuf, perhaps compressed."""
+"""Bodies of training requests: protobuf, perhaps compressed, and JSON that carries a seq_id."""
 
 import asyncio
+from contextlib import suppress
+from typing import TypeVar
 
+import msgspec
 import zstandard
 from litestar import Request
 
 from spmd_tx.coordinator import wire
+from spmd_tx.coordinator.dependencies import RequestScheduler
 from spmd_tx.errors import InvalidRequest
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 MAX_UNPACKED_BYTES = 512 << 20
 _PIECE_BYTES = 1 << 20
@@ -20,6 +26,23 @@ async def read_forward_backward(request: Request) -> tuple[wire.Address, bytes]:
     if len(body) < _SMALL_BYTES:
         return _read(body, encoding)
     return await asyncio.to_thread(_read, body, encoding)
+
+
+class _Numbered(msgspec.Struct, frozen=True):
+    model_id: str
+    seq_id: int
+
+
+async def read_json(request: Request, schema: type[Body], scheduler: RequestScheduler) -> Body:
+    """A JSON body. The number of a request that is refused is used up: nobody will send it again."""
+    body = await request.body()
+    try:
+        return msgspec.json.decode(body, type=schema)
+    except msgspec.DecodeError as error:
+        with suppress(msgspec.DecodeError):
+            numbered = msgspec.json.decode(body, type=_Numbered)
+            scheduler.consume(numbered.model_id, numbered.seq_id)
+        raise InvalidRequest(f"{request.url.path} cannot take this body: {error}") from None
 
 
 def _read(body: bytes, encoding: str) -> tuple[wire.Address, bytes]:

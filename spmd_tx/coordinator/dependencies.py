@@ -31,6 +31,10 @@ class QueueStatus(Protocol):
 class RequestScheduler(Protocol):
     """What the routes use of the scheduler; requests reach it through the queue."""
 
+    def consume(self, model_id: str, seq_id: int) -> None:
+        """A request with this number was refused, so later ones need not wait for it."""
+        ...
+
     def session_ended(self, session_id: str) -> None: ...
 
     def status(self, request_id: str) -> QueueStatus: ...

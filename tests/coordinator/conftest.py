@@ -15,6 +15,7 @@ import pytest
 from litestar import Litestar
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import request_queue
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
@@ -98,6 +99,12 @@ async def database(database_url: str | None, tmp_path: Path) -> AsyncIterator[Da
     database = await open_database(database_url, tmp_path)
     yield database
     await database.close()
+
+
+@pytest.fixture
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for it before the queue: then every body is read from its file."""
+    monkeypatch.setattr(request_queue, "CACHE_BYTES", 0)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ class FakeScheduler:
         self.arrived: list[Request] = []
         self.ended_sessions: list[str] = []
         self.cancelled: list[str] = []
+        self.consumed: list[tuple[str, int]] = []
         self.is_paused = False
         self._queue, self._catalog, self._checkpoints = queue, catalog, checkpoints
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
@@ -39,6 +40,9 @@ class FakeScheduler:
         self.arrived.append(request)
         if not self.is_paused:
             self._inbox.put_nowait(request)
+
+    def consume(self, model_id: str, seq_id: int) -> None:
+        self.consumed.append((model_id, seq_id))
 
     def session_ended(self, session_id: str) -> None:
         self.ended_sessions.append(session_id)

@@ -2,7 +2,6 @@ import msgspec
 import pytest
 
 from spmd_tx.coordinator.schemas import SampleRequest
-from spmd_tx.coordinator.wire import decode_forward_backward  # noqa: F401
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 
@@ -138,6 +137,16 @@ async def test_what_cannot_be_sampled_is_refused_at_once(api, sampler_id, servic
     assert response.status_code == 400
     assert complaint in response.json()["detail"]
     assert services.scheduler.arrived == []
+
+
+@pytest.mark.parametrize(
+    "body, complaint",
+    [(b"{", "no valid JSON"), (b"", "asample"), (b'{"prompt": 3}', "prompt: Expected `object`, got `int`")],
+)
+async def test_json_that_does_not_fit_names_the_place(api, body, complaint):
+    response = await api.post("asample", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert complaint in response.json()["detail"]
 
 
 async def test_an_unknown_sampler_is_not_found(api):

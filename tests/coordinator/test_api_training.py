@@ -116,10 +116,10 @@ async def test_a_request_without_a_number_is_refused(api, model_id):
     "body, complaint",
     [
         (b"", "optim_step"),
-        (b"{", "no valid JSON"),
+        (b"{", "truncated"),
         (b"[]", "Expected `object`"),
         (b'{"seq_id": 1}', "model_id"),
-        (b'{"model_id": 3, "seq_id": 1}', "model_id: Expected `str`, got `int`"),
+        (b'{"model_id": 3, "seq_id": 1}', "Expected `str`, got `int` - at `$.model_id`"),
         (b'{"model_id": "m", "seq_id": 0}', "seq_id"),
         (b'{"model_id": "m", "seq_id": 99999999999999999999}', "seq_id"),
         (
@@ -136,6 +136,18 @@ async def test_json_that_does_not_fit_names_the_place(api, body, complaint):
     assert response.status_code == 400
     assert complaint in response.json()["detail"]
     assert response.json()["category"] == "user"
+
+
+async def test_the_number_of_a_refused_request_is_used_up(api, model_id, services):
+    step = {
+        "model_id": model_id,
+        "seq_id": 3,
+        "adam_params": {"learning_rate": None},
+    }  # NaN, as the SDK sends it
+    response = await api.post("optim_step", json=step)
+    assert response.status_code == 400
+    assert "adam_params.learning_rate" in response.json()["detail"]
+    assert services.scheduler.consumed == [(model_id, 3)]
 
 
 async def test_fields_of_later_versions_are_ignored(api, model_id):

@@ -171,20 +171,18 @@ async def test_results_survive_a_restart_and_unfinished_requests_fail(running_qu
         assert await submit(queue, seq_id=4) not in (finished, failed, unfinished)
 
 
-async def test_payloads_are_read_from_disk_when_memory_has_forgotten_them(queue, arrivals):
-    queue._payloads._capacity = 0
+async def test_payloads_are_read_from_disk_when_memory_has_forgotten_them(no_cache, queue, arrivals):
     await submit(queue, payload=b"body")
     assert await queue.payload(arrivals[0]) == b"body"
 
 
-async def test_pruning_forgets_old_results_and_their_files(queue, tmp_path):
+async def test_pruning_forgets_old_results_and_their_files(no_cache, queue, tmp_path):
     created = await submit(queue, seq_id=0, kind="create_model")
     old = await submit(queue)
     queue.resolve(created, RESULT)
     queue.resolve(old, RESULT)
     await queue.flush()
     unfinished = await submit(queue, seq_id=2)
-    queue._results._values.clear()
 
     await queue.prune(before=time.time() + 1)
 
