@@ -214,9 +214,11 @@ class Training:
     def _save_sampler(self, model: TrainedModel, version: str, path: str | None) -> asyncio.Future[Reply]:
         """The place in the bank is chosen when the command is sent, so that it is free by then."""
 
+        adapter = model.adapter  # a load that comes next may change it before this is sent
+
         def commands() -> list[Any]:
-            place = self.versions.reserve(version, model.adapter, model.session_id)
-            save = SaveSampler(slot=model.slot, bank=place.bank, adapter=model.adapter, path=path)
+            place = self.versions.reserve(version, adapter, model.session_id)
+            save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
 
         return model.put_later(commands)

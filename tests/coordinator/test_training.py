@@ -298,6 +298,19 @@ async def test_an_ephemeral_save_stays_on_the_device_and_a_named_one_is_also_a_f
     assert {path.name for path in folder.iterdir()} == {"adapter_model.safetensors", "checkpoint.json"}
 
 
+async def test_a_save_keeps_the_rank_it_was_asked_for_with(bench):
+    bench.create(B, rank=8)
+    saved = await bench.result(bench.save(B, 1, "x"))
+    bench.create(A, rank=4)
+    seq_id = await bench.hold(A, 1)
+    bench.save_for_sampler(A, seq_id, sampling_session_seq_id=0)
+    loading = bench.load(A, seq_id + 1, saved["path"])
+    await bench.prepared(A, 2)
+    bench.let_go()
+    await bench.result(loading)
+    assert [command.adapter.rank for command in bench.workers.sent(SaveSampler, LoadState)] == [4, 8]
+
+
 async def test_two_saves_on_one_sampler_number_are_refused(bench):
     bench.create(A)
     bench.create("alice:train:1")
