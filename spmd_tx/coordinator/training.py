@@ -31,6 +31,7 @@ from spmd_tx.coordinator.wire import JSON, PROTOBUF, decode_forward_backward, en
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     AdapterSpec,
+    AnyCommand,
     CreateAdapter,
     LoadState,
     OptimStep,
@@ -216,7 +217,7 @@ class Training:
 
         adapter = model.adapter  # a load that comes next may change it before this is sent
 
-        def commands() -> list[Any]:
+        def commands() -> list[AnyCommand]:
             place = self.versions.reserve(version, adapter, model.session_id)
             save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
