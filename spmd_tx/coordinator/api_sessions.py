@@ -69,8 +69,8 @@ class SessionsController(Controller):
         self, data: JSONBody[CreateSessionRequest], services: Service
     ) -> CreateSessionResponse:
         session = await services.catalog.create_session(data)
-        message = None if services.health.ready else f"the server is {services.health.phase}; requests wait"
-        return CreateSessionResponse(session.id, info_message=message)
+        message = f"the server is still {services.health.phase}; until it is ready, requests wait"
+        return CreateSessionResponse(session.id, info_message=None if services.health.ready else message)
 
     @post("/session_heartbeat", status_code=HTTP_200_OK)
     async def heartbeat(

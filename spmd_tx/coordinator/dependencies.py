@@ -46,7 +46,7 @@ class Health(Protocol):
     """Whether a request would be served now."""
 
     @property
-    def phase(self) -> str: ...  # "starting: loading weights 45 %"
+    def phase(self) -> str: ...  # what is done until it is ready: "loading weights 45 %"
 
     @property
     def ready(self) -> bool: ...

@@ -10,6 +10,7 @@ from litestar.status_codes import (
     HTTP_503_SERVICE_UNAVAILABLE,
 )
 from litestar.types import ExceptionHandlersMap
+from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.errors import RequestError, Unavailable
 
@@ -32,6 +33,12 @@ def _request_error(_: Request, error: RequestError) -> ErrorResponse:
 
 def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
     return error_response(str(error), HTTP_503_SERVICE_UNAVAILABLE)
+
+
+def _database_error(request: Request, error: SQLAlchemyError) -> ErrorResponse:
+    """The client may try again: a database that was restarted comes back."""
+    logger.error("%s %s: the database failed", request.method, request.url.path, exc_info=error)
+    return error_response("the database does not answer; try again", HTTP_503_SERVICE_UNAVAILABLE)
 
 
 def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
@@ -58,6 +65,7 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     RequestError: _request_error,
     Unavailable: _unavailable,
+    SQLAlchemyError: _database_error,
     HTTPException: _http_error,
     InternalServerException: _internal_error,
     HTTP_500_INTERNAL_SERVER_ERROR: _internal_error,

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from spmd_tx.coordinator import api_futures
 
@@ -91,3 +92,13 @@ async def test_an_error_of_ours_is_told_without_its_details(api, request_id, ser
     assert response.json()["category"] == "server"
     assert "a secret" not in response.text
     assert "a secret" in caplog.text
+
+
+async def test_a_database_that_fails_asks_for_another_try(api, request_id, services, monkeypatch):
+    async def wait(request_id, timeout):
+        raise OperationalError("SELECT", {}, LookupError("connection lost"))
+
+    monkeypatch.setattr(services.queue, "wait", wait)
+    response = await retrieve(api, request_id)
+    assert response.status_code == 503
+    assert response.json()["category"] == "server"
