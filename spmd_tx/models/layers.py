@@ -1,0 +1,75 @@
+"""Building blocks shared by model families. Dimension key as in qwen3.py; S source (key) token, G query heads per key-value head."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Int
+
+from spmd_tx.sharding.mesh import TP
+
+QUERY_BLOCK = 512  # query tokens whose scores are held at once
+
+
+def rms_norm(x: Float[Array, "... W"], weight_W: Float[Array, "W"], eps: float) -> Float[Array, "... W"]:
+    """Root mean square norm (Zhang and Sennrich 2019) over the last dimension, in fp32."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (normed * weight_W.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+
+
+def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def embed(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Look tokens up in this device's part of the vocabulary; elsewhere zero. The sum over tp is the embedding."""
+    local_BT = tokens_BT - lax.axis_index(TP) * table_VD.shape[0]
+    is_here_BT = (local_BT >= 0) & (local_BT < table_VD.shape[0])
+    x_BTD = table_VD[jnp.where(is_here_BT, local_BT, 0)]
+    return jnp.where(is_here_BT[..., None], x_BTD, jnp.zeros((), x_BTD.dtype))
+
+
+def rotate(x_BTNE: Float[Array, "B T N E"], positions_BT: Int[Array, "B T"], theta: float) -> Float[Array, "B T N E"]:
+    """Rotary position embedding (Su et al. 2021), halves rotated against each other, in fp32."""
+    half = x_BTNE.shape[-1] // 2
+    frequency_E = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle_BTE = positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
+    cos, sin = jnp.cos(angle_BTE)[:, :, None], jnp.sin(angle_BTE)[:, :, None]
+    first, second = jnp.split(x_BTNE.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BTNE.dtype)
+
+
+def attend_keys(
+    q_BTNE: Float[Array, "B T N E"],
+    k_BSKE: Float[Array, "B S K E"],
+    v_BSKE: Float[Array, "B S K E"],
+    mask_BTS: Array,
+) -> Float[Array, "B T N E"]:
+    """Softmax attention over the allowed keys; grouped queries; scores and softmax in fp32."""
+    b, t, n, e = q_BTNE.shape
+    q_BTKGE = q_BTNE.reshape(b, t, k_BSKE.shape[2], -1, e)
+    scores = jnp.einsum("BTKGE,BSKE->BKGTS", q_BTKGE, k_BSKE, preferred_element_type=jnp.float32) * e**-0.5
+    # A large finite number, not -inf: rows of pure padding must stay finite.
+    scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
+    probabilities = jax.nn.softmax(scores, axis=-1).astype(v_BSKE.dtype)
+    return jnp.einsum("BKGTS,BSKE->BTKGE", probabilities, v_BSKE).reshape(b, t, n, e)
+
+
+def attend_segments(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Int[Array, "B T"]) -> Array:
+    """Causal attention within each packed segment. Long rows go block by block of queries, so that no [T, T] is held."""
+    b, t, n, e = q_BTNE.shape
+    order_T = jnp.arange(t)
+
+    def block(q_BQNE: Array, segments_BQ: Array, order_Q: Array) -> Array:
+        causal_QS = order_Q[:, None] >= order_T[None]
+        mask_BQS = causal_QS[None] & (segments_BQ[:, :, None] == segments_BT[:, None])
+        return attend_keys(q_BQNE, k_BTKE, v_BTKE, mask_BQS)
+
+    if t <= 2 * QUERY_BLOCK:
+        return block(q_BTNE, segments_BT, order_T)
+    blocks = t // QUERY_BLOCK
+    queries = q_BTNE.reshape(b, blocks, QUERY_BLOCK, n, e).swapaxes(0, 1)
+    segments = segments_BT.reshape(b, blocks, QUERY_BLOCK).swapaxes(0, 1)
+    y = lax.map(lambda x: jax.checkpoint(block)(*x), (queries, segments, order_T.reshape(blocks, QUERY_BLOCK)))
+    return y.swapaxes(0, 1).reshape(b, t, n, e)

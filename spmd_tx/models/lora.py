@@ -1,0 +1,158 @@
+"""LoRA adapters (Hu et al. 2021): how many are declared, initialised and applied at once.
+
+Adapters of all tenants are stacked along a slot axis, ranks below the maximum are padded with zeros,
+and groups that are not trained are all zero. A and B that are both zero get a gradient of exactly
+zero, so neither padding nor untrained groups need a mask anywhere.
+
+Dimension key: L layer, S slot, R maximum rank, I input width, O output width, B row, T token.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Float, Int
+
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.sharding.mesh import FSDP, TP
+from spmd_tx.sharding.weight import Weight
+
+Leaf = TypeVar("Leaf")
+
+ATTENTION, MLP, UNEMBED = ("q", "k", "v", "o"), ("gate", "up", "down"), ("head",)
+ROW_PARALLEL = ("o", "down")  # their input is split over tp; the others' output is
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Lora(Generic[Leaf]):
+    """The two factors of one linear map: y = x W + scale · (x Aᵀ) B."""
+
+    a: Leaf  # [L, S, R, I]; the head has no L
+    b: Leaf  # [L, S, R, O]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Adapters(Generic[Leaf]):
+    """The factors of every adapted linear map."""
+
+    layers: dict[str, Lora[Leaf]]
+    head: Lora[Leaf]
+
+
+def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Input and output width of every adapted linear map."""
+    heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    return {
+        "q": (model.d_model, heads),
+        "k": (model.d_model, kv_heads),
+        "v": (model.d_model, kv_heads),
+        "o": (heads, model.d_model),
+        "gate": (model.d_model, model.d_ff),
+        "up": (model.d_model, model.d_ff),
+        "down": (model.d_ff, model.d_model),
+        "head": (model.d_model, model.vocab_size),
+    }
+
+
+def adapter_weights(model: ModelConfig, mesh: Mesh, slots: int, rank: int, dtype: type, *, zero: bool) -> Adapters[Weight]:
+    """Declare ``slots`` adapters; with ``zero`` they are stored split over fsdp where widths allow (ZeRO)."""
+    tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]
+
+    def factor(name: str, width: int, split: bool) -> Weight:
+        split = split and not (name in ("k", "v") and model.n_kv_heads % tp)
+        axes = ((TP,) if split else ()) + ((FSDP,) if zero and width % (fsdp * (tp if split else 1)) == 0 else ())
+        lead = () if name == "head" else (model.n_layers,)
+        spec = P(*(None,) * (len(lead) + 2), axes or None)
+        return Weight((*lead, slots, rank, width), spec, dtype)
+
+    def pair(name: str) -> Lora[Weight]:
+        width_in, width_out = widths(model)[name]
+        row_parallel = name in ROW_PARALLEL
+        return Lora(factor(name, width_in, row_parallel), factor(name, width_out, not row_parallel))
+
+    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
+
+
+def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
+    """A of one slot, ``shape`` [L, R, I] or [R, I]: uniform in ±1/√I, as peft does (Kaiming, a=√5).
+
+    Every row has a key of its own, so that an adapter does not depend on the server's maximum rank.
+    """
+    *lead, width = shape
+    keys = jax.random.split(jax.random.fold_in(key, zlib.crc32(name.encode())), 1)
+    for size in lead:
+        keys = jax.vmap(lambda k, size=size: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(size)))(keys)
+        keys = keys.reshape(-1)
+    bound = float(1 / np.sqrt(width))
+    rows = jax.vmap(lambda k: jax.random.uniform(k, (width,), jnp.float32, -bound, bound))(keys)
+    return rows.reshape(shape)
+
+
+ApplyLora = Callable[[Float[Array, "B T I"], Lora[Array]], Float[Array, "B T O"]]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rows_of(stack_SRI: Array, slots_B: Array, dtype: type) -> Array:
+    """Each row's factor, in the compute dtype. The way back adds row after row in fp32.
+
+    The fixed order makes an adapter's gradient independent of what other adapters' rows stand
+    between its own, bit for bit; a scatter would leave the order to the device.
+    """
+    return stack_SRI[slots_B].astype(dtype)
+
+
+def _rows_of_forward(stack_SRI: Array, slots_B: Array, dtype: type) -> tuple[Array, tuple[Array, Array]]:
+    return _rows_of(stack_SRI, slots_B, dtype), (slots_B, jnp.zeros_like(stack_SRI))
+
+
+def _rows_of_backward(dtype: type, residuals: tuple[Array, Array], grad_BRI: Array) -> tuple[Array, None]:
+    slots_B, zeros_SRI = residuals
+
+    def add_row(sum_SRI: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        slot, grad_RI = row
+        return sum_SRI.at[slot].add(grad_RI.astype(sum_SRI.dtype)), None
+
+    return lax.scan(add_row, zeros_SRI, (slots_B, grad_BRI))[0], None
+
+
+_rows_of.defvjp(_rows_of_forward, _rows_of_backward)
+
+
+def row_lora(slots_B: Int[Array, "B"], scale_S: Float[Array, "S"]) -> ApplyLora:
+    """Apply to each row its own adapter: cost does not depend on the number of slots. For many tokens."""
+
+    def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
+        a_BRI = _rows_of(lora.a, slots_B, x_BTI.dtype)
+        b_BRO = _rows_of(lora.b, slots_B, x_BTI.dtype)
+        scale_B = scale_S[slots_B].astype(x_BTI.dtype)
+        h_BTR = jnp.einsum("BTI,BRI->BTR", x_BTI, a_BRI) * scale_B[:, None, None]
+        return jnp.einsum("BTR,BRO->BTO", h_BTR, b_BRO)
+
+    return apply
+
+
+def bank_lora(slots_B: Int[Array, "B"], scale_S: Float[Array, "S"]) -> ApplyLora:
+    """Apply all adapters to all rows and keep each row's own: every adapter is read once. For one token.
+
+    Adapters are finite by construction (optim_step and load refuse others), so what a foreign
+    adapter adds is exactly zero.
+    """
+    gate_BS = slots_B[:, None] == jnp.arange(scale_S.shape[0])
+
+    def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
+        h_BTSR = jnp.einsum("BTI,SRI->BTSR", x_BTI, lora.a.astype(x_BTI.dtype))
+        h_BTSR = h_BTSR * scale_S.astype(x_BTI.dtype)[:, None]
+        h_BTSR = jnp.where(gate_BS[:, None, :, None], h_BTSR, jnp.zeros((), x_BTI.dtype))
+        return jnp.einsum("BTSR,SRO->BTO", h_BTSR, lora.b.astype(x_BTI.dtype))
+
+    return apply

@@ -1,0 +1,24 @@
+"""The device mesh and the names of its axes."""
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from spmd_tx.errors import StartError
+
+FSDP = "fsdp"  # rows are split over it; adapter state is stored split over it (ZeRO)
+EP = "ep"  # rows are split over it; experts of a mixture live on it
+TP = "tp"  # heads, feed-forward width and vocabulary are split over it (Megatron)
+DATA = (FSDP, EP)  # the axes that split rows, major first: a data shard is one point of them
+AXES = (FSDP, EP, TP)
+
+
+def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
+    """Lay the devices of all processes out as an [fsdp, ep, tp] grid."""
+    size, devices = fsdp * ep * tp, jax.devices()
+    if size > len(devices):
+        raise StartError(
+            f"the mesh fsdp {fsdp} x ep {ep} x tp {tp} needs {size} devices, but {len(devices)} are here; "
+            "lower --fully-sharded-data-parallel-size, --expert-parallel-size or --tensor-parallel-size"
+        )
+    return jax.make_mesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:size])
+

@@ -1,0 +1,41 @@
+"""One declaration per weight: its shape, where it lives, and what Hugging Face calls it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What a parameter tree holds before the arrays exist."""
+
+    shape: tuple[int, ...]
+    spec: PartitionSpec
+    dtype: Any
+    hf_name: str = ""  # "{layer}" stands for the index along the first dimension
+    transposed: bool = False  # Hugging Face stores [out, in], we compute with [in, out]
+
+
+def _is_weight(leaf: object) -> bool:
+    return isinstance(leaf, Weight)
+
+
+def specs(weights: Any) -> Any:
+    """The tree of PartitionSpecs of a tree of Weights."""
+    return jax.tree.map(lambda weight: weight.spec, weights, is_leaf=_is_weight)
+
+
+def shardings(mesh: Mesh, weights: Any) -> Any:
+    """The tree of NamedShardings of a tree of Weights."""
+    return jax.tree.map(lambda weight: NamedSharding(mesh, weight.spec), weights, is_leaf=_is_weight)
+
+
+def abstract(mesh: Mesh, weights: Any) -> Any:
+    """The tree of ShapeDtypeStructs, with shardings, of a tree of Weights."""
+
+    def leaf(weight: Weight) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=NamedSharding(mesh, weight.spec))
+
+    return jax.tree.map(leaf, weights, is_leaf=_is_weight)
