@@ -94,6 +94,7 @@ class Catalog:
         ending = {"ended_at": session.ended_at, "ended_because": because}
         async with self._database.transaction() as db:
             await db.execute(update(Session).where(Session.id == session_id).values(ending))
+        self._forget(session_id)
         return True
 
     async def expire_sessions(self, now: float, timeout: float) -> list[str]:
@@ -154,6 +155,14 @@ class Catalog:
                 "send the next one"
             )
         return self._samplers.setdefault(sampler.id, known or sampler)
+
+    def _forget(self, session_id: str) -> None:
+        """Whoever asks for something of an ended session gets it from the database."""
+        del self._sessions[session_id]
+        self._models = {id: model for id, model in self._models.items() if model.session_id != session_id}
+        self._samplers = {
+            id: sampler for id, sampler in self._samplers.items() if sampler.session_id != session_id
+        }
 
     async def _load(self, table: type[Row], id: str) -> Row:
         row = None

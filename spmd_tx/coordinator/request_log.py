@@ -9,7 +9,7 @@ from sqlalchemy import and_, delete, func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.payloads import Place
-from spmd_tx.coordinator.tables import RequestRow
+from spmd_tx.coordinator.tables import RequestRow, Session
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
@@ -132,10 +132,12 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Plac
 async def delete_finished(db: AsyncSession, before: float) -> set[int]:
     """Delete what was finished before a time; return the numbers of the files still referred to.
 
-    The creation of a model (seq_id 0) stays, so that its late duplicate is known as one.
+    As long as a session is open the creations of its models stay, so that a late duplicate is known as one.
     """
+    is_open = RequestRow.session_id.in_(select(Session.id).where(Session.ended_at.is_(None)))
     is_creation = and_(RequestRow.seq_id == 0, RequestRow.kind != "sample")
-    await db.execute(delete(RequestRow).where(RequestRow.finished_at < before, ~is_creation))
+    is_kept = and_(is_open, is_creation)
+    await db.execute(delete(RequestRow).where(RequestRow.finished_at < before, ~is_kept))
     payloads = await db.scalars(select(RequestRow.payload_file).distinct())
     results = await db.scalars(select(RequestRow.result_file).distinct())
     return {number for number in (*payloads, *results) if number is not None}

@@ -156,10 +156,10 @@ class RequestQueue:
             submissions, self._submissions = self._submissions, []
             try:
                 await self._write(submissions, dict(self._outcomes))
-            except (OSError, SQLAlchemyError) as error:
+            except (OSError, SQLAlchemyError):
                 logger.exception("cannot write to the request log")
                 for submission in submissions:
-                    _refuse(submission, Unavailable(f"cannot store the request: {error}"))
+                    _refuse(submission, Unavailable("cannot store the request now; send it again"))
                 await asyncio.sleep(RETRY_SECONDS)
                 self._wake()
             if not self._submissions and not self._outcomes:

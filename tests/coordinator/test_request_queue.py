@@ -2,10 +2,10 @@ import asyncio
 import time
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
-from spmd_tx.coordinator.tables import RequestRow, Sampler
+from spmd_tx.coordinator.tables import RequestRow, Sampler, Session
 from spmd_tx.errors import InvalidRequest, NotFound, StartError, Unavailable
 
 RESULT = Finished("application/json", b'{"metrics": {}}')
@@ -177,9 +177,7 @@ async def test_payloads_are_read_from_disk_when_memory_has_forgotten_them(no_cac
 
 
 async def test_pruning_forgets_old_results_and_their_files(no_cache, queue, tmp_path):
-    created = await submit(queue, seq_id=0, kind="create_model")
     old = await submit(queue)
-    queue.resolve(created, RESULT)
     queue.resolve(old, RESULT)
     await queue.flush()
     unfinished = await submit(queue, seq_id=2)
@@ -188,9 +186,25 @@ async def test_pruning_forgets_old_results_and_their_files(no_cache, queue, tmp_
 
     with pytest.raises(NotFound, match="no longer kept"):
         await queue.wait(old, timeout=0)
-    assert await queue.wait(created, timeout=0) == RESULT  # so that a late duplicate makes no second model
     assert await queue.wait(unfinished, timeout=0) is None
-    assert len(list((tmp_path / "payloads").glob("*.zst"))) == 3  # creation, its result, the unfinished one
+    assert len(list((tmp_path / "payloads").glob("*.zst"))) == 1
+
+
+async def test_a_models_creation_is_known_until_its_session_ends(no_cache, queue, database):
+    async with database.transaction() as db:
+        db.add(Session(id="s", created_at=0.0, tags=[]))
+    created = await submit(queue, seq_id=0, kind="create_model")
+    queue.resolve(created, RESULT)
+    await queue.flush()
+
+    await queue.prune(before=time.time() + 1)
+    assert await submit(queue, seq_id=0, kind="create_model") == created
+
+    async with database.transaction() as db:
+        await db.execute(update(Session).values(ended_at=1.0))
+    await queue.prune(before=time.time() + 1)
+    with pytest.raises(NotFound):
+        await queue.wait(created, timeout=0)
 
 
 async def test_many_requests_at_once_share_files(queue, tmp_path):
