@@ -89,16 +89,15 @@ class Hub:
         return await asyncio.shield(self._all_ready)
 
     async def run(self) -> NoReturn:
-        """Receive, until a worker reports a failure or breaks the protocol."""
-        try:
-            while True:
-                identity, *frames = await self._socket.recv_multipart()
-                report = _decode(b"".join(frames))
-                if report is not None and self._is_of_this_generation(report):
-                    self._take(identity, report)
-        except MeshError as error:
-            self.lose(error)
-            raise
+        """Receive, until a worker reports a failure or breaks the protocol: a MeshError.
+
+        Commands hear of it from ``lose``, by when more may be known of what happened.
+        """
+        while True:
+            identity, *frames = await self._socket.recv_multipart()
+            report = _decode(b"".join(frames))
+            if report is not None and self._is_of_this_generation(report):
+                self._take(identity, report)
 
     def lose(self, error: MeshError) -> None:
         """There will be no more replies: every command, sent or still to be sent, has this error."""
@@ -122,6 +121,7 @@ class Hub:
             case Progress(message=message):
                 if report.process == 0:
                     self.busy = message or None
+                    logger.info("workers: %s", message or "running")
             case Ready():
                 worker.ready = report
                 self._start_when_all_are_ready()

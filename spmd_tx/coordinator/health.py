@@ -1,0 +1,17 @@
+"""Whether a request would be served now, as the routes see it."""
+
+from spmd_tx.coordinator.dispatcher import Workers
+
+
+class ServerHealth:
+    """Set by the server as it starts, runs and ends."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.ready = False
+        self.failure: str | None = None  # why no request will be served any more
+        self._workers = workers
+
+    @property
+    def phase(self) -> str:
+        """What the server is doing: "loading weights 45 %"."""
+        return self._workers.busy or ("running" if self.ready else "starting")

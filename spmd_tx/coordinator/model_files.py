@@ -1,0 +1,81 @@
+"""Finds the base model: a directory, or a Hugging Face id in the local cache or on the hub. Blocks."""
+
+import json
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from tokenizers import Tokenizer
+
+from spmd_tx.errors import StartError
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # other weight formats stay there
+
+
+def find_model(base_model: str) -> Path:
+    """The directory of the model, complete. Raises StartError when there is none."""
+    directory = Path(base_model).expanduser()
+    if directory.is_dir():
+        _check(directory)
+        return directory.absolute()
+    if base_model.count("/") != 1 or base_model.startswith((".", "/", "~")):
+        raise StartError(
+            f"--base-model {base_model} is neither a directory nor a Hugging Face id (owner/name)"
+        )
+    return _from_cache(base_model) or _download(base_model)
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer, for stop strings."""
+    path = directory / TOKENIZER
+    try:
+        json.loads(path.read_text())  # what the tokenizers library raises has no type of its own
+    except (OSError, ValueError) as error:
+        raise StartError(f"cannot read {path}: {error}; restore it from where the model came from") from None
+    return Tokenizer.from_file(str(path))
+
+
+def _from_cache(model_id: str) -> Path | None:
+    try:
+        directory = Path(snapshot_download(model_id, allow_patterns=DOWNLOADED, local_files_only=True))
+        _check(directory)
+    except (OSError, ValueError, StartError):
+        return None  # not there, or only in part
+    return directory
+
+
+def _download(model_id: str) -> Path:
+    try:
+        directory = Path(snapshot_download(model_id, allow_patterns=DOWNLOADED))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise StartError(
+            f"--base-model {model_id} is no directory, it is not complete in the Hugging Face cache, and it "
+            f"cannot be downloaded: {reason}. Check name and network, or give a downloaded model's directory"
+        ) from error
+    _check(directory)
+    return directory
+
+
+def _check(directory: Path) -> None:
+    """Name the first file that is missing."""
+    for name in ("config.json", TOKENIZER):
+        if not (directory / name).is_file():
+            raise StartError(f"{directory} has no {name}; it is no complete model in the Hugging Face layout")
+    for name in _weight_files(directory):
+        if not (directory / name).is_file():
+            raise StartError(f"{directory} has no {name}; the model's weights are missing or incomplete")
+
+
+def _weight_files(directory: Path) -> list[str]:
+    index = directory / INDEX
+    if not index.is_file():
+        return [WHOLE]
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise StartError(
+            f"{index} is damaged: {error!r}; restore it from where the model came from"
+        ) from None

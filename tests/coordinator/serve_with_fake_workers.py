@@ -1,0 +1,21 @@
+"""Serves like ``spmd-tx serve``, with fake workers: serve_with_fake_workers.py OPTIONS, a JSON object."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import server
+from spmd_tx.errors import StartError
+
+if __name__ == "__main__":
+    options = json.loads(sys.argv[1])
+    config = ServerConfig(**options | {"data_dir": Path(options["data_dir"])})
+    try:
+        sys.exit(asyncio.run(server.serve(config, [str(Path(__file__).with_name("fake_worker.py"))])))
+    except StartError as error:
+        print(f"spmd-tx: {error}", file=sys.stderr)
+        sys.exit(2)

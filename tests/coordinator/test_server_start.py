@@ -1,0 +1,157 @@
+import json
+import re
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from spmd_tx import tiny_model
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import model_files
+from spmd_tx.coordinator.preflight import check_pages
+from spmd_tx.coordinator.server import serve
+from spmd_tx.errors import StartError
+
+# 8 heads, 2 key-value heads, 64 dimensions, vocabulary of 512, 2048 positions; two weight files
+SPEC = tiny_model.PRESETS["tiny-gqa"]
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("complete"), SPEC)
+
+
+@pytest.fixture
+def model_dir(complete, tmp_path):
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(complete, tmp_path / "model"))
+
+
+async def refusal(model_dir, tmp_path, **options):
+    """What the operator is told."""
+    options = {"base_model": str(model_dir), "data_dir": tmp_path / "data", "port": 0} | options
+    with pytest.raises(StartError) as refused:
+        await serve(ServerConfig(**options))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"tensor_parallel_size": 3},
+            "--tensor-parallel-size is 3, but the model's 8 attention heads cannot be split 3 ways",
+        ),
+        (
+            {"fully_sharded_data_parallel_size": 3},
+            "--fully-sharded-data-parallel-size is 3, but the model's 64 model dimensions cannot be split",
+        ),
+        (
+            {"tensor_parallel_size": 2, "num_processes": 3},
+            "--num-processes is 3, but the mesh of 2 devices .* cannot be split evenly",
+        ),
+        ({"num_processes": 2}, "--num-processes is 2, but the mesh of 1 devices"),
+        (
+            {"max_context_length": 4096},
+            "--max-context-length is 4096, but the model has positions for 2048 tokens only",
+        ),
+        (
+            {"kv_cache_tokens": 100},
+            "--kv-cache-tokens is 100, less than one sequence of 2048 tokens; raise it, set it to 0",
+        ),
+        ({"host": "203.0.113.1"}, "cannot listen on 203.0.113.1, port 0: .* check --host and --port"),
+        ({"base_model": "./nowhere"}, "--base-model ./nowhere is neither a directory nor a Hugging Face id"),
+        (
+            {"database_url": "postgresql://nobody@127.0.0.1:1/none"},
+            "cannot open the database .* check --database-url",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+async def test_options_that_cannot_work_are_named_with_the_remedy(complete, tmp_path, options, message):
+    assert re.search(message, await refusal(complete, tmp_path, **options))
+
+
+async def test_a_port_in_use_is_refused(complete, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = await refusal(complete, tmp_path, port=port)
+    assert told == f"port {port} of 127.0.0.1 is in use; end that program, or set another --port"
+
+
+async def test_a_data_directory_that_cannot_be_made_is_refused(complete, tmp_path):
+    (tmp_path / "data").write_text("a file")
+    assert "cannot create --data-dir" in await refusal(complete, tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model-00002-of-00002.safetensors"])
+async def test_an_incomplete_model_directory_is_refused(model_dir, tmp_path, missing):
+    (model_dir / missing).unlink()
+    assert f"{model_dir} has no {missing}" in await refusal(model_dir, tmp_path)
+
+
+async def test_a_model_directory_without_weights_is_refused(model_dir, tmp_path):
+    for file in model_dir.glob("*.safetensors*"):
+        file.unlink()
+    told = await refusal(model_dir, tmp_path)
+    assert "has no model.safetensors; the model's weights are missing" in told
+
+
+@pytest.mark.parametrize("damaged", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
+async def test_a_damaged_file_is_named(model_dir, tmp_path, damaged):
+    (model_dir / damaged).write_text("{")
+    assert f"{model_dir}/{damaged}" in await refusal(model_dir, tmp_path)
+
+
+async def test_an_unsupported_architecture_is_refused(model_dir, tmp_path):
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps(config | {"architectures": ["OtherForCausalLM"]}))
+    assert "holds a OtherForCausalLM; supported" in await refusal(model_dir, tmp_path)
+
+
+def test_a_cache_that_holds_one_sequence_is_enough():
+    check_pages(pages=5, page_size=16, max_context=64)
+    with pytest.raises(StartError, match="room for 48 tokens"):
+        check_pages(pages=4, page_size=16, max_context=64)
+
+
+class FakeHub:
+    """Stands in for the Hugging Face hub and its cache on this machine."""
+
+    def __init__(self, *, cached=None, online=None):
+        self.cached, self.online = cached, online
+        self.downloads = 0
+
+    def snapshot_download(self, model_id, *, allow_patterns, local_files_only=False):
+        if not local_files_only:
+            self.downloads += 1
+        found = self.cached if local_files_only else self.online
+        if found is None:
+            raise LocalEntryNotFoundError(f"cannot find {model_id}")
+        return str(found)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    hub = FakeHub()
+    monkeypatch.setattr(model_files, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_a_model_in_the_cache_is_used_without_asking_the_hub(hub, complete):
+    hub.cached = complete
+    assert model_files.find_model("owner/name") == complete
+    assert hub.downloads == 0
+
+
+def test_a_model_that_is_cached_in_part_is_downloaded(hub, model_dir, complete):
+    (model_dir / "tokenizer.json").unlink()
+    hub.cached, hub.online = model_dir, complete
+    assert model_files.find_model("owner/name") == complete
+
+
+def test_a_model_that_is_nowhere_is_refused(hub):
+    with pytest.raises(StartError, match=r"owner/name is no directory.*cannot find owner/name.*Check name"):
+        model_files.find_model("owner/name")
