@@ -1,0 +1,30 @@
+"""The vocabulary head: hidden states to logits and to the log-probabilities of given tokens.
+
+The vocabulary is split over tp. Dimension key: B row, T token, D model width, V vocabulary (this device's part).
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Int
+
+from spmd_tx.models.lora import ApplyLora, Lora
+from spmd_tx.sharding.collectives import vocabulary_logsumexp
+from spmd_tx.sharding.mesh import TP
+
+
+def logits(
+    unembed_VD: Float[Array, "V D"], lora: Lora[Array], apply_lora: ApplyLora, h_BTD: Float[Array, "B T D"]
+) -> Float[Array, "B T V"]:
+    """Logits in fp32."""
+    base_BTV = jnp.einsum("BTD,VD->BTV", h_BTD, unembed_VD, preferred_element_type=jnp.float32)
+    return base_BTV + apply_lora(h_BTD, lora).astype(jnp.float32)
+
+
+def target_logprobs(logits_BTV: Float[Array, "B T V"], targets_BT: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Log-probability, in nats, of one token per position."""
+    local_BT = targets_BT - lax.axis_index(TP) * logits_BTV.shape[-1]
+    is_here_BT = (local_BT >= 0) & (local_BT < logits_BTV.shape[-1])
+    index_BT1 = jnp.where(is_here_BT, local_BT, 0)[..., None]
+    here_BT = jnp.take_along_axis(logits_BTV, index_BT1, axis=-1)[..., 0]
+    target_BT = lax.psum(jnp.where(is_here_BT, here_BT, 0.0), TP)
+    return target_BT - vocabulary_logsumexp(logits_BTV)
