@@ -2,7 +2,8 @@
 
 SHORTEST_ROW = 64  # tokens of a prefill row
 NARROWEST_TABLE = 4  # pages
-GROWTH = 4  # rows and steps come in 1, 4, 16, ...
+GROWTH = 4  # rows come in 1, 4, 16, ...
+FEWEST_STEPS = 4  # of a Decode
 
 
 def power_of_two(least: int, count: int) -> int:
@@ -22,13 +23,12 @@ def power_of_four(count: int) -> int:
 
 
 def decode_steps(least_remaining: int, most: int, is_hurried: bool) -> int:
-    """How many tokens a Decode draws per row: 4, 16, ... up to ``most``.
+    """How many tokens a Decode draws per row.
 
-    The row with the fewest tokens left decides, so that it is answered about when it is done, and its
+    The row with the fewest tokens left decides, so that it is answered as soon as it is done, and its
     place is free again; longer rows simply go on in the next Decode, which is sent before this one's
-    reply is read. Prompts that could start at once hurry: they wait for the shortest Decode only.
+    reply is read. A few steps are always taken, because each Decode has a price of its own. Prompts that
+    could start at once hurry: they wait for these few steps only.
     """
-    steps = min(GROWTH, most)
-    while not is_hurried and steps < least_remaining and steps < most:
-        steps = min(steps * GROWTH, most)
-    return steps
+    fewest = min(FEWEST_STEPS, most)
+    return fewest if is_hurried else max(fewest, min(least_remaining, most))

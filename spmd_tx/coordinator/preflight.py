@@ -4,6 +4,7 @@ import errno
 import socket
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.buckets import SHORTEST_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
 
@@ -12,27 +13,28 @@ BACKLOG = 2048  # connections; a client opens hundreds at once
 
 def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
     """Refuse a mesh over which the model, or the processes, cannot be split evenly."""
-    tp, fsdp = config.tensor_parallel_size, config.fully_sharded_data_parallel_size
+    tp = config.tensor_parallel_size
     split = [
-        ("tensor-parallel-size", tp, "attention heads", model.n_heads),
-        ("tensor-parallel-size", tp, "entries of the vocabulary", model.vocab_size),
-        ("tensor-parallel-size", tp, "feed-forward units", model.d_ff),
-        ("fully-sharded-data-parallel-size", fsdp, "model dimensions", model.d_model),
+        ("attention heads", model.n_heads),
+        ("vocabulary entries", model.vocab_size),
+        ("feed-forward units", model.d_ff),
+        ("tokens of the shortest row", SHORTEST_ROW),
     ]
-    for option, ways, what, count in split:
-        if count % ways:
+    for what, count in split:
+        if count % tp:
             raise StartError(
-                f"--{option} is {ways}, but the model's {count} {what} cannot be split {ways} ways"
+                f"--tensor-parallel-size is {tp}, but {count} {what} cannot be split {tp} ways; "
+                f"set it to a number that divides {count}"
             )
     if model.n_kv_heads % tp and tp % model.n_kv_heads:
         raise StartError(
-            f"--tensor-parallel-size is {tp}, but it is neither a divisor nor a multiple of the model's "
-            f"{model.n_kv_heads} key-value heads"
+            f"--tensor-parallel-size is {tp}, but it neither divides nor is a multiple of the "
+            f"model's {model.n_kv_heads} key-value heads; change it so that it does"
         )
     if config.mesh_size % config.num_processes:
         raise StartError(
             f"--num-processes is {config.num_processes}, but the mesh of {config.mesh_size} devices (the "
-            "product of the three parallel sizes) cannot be split evenly among so many processes"
+            "product of the three parallel sizes) cannot be split evenly; set it to a number that divides it"
         )
 
 

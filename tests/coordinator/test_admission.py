@@ -69,7 +69,7 @@ def test_prompts_that_could_start_wait_for_short_decodes_only():
     for number in range(3):
         bench.admit(f"{number}", prompt_of(50, number), max_tokens=14)
     bench.run()
-    assert [command.steps for command in bench.sent(Decode)[:3]] == [4, 4, 16]
+    assert [command.steps for command in bench.sent(Decode)[:3]] == [4, 4, 6]
 
 
 def test_a_waiting_request_says_what_it_waits_for():

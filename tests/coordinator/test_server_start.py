@@ -42,11 +42,7 @@ async def refusal(model_dir, tmp_path, **options):
     [
         (
             {"tensor_parallel_size": 3},
-            "--tensor-parallel-size is 3, but the model's 8 attention heads cannot be split 3 ways",
-        ),
-        (
-            {"fully_sharded_data_parallel_size": 3},
-            "--fully-sharded-data-parallel-size is 3, but the model's 64 model dimensions cannot be split",
+            "--tensor-parallel-size is 3, but 8 attention heads cannot be split 3 ways",
         ),
         (
             {"tensor_parallel_size": 2, "num_processes": 3},
