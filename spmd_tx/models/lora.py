@@ -147,11 +147,11 @@ def bank_lora(slots_B: Int[Array, "B"], scale_S: Float[Array, "S"]) -> ApplyLora
     Adapters are finite by construction (optim_step and load refuse others), so what a foreign
     adapter adds is exactly zero.
     """
-    gate_BS = slots_B[:, None] == jnp.arange(scale_S.shape[0])
+    gate_BS = slots_B[:, None] == jnp.arange(scale_S.shape[0])[None]
 
     def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
         h_BTSR = jnp.einsum("BTI,SRI->BTSR", x_BTI, lora.a.astype(x_BTI.dtype))
-        h_BTSR = h_BTSR * scale_S.astype(x_BTI.dtype)[:, None]
+        h_BTSR = h_BTSR * scale_S.astype(x_BTI.dtype)[None, None, :, None]
         h_BTSR = jnp.where(gate_BS[:, None, :, None], h_BTSR, jnp.zeros((), x_BTI.dtype))
         return jnp.einsum("BTSR,SRO->BTO", h_BTSR, lora.b.astype(x_BTI.dtype))
 

@@ -4,7 +4,7 @@ Dimension key: B row (over all data shards), T token, D model width, V vocabular
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,9 @@ class TrainState:
     nu: Adapters[Any]
     step: Any  # int32 [S]
     scale: Any  # float32 [S]: alpha / rank
+
+    def with_gradient(self, grad_sum: Adapters[Any]) -> "TrainState":
+        return replace(self, grad_sum=grad_sum)
 
 
 def train_weights(model: ModelConfig, mesh: Mesh, slots: int, rank: int) -> TrainState:

@@ -1,0 +1,81 @@
+"""Paged keys and values of sequences that are being sampled (Kwon et al. 2023).
+
+Dimension key: L layer, P page (of one data shard), S place in a page, K key-value head, E head width,
+B row, T token, N pages in a row's table. Page 0 takes what nobody reads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Int
+
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.layers import attend_keys, attend_segments
+from spmd_tx.models.qwen3 import Attend
+from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP
+from spmd_tx.sharding.weight import Weight
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KvCache:
+    """[L, P, S, K, E]; every data shard has pages of its own."""
+
+    keys: Any
+    values: Any
+
+
+def cache_weights(model: ModelConfig, mesh: Mesh, pages: int, page_size: int, dtype: type) -> KvCache:
+    """Declare a cache with ``pages`` pages per data shard."""
+    heads = max(model.n_kv_heads, mesh.shape[TP])  # with fewer heads than tp, each device keeps the one it uses
+    shape = (model.n_layers, pages * mesh.shape[FSDP] * mesh.shape[EP], page_size, heads, model.head_dim)
+    pool = Weight(shape, P(None, DATA, None, TP, None), dtype)
+    return KvCache(pool, pool)
+
+
+def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v: Array) -> KvCache:
+    """Put keys and values of one layer at (page, place); ``pages`` and ``places`` have k's leading shape."""
+    return KvCache(cache.keys.at[index, pages, places].set(k), cache.values.at[index, pages, places].set(v))
+
+
+def prefill_attend(segments_BT: Int[Array, "B T"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Attend:
+    """Attend as training does, and write every token's keys and values to its page."""
+
+    def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
+        cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
+        return attend_segments(q, k, v, segments_BT), cache
+
+    return attend
+
+
+def decode_attend(tables_BN: Int[Array, "B N"], positions_B: Int[Array, "B"], is_alive_B: Array) -> Attend:
+    """Write one token per row, then attend to all the row's tokens up to it."""
+
+    def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
+        page_size = cache.keys.shape[2]
+        page_B = jnp.take_along_axis(tables_BN, (positions_B // page_size)[:, None], axis=1)[:, 0]
+        page_B = jnp.where(is_alive_B, page_B, 0)
+        cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
+
+        def row_keys(pool: Array) -> Array:
+            paged = pool[index, tables_BN]  # [B, N, S, K, E]
+            return paged.reshape(paged.shape[0], -1, *paged.shape[3:])
+
+        order_T = jnp.arange(tables_BN.shape[1] * page_size)
+        mask_BT = order_T[None] <= positions_B[:, None]
+        # What an earlier owner left in a page may be infinite, and zero times infinity is not zero.
+        values = jnp.where(mask_BT[:, :, None, None], row_keys(cache.values), jnp.zeros((), v.dtype))
+        return attend_keys(q, row_keys(cache.keys), values, mask_BT[:, None]), cache
+
+    return attend
+
+
+def copy_pages(cache: KvCache, copies_C2: Int[Array, "C 2"]) -> KvCache:
+    """Copy pages (from, to) in all layers."""
+    source_C, target_C = copies_C2[:, 0], copies_C2[:, 1]
+    return jax.tree.map(lambda pool: pool.at[:, target_C].set(pool[:, source_C]), cache)

@@ -1,0 +1,90 @@
+"""Drawing a token from logits: no sort, one uniform number per row.
+
+Dimension key: B row, V vocabulary, K block of the vocabulary.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Int, UInt
+
+BLOCK = 512  # vocabulary entries per block of the two-level inverse CDF
+BISECTIONS = 32
+LOWEST = -60.0  # nats below the most likely token; less likely tokens never survive a filter
+
+
+def draw(
+    logits_BV: Float[Array, "B V"],
+    seeds_B2: UInt[Array, "B 2"],
+    positions_B: Int[Array, "B"],
+    temperatures_B: Float[Array, "B"],
+    top_k_B: Int[Array, "B"],
+    top_p_B: Float[Array, "B"],
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """One token per row and its log-probability under softmax(logits / temperature), before top_k and top_p.
+
+    Temperature 0 takes the most likely token and reports its log-probability at temperature 1. What is drawn
+    depends on the row's own logits, seed and position only. Ties at the threshold of a filter are kept.
+    """
+    is_greedy_B = temperatures_B <= 0
+    scaled_BV = logits_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
+    below_BV = scaled_BV - jnp.max(scaled_BV, axis=-1, keepdims=True)  # nats below the most likely token
+    filters_B = ~is_greedy_B & ((top_k_B < logits_BV.shape[-1]) | (top_p_B < 1))
+    no_floor_B = jnp.full_like(temperatures_B, -jnp.inf)
+    floor_B = lax.cond(jnp.any(filters_B), lambda: _floor(below_BV, top_k_B, top_p_B), lambda: no_floor_B)
+    kept_BV = jnp.where(below_BV > floor_B[:, None], jnp.exp(below_BV), 0.0)
+    drawn_B = _inverse_cdf(kept_BV, _uniform(seeds_B2, positions_B))
+    token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
+    log_total_B = jnp.log(jnp.sum(jnp.exp(below_BV), axis=-1))
+    return token_B, jnp.take_along_axis(below_BV, token_B[:, None], axis=-1)[:, 0] - log_total_B
+
+
+def _uniform(seeds_B2: Array, positions_B: Array) -> Array:
+    """In [0, 1); a function of seed and position."""
+
+    def one(seed: Array, position: Array) -> Array:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed[0]), seed[1]), position)
+        return jax.random.uniform(key)
+
+    return jax.vmap(one)(seeds_B2, positions_B)
+
+
+def _floor(below_BV: Array, top_k_B: Array, top_p_B: Array) -> Array:
+    """The value above which tokens are kept: top_k first, then top_p of what is left, both by bisection."""
+    vocabulary = below_BV.shape[-1]
+    mass_BV = jnp.exp(below_BV)
+
+    def bisect(is_too_small: Callable[[Array], Array]) -> Array:
+        def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low_B, high_B = bounds
+            middle_B = (low_B + high_B) / 2
+            too_small_B = is_too_small(middle_B)
+            return jnp.where(too_small_B, low_B, middle_B), jnp.where(too_small_B, middle_B, high_B)
+
+        low_B = jnp.full_like(below_BV[:, 0], LOWEST)
+        return lax.fori_loop(0, BISECTIONS, halve, (low_B, jnp.zeros_like(low_B)))[0]
+
+    by_count_B = bisect(lambda t: jnp.sum(below_BV > t[:, None], axis=-1, dtype=jnp.int32) < top_k_B)
+    by_count_B = jnp.where(top_k_B < vocabulary, by_count_B, -jnp.inf)
+    left_BV = jnp.where(below_BV > by_count_B[:, None], mass_BV, 0.0)
+    wanted_B = top_p_B * jnp.sum(left_BV, axis=-1)
+    by_mass_B = bisect(lambda t: jnp.sum(jnp.where(below_BV > t[:, None], left_BV, 0.0), axis=-1) < wanted_B)
+    return jnp.maximum(by_count_B, jnp.where(top_p_B < 1, by_mass_B, -jnp.inf))
+
+
+def _inverse_cdf(mass_BV: Array, uniform_B: Array) -> Array:
+    """The first token at which the running mass passes the uniform share of the total, in two levels."""
+    b, vocabulary = mass_BV.shape
+    mass_BKV = jnp.pad(mass_BV, ((0, 0), (0, -vocabulary % BLOCK))).reshape(b, -1, BLOCK)
+    running_BK = jnp.cumsum(jnp.sum(mass_BKV, axis=-1), axis=-1)
+    wanted_B = uniform_B * running_BK[:, -1]
+    block_B = jnp.minimum(jnp.sum(running_BK <= wanted_B[:, None], axis=-1, dtype=jnp.int32), running_BK.shape[1] - 1)
+    before_B = jnp.where(block_B > 0, jnp.take_along_axis(running_BK, jnp.maximum(block_B - 1, 0)[:, None], axis=1)[:, 0], 0.0)
+    inside_BV = jnp.cumsum(jnp.take_along_axis(mass_BKV, block_B[:, None, None], axis=1)[:, 0], axis=-1)
+    place_B = jnp.sum(before_B[:, None] + inside_BV <= wanted_B[:, None], axis=-1, dtype=jnp.int32)
+    token_B = jnp.minimum(block_B * BLOCK + place_B, vocabulary - 1)
+    # Rounding may run past the last token with any mass; the most likely one is always allowed.
+    has_mass_B = jnp.take_along_axis(mass_BV, token_B[:, None], axis=1)[:, 0] > 0
+    return jnp.where(has_mass_B, token_B, jnp.argmax(mass_BV, axis=-1).astype(jnp.int32))

@@ -1,0 +1,29 @@
+"""Host arrays to global arrays and back."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.sharding.mesh import DATA
+
+
+def rows_to_devices(mesh: Mesh, tree: Any) -> Any:
+    """Split the first dimension of every array over the data shards. Every process holds the whole tree."""
+    sharding = NamedSharding(mesh, P(DATA))
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]), tree)
+
+
+def to_devices(array: np.ndarray, sharding: NamedSharding) -> Array:
+    """Place an array that every process holds whole."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def to_host(tree: Any) -> Any:
+    """Fetch replicated arrays."""
+    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)) if isinstance(x, Array) else x, tree)

@@ -1,0 +1,107 @@
+"""What happens to single adapters: filled, read, written, and copied between training slots and the sampler bank.
+
+Plain jitted functions over global arrays: nothing here is hot, so the partitioner may place the work.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.models import lora
+from spmd_tx.models.lora import Adapters, Lora
+from spmd_tx.sharding.weight import Weight, shardings
+from spmd_tx.worker.checkpoints import SlotState
+from spmd_tx.worker.sample import Bank
+from spmd_tx.worker.train import TrainState, put_slot, take_slot
+
+
+@dataclass(frozen=True)
+class AdapterSteps:
+    """Each donates the state that it replaces."""
+
+    create: Callable[[TrainState, Array, Array, Array, Array, Any], TrainState]
+    read: Callable[[TrainState, Array], SlotState]
+    write: Callable[[TrainState, Array, SlotState, Array], TrainState]
+    to_bank: Callable[[Bank, Adapters[Array], Array, Array], Bank]
+    weights_of: Callable[[Adapters[Array], Array], Adapters[Array]]
+
+
+def one_adapter(stack: Adapters[Weight]) -> Adapters[Weight]:
+    """Declare one adapter of a declared stack: the same without the slot axis."""
+
+    def leaf(weight: Weight) -> Weight:
+        axis = len(weight.shape) - 3
+        shape = weight.shape[:axis] + weight.shape[axis + 1 :]
+        spec = tuple(weight.spec)
+        return Weight(shape, P(*spec[:axis], *spec[axis + 1 :]), weight.dtype)
+
+    return jax.tree.map(leaf, stack, is_leaf=lambda x: isinstance(x, Weight))
+
+
+def slot_weights(state: TrainState) -> SlotState:
+    """Declare what a checkpoint of one slot holds."""
+    one = one_adapter(state.w)
+    return SlotState(w=one, mu=one, nu=one, step=Weight((), P(), jnp.int32))
+
+
+def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterSteps:
+    """Compile the steps for the declared training state and bank."""
+    state_shardings, bank_shardings = shardings(mesh, state), shardings(mesh, bank)
+    one_shardings = shardings(mesh, one_adapter(state.w))
+    slot_shardings = shardings(mesh, slot_weights(state))
+
+    @partial(jax.jit, donate_argnums=0, out_shardings=state_shardings)
+    def write(state: TrainState, slot: Array, one: SlotState, scale: Array) -> TrainState:
+        zeros = jax.tree.map(jnp.zeros_like, one.w)
+        return TrainState(
+            w=put_slot(state.w, one.w, slot),
+            grad_sum=put_slot(state.grad_sum, zeros, slot),
+            mu=put_slot(state.mu, one.mu, slot),
+            nu=put_slot(state.nu, one.nu, slot),
+            step=state.step.at[slot].set(one.step),
+            scale=state.scale.at[slot].set(scale),
+        )
+
+    @partial(jax.jit, donate_argnums=0, out_shardings=state_shardings)
+    def create(state: TrainState, slot: Array, seed_2: Array, rank: Array, scale: Array, groups_3: Array) -> TrainState:
+        fresh = initial(state.w, seed_2, rank, groups_3)
+        zeros = jax.tree.map(jnp.zeros_like, fresh)
+        return write(state, slot, SlotState(fresh, zeros, zeros, jnp.int32(0)), scale)
+
+    @partial(jax.jit, out_shardings=slot_shardings)
+    def read(state: TrainState, slot: Array) -> SlotState:
+        w, mu, nu = (take_slot(tree, slot) for tree in (state.w, state.mu, state.nu))
+        return SlotState(w, mu, nu, state.step[slot])
+
+    @partial(jax.jit, donate_argnums=0, out_shardings=bank_shardings)
+    def to_bank(bank: Bank, one: Adapters[Array], slot: Array, scale: Array) -> Bank:
+        return Bank(put_slot(bank.w, one, slot), bank.scale.at[slot].set(scale))
+
+    @partial(jax.jit, out_shardings=one_shardings)
+    def weights_of(stack: Adapters[Array], slot: Array) -> Adapters[Array]:
+        return jax.tree.map(lambda x: x.astype(jnp.float32), take_slot(stack, slot))
+
+    return AdapterSteps(create, read, write, to_bank, weights_of)
+
+
+def initial(stack: Adapters[Array], seed_2: Array, rank: Array, groups_3: Array) -> Adapters[Array]:
+    """A fresh adapter: A uniform up to its rank in the groups that are trained (attention, MLP, unembedding), else zero."""
+    key = jax.random.fold_in(jax.random.key(seed_2[0]), seed_2[1])
+
+    def pair(name: str, factors: Lora[Array], is_trained: Array) -> Lora[Array]:
+        axis = factors.a.ndim - 3
+        shape_a, shape_b = (x.shape[:axis] + x.shape[axis + 1 :] for x in (factors.a, factors.b))
+        is_used = is_trained & (jnp.arange(shape_a[-2]) < rank)
+        a = jnp.where(is_used.reshape((1,) * (len(shape_a) - 2) + (-1, 1)), lora.init_a(name, shape_a, key), 0.0)
+        return Lora(a, jnp.zeros(shape_b, jnp.float32))
+
+    groups = dict.fromkeys(lora.ATTENTION, 0) | dict.fromkeys(lora.MLP, 1)
+    layers = {name: pair(name, factors, groups_3[groups[name]]) for name, factors in stack.layers.items()}
+    return Adapters(layers, pair("head", stack.head, groups_3[2]))

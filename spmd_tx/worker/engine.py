@@ -1,0 +1,189 @@
+"""The commands of protocol.py as methods: host arrays in, device steps, arrays out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx import protocol
+from spmd_tx.models import peft
+from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.lora import Adapters
+from spmd_tx.protocol import AdapterSpec, Setup
+from spmd_tx.sharding.mesh import make_mesh
+from spmd_tx.sharding.transfer import rows_to_devices, to_devices
+from spmd_tx.sharding.weight import abstract, shardings
+from spmd_tx.worker.adapters import make_adapter_steps, one_adapter, slot_weights
+from spmd_tx.worker.checkpoints import restore_state, save_state
+from spmd_tx.worker.compile_log import CompileLog
+from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
+from spmd_tx.worker.state import WorkerState, allocate
+from spmd_tx.worker.train import AdamWInputs, Rows, make_forward, make_forward_backward, make_optim_step
+
+Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
+
+
+class Engine:
+    """One worker's half of every step. All workers of a generation call the same methods in the same order."""
+
+    def __init__(
+        self, setup: Setup, model: ModelConfig, mesh: Mesh, declared: WorkerState, state: WorkerState, log: CompileLog
+    ) -> None:
+        self.setup, self.model, self.mesh, self.state, self.log = setup, model, mesh, state, log
+        self.declared = declared
+        self._forward = make_forward(model, mesh, declared.base, declared.train)
+        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train)
+        self._optim_step = make_optim_step(mesh, declared.train)
+        self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
+        sampling = (model, mesh, declared.base, declared.bank, declared.cache)
+        self._prefill = {wanted: make_prefill(*sampling, logprobs=wanted) for wanted in (False, True)}
+        self._decode = make_decode(*sampling, setup.decode_steps)
+        self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+
+    @classmethod
+    def start(cls, setup: Setup, log: CompileLog, progress: Callable[[str], None]) -> "Engine":
+        """Load the base model and allocate everything else."""
+        model = read_model_config(Path(setup.model_dir))
+        mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
+        declared, state, pages = allocate(setup, model, mesh, progress)
+        engine = cls(setup, model, mesh, declared, state, log)
+        engine.pages = pages
+        return engine
+
+    pages: int = 0  # per data shard, page 0 included
+
+    @property
+    def device(self) -> str:
+        """The mesh's devices, for people."""
+        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}"
+
+    def create_adapter(self, command: protocol.CreateAdapter) -> Result:
+        adapter, seed = command.adapter, command.seed
+        seed_2 = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+        groups = np.array([adapter.train_attn, adapter.train_mlp, adapter.train_unembed])
+        with self.log.first("create_adapter"):
+            self.state.train = self._adapters.create(
+                self.state.train, _i32(command.slot), seed_2, _i32(adapter.rank), _f32(adapter.scale), groups
+            )
+        return {}, {}
+
+    def forward_backward(self, command: protocol.ForwardBackward) -> Result:
+        rows, loss = self._batch(command.rows, command.loss)
+        train = self.state.train
+        with self.log.first("forward_backward", rows.tokens.shape):
+            grad_sum, logprobs, losses = self._forward_backward(
+                self.state.base, train.w, train.grad_sum, train.scale, rows, loss
+            )
+        self.state.train = train.with_gradient(grad_sum)
+        return {"logprobs": logprobs, "losses": losses}, {}
+
+    def forward(self, command: protocol.Forward) -> Result:
+        rows, loss = self._batch(command.rows, command.loss)
+        train = self.state.train
+        with self.log.first("forward", rows.tokens.shape):
+            logprobs, losses = self._forward(self.state.base, train.w, train.scale, rows, loss)
+        return {"logprobs": logprobs, "losses": losses}, {}
+
+    def optim_step(self, command: protocol.OptimStep) -> Result:
+        inputs = AdamWInputs(
+            _f32(command.learning_rate),
+            _f32(command.beta1),
+            _f32(command.beta2),
+            _f32(command.eps),
+            _f32(command.weight_decay),
+            _f32(command.grad_clip_norm),
+        )
+        with self.log.first("optim_step"):
+            self.state.train, norm, applied = self._optim_step(self.state.train, _i32(command.slot), inputs)
+        return {}, {"grad_norm": norm, "applied": applied}
+
+    def save_state(self, command: protocol.SaveState) -> Result:
+        slot = self._adapters.read(self.state.train, _i32(command.slot))
+        save_state(Path(command.path), slot, self.setup.max_rank)
+        return {}, {}
+
+    def load_state(self, command: protocol.LoadState) -> Result:
+        like = abstract(self.mesh, slot_weights(self.declared.train))
+        slot = restore_state(Path(command.path), like, command.optimizer)
+        self.state.train = self._adapters.write(
+            self.state.train, _i32(command.slot), slot, _f32(command.adapter.scale)
+        )
+        return {}, {}
+
+    def save_sampler(self, command: protocol.SaveSampler) -> Result:
+        one = self._adapters.weights_of(self.state.train.w, _i32(command.slot))
+        if command.bank >= 0:
+            self._to_bank(one, command.bank, command.adapter)
+        if command.path is not None:
+            self._write_peft(one, command.path, command.adapter)
+        return {}, {}
+
+    def page_out(self, command: protocol.PageOut) -> Result:
+        one = self._adapters.weights_of(self.state.bank.w, _i32(command.bank))
+        self._write_peft(one, command.path, command.adapter)
+        return {}, {}
+
+    def load_sampler(self, command: protocol.LoadSampler) -> Result:
+        host = peft.read(Path(command.path), command.adapter, self.model, self.setup.max_rank)
+        one = jax.tree.map(to_devices, host, shardings(self.mesh, one_adapter(self.declared.train.w)))
+        self._to_bank(one, command.bank, command.adapter)
+        return {}, {}
+
+    def prefill(self, command: protocol.Prefill) -> Result:
+        rows = rows_to_devices(self.mesh, _rows(command.rows))
+        pages, copies = rows_to_devices(self.mesh, (command.pages, command.copies))
+        what = "prefill with logprobs" if command.logprobs else "prefill"
+        with self.log.first(what, rows.tokens.shape):
+            self.state.cache, logprobs = self._prefill[command.logprobs](
+                self.state.base, self.state.bank, self.state.cache, rows, pages, copies
+            )
+        return ({} if logprobs is None else {"logprobs": logprobs}), {}
+
+    def decode(self, command: protocol.Decode) -> Result:
+        names = (field for field in DecodeRows.__dataclass_fields__)
+        rows = rows_to_devices(self.mesh, DecodeRows(**{name: getattr(command, name) for name in names}))
+        with self.log.first("decode", rows.tables.shape):
+            self.state.cache, self.state.rows, tokens, logprobs = self._decode(
+                self.state.base, self.state.bank, self.state.cache, self.state.rows, rows, _i32(command.steps)
+            )
+        return {"tokens": tokens, "logprobs": logprobs}, {}
+
+    def _batch(self, rows: protocol.PackedRows, loss: protocol.LossInputs) -> tuple[Rows, TokenLossInputs]:
+        inputs = TokenLossInputs(
+            kinds=loss.kinds[:, None],
+            clip_low=loss.clip_low[:, None],
+            clip_high=loss.clip_high[:, None],
+            beta=loss.beta[:, None],
+            weights=loss.weights,
+            advantages=loss.advantages,
+            sampling_logprobs=loss.sampling_logprobs,
+        )
+        return rows_to_devices(self.mesh, (_rows(rows), inputs))
+
+    def _to_bank(self, one: Adapters[Any], bank: int, adapter: AdapterSpec) -> None:
+        self.state.bank = self._adapters.to_bank(self.state.bank, one, _i32(bank), _f32(adapter.scale))
+
+    def _write_peft(self, one: Adapters[Any], path: str, adapter: AdapterSpec) -> None:
+        """Every process takes part in gathering; process 0 writes."""
+        whole = self._gather(one)
+        if jax.process_index() == 0:
+            host = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), whole)
+            peft.write(Path(path), host, adapter, self.setup.model_dir)
+
+
+def _rows(rows: protocol.PackedRows) -> Rows:
+    return Rows(rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots)
+
+
+def _i32(value: int) -> np.ndarray:
+    return np.asarray(value, jnp.int32)
+
+
+def _f32(value: float) -> np.ndarray:
+    return np.asarray(value, jnp.float32)
