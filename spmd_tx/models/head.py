@@ -1,6 +1,7 @@
 """The vocabulary head: hidden states to logits and to the log-probabilities of given tokens.
 
-The vocabulary is split over tp. Dimension key: B row, T token, D model width, V vocabulary (this device's part).
+The vocabulary is split over tp.
+Dimension key: B row, T token, D model width, V vocabulary (this device's part).
 """
 
 import jax.numpy as jnp

@@ -32,7 +32,9 @@ class KvCache:
 
 def cache_weights(model: ModelConfig, mesh: Mesh, pages: int, page_size: int, dtype: type) -> KvCache:
     """Declare a cache with ``pages`` pages per data shard."""
-    heads = max(model.n_kv_heads, mesh.shape[TP])  # with fewer heads than tp, each device keeps the one it uses
+    heads = max(
+        model.n_kv_heads, mesh.shape[TP]
+    )  # with fewer heads than tp, each device keeps the one it uses
     shape = (model.n_layers, pages * mesh.shape[FSDP] * mesh.shape[EP], page_size, heads, model.head_dim)
     pool = Weight(shape, P(None, DATA, None, TP, None), dtype)
     return KvCache(pool, pool)
@@ -43,7 +45,9 @@ def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v
     return KvCache(cache.keys.at[index, pages, places].set(k), cache.values.at[index, pages, places].set(v))
 
 
-def prefill_attend(segments_BT: Int[Array, "B T"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]) -> Attend:
+def prefill_attend(
+    segments_BT: Int[Array, "B T"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]
+) -> Attend:
     """Attend as training does, and write every token's keys and values to its page."""
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
@@ -53,7 +57,7 @@ def prefill_attend(segments_BT: Int[Array, "B T"], pages_BT: Int[Array, "B T"], 
     return attend
 
 
-def decode_attend(tables_BN: Int[Array, "B N"], positions_B: Int[Array, "B"], is_alive_B: Array) -> Attend:
+def decode_attend(tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array) -> Attend:
     """Write one token per row, then attend to all the row's tokens up to it."""
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:

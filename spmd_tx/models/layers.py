@@ -1,4 +1,7 @@
-"""Building blocks shared by model families. Dimension key as in qwen3.py; S source (key) token, G query heads per key-value head."""
+"""Building blocks shared by model families.
+
+Dimension key as in qwen3.py; S source (key) token, G query heads per key-value head, Q query block.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ from spmd_tx.sharding.mesh import TP
 QUERY_BLOCK = 512  # query tokens whose scores are held at once
 
 
-def rms_norm(x: Float[Array, "... W"], weight_W: Float[Array, "W"], eps: float) -> Float[Array, "... W"]:
+def rms_norm(x: Float[Array, "... W"], weight_W: Float[Array, " W"], eps: float) -> Float[Array, "... W"]:
     """Root mean square norm (Zhang and Sennrich 2019) over the last dimension, in fp32."""
     x32 = x.astype(jnp.float32)
     normed = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
@@ -22,14 +25,16 @@ def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def embed(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Look tokens up in this device's part of the vocabulary; elsewhere zero. The sum over tp is the embedding."""
+    """Embeddings of the tokens in this device's part of the vocabulary, else zero: to be summed over tp."""
     local_BT = tokens_BT - lax.axis_index(TP) * table_VD.shape[0]
     is_here_BT = (local_BT >= 0) & (local_BT < table_VD.shape[0])
     x_BTD = table_VD[jnp.where(is_here_BT, local_BT, 0)]
     return jnp.where(is_here_BT[..., None], x_BTD, jnp.zeros((), x_BTD.dtype))
 
 
-def rotate(x_BTNE: Float[Array, "B T N E"], positions_BT: Int[Array, "B T"], theta: float) -> Float[Array, "B T N E"]:
+def rotate(
+    x_BTNE: Float[Array, "B T N E"], positions_BT: Int[Array, "B T"], theta: float
+) -> Float[Array, "B T N E"]:
     """Rotary position embedding (Su et al. 2021), halves rotated against each other, in fp32."""
     half = x_BTNE.shape[-1] // 2
     frequency_E = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
@@ -57,7 +62,10 @@ def attend_keys(
 
 
 def attend_segments(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Int[Array, "B T"]) -> Array:
-    """Causal attention within each packed segment. Long rows go block by block of queries, so that no [T, T] is held."""
+    """Causal attention within each packed segment.
+
+    Long rows go block by block of queries, so that no [T, T] is held.
+    """
     b, t, n, e = q_BTNE.shape
     order_T = jnp.arange(t)
 
@@ -71,5 +79,7 @@ def attend_segments(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: In
     blocks = t // QUERY_BLOCK
     queries = q_BTNE.reshape(b, blocks, QUERY_BLOCK, n, e).swapaxes(0, 1)
     segments = segments_BT.reshape(b, blocks, QUERY_BLOCK).swapaxes(0, 1)
-    y = lax.map(lambda x: jax.checkpoint(block)(*x), (queries, segments, order_T.reshape(blocks, QUERY_BLOCK)))
+    y = lax.map(
+        lambda x: jax.checkpoint(block)(*x), (queries, segments, order_T.reshape(blocks, QUERY_BLOCK))
+    )
     return y.swapaxes(0, 1).reshape(b, t, n, e)

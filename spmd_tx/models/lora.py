@@ -64,13 +64,17 @@ def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def adapter_weights(model: ModelConfig, mesh: Mesh, slots: int, rank: int, dtype: type, *, zero: bool) -> Adapters[Weight]:
+def adapter_weights(
+    model: ModelConfig, mesh: Mesh, slots: int, rank: int, dtype: type, *, zero: bool
+) -> Adapters[Weight]:
     """Declare ``slots`` adapters; with ``zero`` they are stored split over fsdp where widths allow (ZeRO)."""
     tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]
 
     def factor(name: str, width: int, split: bool) -> Weight:
         split = split and not (name in ("k", "v") and model.n_kv_heads % tp)
-        axes = ((TP,) if split else ()) + ((FSDP,) if zero and width % (fsdp * (tp if split else 1)) == 0 else ())
+        axes = ((TP,) if split else ()) + (
+            (FSDP,) if zero and width % (fsdp * (tp if split else 1)) == 0 else ()
+        )
         lead = () if name == "head" else (model.n_layers,)
         spec = P(*(None,) * (len(lead) + 2), axes or None)
         return Weight((*lead, slots, rank, width), spec, dtype)
@@ -91,7 +95,9 @@ def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
     *lead, width = shape
     keys = jax.random.split(jax.random.fold_in(key, zlib.crc32(name.encode())), 1)
     for size in lead:
-        keys = jax.vmap(lambda k, size=size: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(size)))(keys)
+        keys = jax.vmap(lambda k, size=size: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(size)))(
+            keys
+        )
         keys = keys.reshape(-1)
     bound = float(1 / np.sqrt(width))
     rows = jax.vmap(lambda k: jax.random.uniform(k, (width,), jnp.float32, -bound, bound))(keys)
@@ -128,7 +134,7 @@ def _rows_of_backward(dtype: type, residuals: tuple[Array, Array], grad_BRI: Arr
 _rows_of.defvjp(_rows_of_forward, _rows_of_backward)
 
 
-def row_lora(slots_B: Int[Array, "B"], scale_S: Float[Array, "S"]) -> ApplyLora:
+def row_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
     """Apply to each row its own adapter: cost does not depend on the number of slots. For many tokens."""
 
     def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
@@ -141,7 +147,7 @@ def row_lora(slots_B: Int[Array, "B"], scale_S: Float[Array, "S"]) -> ApplyLora:
     return apply
 
 
-def bank_lora(slots_B: Int[Array, "B"], scale_S: Float[Array, "S"]) -> ApplyLora:
+def bank_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
     """Apply all adapters to all rows and keep each row's own: every adapter is read once. For one token.
 
     Adapters are finite by construction (optim_step and load refuse others), so what a foreign

@@ -3,8 +3,8 @@
 Written for the inside of shard_map. Training, prefill and decode run this same code; they differ in how
 they attend and how they apply adapters, and hand both in.
 
-Dimension key: B row, T token, D model width, H heads × head width, F feed-forward width, L layer, V vocabulary,
-N heads, K key-value heads, E head width.
+Dimension key: B row, T token, D model width, H heads × head width, F feed-forward width, L layer,
+V vocabulary, N heads, K key-value heads, E head width.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,9 @@ def weights(model: ModelConfig, mesh: Mesh, dtype: type) -> Weights[Weight]:
     kv_spec = P(None, None, None if model.n_kv_heads % mesh.shape[TP] else TP)
 
     def linear(width_in: int, width_out: int, spec: P, name: str) -> Weight:
-        return Weight((layers, width_in, width_out), spec, dtype, f"model.layers.{{layer}}.{name}.weight", True)
+        return Weight(
+            (layers, width_in, width_out), spec, dtype, f"model.layers.{{layer}}.{name}.weight", True
+        )
 
     def norm(width: int, name: str) -> Weight:
         return Weight((layers, width), P(), dtype, f"model.layers.{{layer}}.{name}.weight")
@@ -90,7 +92,9 @@ def weights(model: ModelConfig, mesh: Mesh, dtype: type) -> Weights[Weight]:
             down=linear(f, d, rows, "mlp.down_proj"),
         ),
         final_norm=Weight((d,), P(), dtype, "model.norm.weight"),
-        head=None if model.tied_embeddings else Weight((model.vocab_size, d), P(TP, None), dtype, "lm_head.weight"),
+        head=None
+        if model.tied_embeddings
+        else Weight((model.vocab_size, d), P(TP, None), dtype, "lm_head.weight"),
     )
 
 
@@ -127,7 +131,9 @@ def backbone(
 ) -> tuple[Float[Array, "B T D"], Any]:
     """Hidden states after the final norm, all T of them on every device, and the updated cache."""
 
-    def layer(carry: tuple[Array, Any], inputs: tuple[LayerWeights[Array], dict[str, Lora[Array]], Array]) -> Any:
+    def layer(
+        carry: tuple[Array, Any], inputs: tuple[LayerWeights[Array], dict[str, Lora[Array]], Array]
+    ) -> Any:
         x_BTD, cache = carry
         w, lora, index = inputs
         x_BTD, cache = attention(model, w, lora, x_BTD, positions_BT, how, index, cache)
@@ -162,7 +168,9 @@ def attention(
     k_BTKE = rotate(rms_norm(heads(w.k, "k"), w.k_norm, model.rms_norm_eps), positions_BT, model.rope_theta)
     v_BTKE = heads(w.v, "v")
     tp = lax.axis_size(TP)
-    if model.n_kv_heads % tp:  # every device holds all key-value heads and uses the one its query heads belong to
+    if (
+        model.n_kv_heads % tp
+    ):  # every device holds all key-value heads and uses the one its query heads belong to
         mine = lax.axis_index(TP) * model.n_kv_heads // tp
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
     y_BTNE, cache = how.attend(index, q_BTNE, k_BTKE, v_BTKE, cache)
@@ -170,7 +178,9 @@ def attention(
     return x_BTD + how.reduce(y_BTH @ w.o + how.apply_lora(y_BTH, lora["o"])), cache
 
 
-def mlp(model: ModelConfig, w: LayerWeights[Array], lora: dict[str, Lora[Array]], x_BTD: Array, how: Pass) -> Array:
+def mlp(
+    model: ModelConfig, w: LayerWeights[Array], lora: dict[str, Lora[Array]], x_BTD: Array, how: Pass
+) -> Array:
     """The SwiGLU block (Shazeer 2020) with its residual."""
     h_BTD = how.gather(rms_norm(x_BTD, w.mlp_norm, model.rms_norm_eps))
     gate_BTF = silu(h_BTD @ w.gate + how.apply_lora(h_BTD, lora["gate"]))

@@ -18,11 +18,11 @@ LOWEST = -60.0  # nats below the most likely token; less likely tokens never sur
 def draw(
     logits_BV: Float[Array, "B V"],
     seeds_B2: UInt[Array, "B 2"],
-    positions_B: Int[Array, "B"],
-    temperatures_B: Float[Array, "B"],
-    top_k_B: Int[Array, "B"],
-    top_p_B: Float[Array, "B"],
-) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    positions_B: Int[Array, " B"],
+    temperatures_B: Float[Array, " B"],
+    top_k_B: Int[Array, " B"],
+    top_p_B: Float[Array, " B"],
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """One token per row and its log-probability under softmax(logits / temperature), before top_k and top_p.
 
     Temperature 0 takes the most likely token and reports its log-probability at temperature 1. What is drawn
@@ -80,8 +80,12 @@ def _inverse_cdf(mass_BV: Array, uniform_B: Array) -> Array:
     mass_BKV = jnp.pad(mass_BV, ((0, 0), (0, -vocabulary % BLOCK))).reshape(b, -1, BLOCK)
     running_BK = jnp.cumsum(jnp.sum(mass_BKV, axis=-1), axis=-1)
     wanted_B = uniform_B * running_BK[:, -1]
-    block_B = jnp.minimum(jnp.sum(running_BK <= wanted_B[:, None], axis=-1, dtype=jnp.int32), running_BK.shape[1] - 1)
-    before_B = jnp.where(block_B > 0, jnp.take_along_axis(running_BK, jnp.maximum(block_B - 1, 0)[:, None], axis=1)[:, 0], 0.0)
+    block_B = jnp.minimum(
+        jnp.sum(running_BK <= wanted_B[:, None], axis=-1, dtype=jnp.int32), running_BK.shape[1] - 1
+    )
+    before_B = jnp.where(
+        block_B > 0, jnp.take_along_axis(running_BK, jnp.maximum(block_B - 1, 0)[:, None], axis=1)[:, 0], 0.0
+    )
     inside_BV = jnp.cumsum(jnp.take_along_axis(mass_BKV, block_B[:, None, None], axis=1)[:, 0], axis=-1)
     place_B = jnp.sum(before_B[:, None] + inside_BV <= wanted_B[:, None], axis=-1, dtype=jnp.int32)
     token_B = jnp.minimum(block_B * BLOCK + place_B, vocabulary - 1)

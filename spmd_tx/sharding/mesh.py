@@ -21,4 +21,3 @@ def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
             "lower --fully-sharded-data-parallel-size, --expert-parallel-size or --tensor-parallel-size"
         )
     return jax.make_mesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:size])
-

@@ -16,7 +16,9 @@ def rows_to_devices(mesh: Mesh, tree: Any) -> Any:
     sharding = NamedSharding(mesh, P(DATA))
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
-    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]), tree)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]), tree
+    )
 
 
 def to_devices(array: np.ndarray, sharding: NamedSharding) -> Array:

@@ -18,18 +18,19 @@ class Weight:
     transposed: bool = False  # Hugging Face stores [out, in], we compute with [in, out]
 
 
-def _is_weight(leaf: object) -> bool:
+def is_weight(leaf: object) -> bool:
+    """Where a tree of declarations has its leaves."""
     return isinstance(leaf, Weight)
 
 
 def specs(weights: Any) -> Any:
     """The tree of PartitionSpecs of a tree of Weights."""
-    return jax.tree.map(lambda weight: weight.spec, weights, is_leaf=_is_weight)
+    return jax.tree.map(lambda weight: weight.spec, weights, is_leaf=is_weight)
 
 
 def shardings(mesh: Mesh, weights: Any) -> Any:
     """The tree of NamedShardings of a tree of Weights."""
-    return jax.tree.map(lambda weight: NamedSharding(mesh, weight.spec), weights, is_leaf=_is_weight)
+    return jax.tree.map(lambda weight: NamedSharding(mesh, weight.spec), weights, is_leaf=is_weight)
 
 
 def abstract(mesh: Mesh, weights: Any) -> Any:
@@ -38,4 +39,4 @@ def abstract(mesh: Mesh, weights: Any) -> Any:
     def leaf(weight: Weight) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=NamedSharding(mesh, weight.spec))
 
-    return jax.tree.map(leaf, weights, is_leaf=_is_weight)
+    return jax.tree.map(leaf, weights, is_leaf=is_weight)

@@ -1,4 +1,4 @@
-"""What happens to single adapters: filled, read, written, and copied between training slots and the sampler bank.
+"""What happens to single adapters: filled, read, written, and copied to the sampler bank.
 
 Plain jitted functions over global arrays: nothing here is hot, so the partitioner may place the work.
 """
@@ -6,7 +6,6 @@ Plain jitted functions over global arrays: nothing here is hot, so the partition
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +15,21 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import lora
 from spmd_tx.models.lora import Adapters, Lora
-from spmd_tx.sharding.weight import Weight, shardings
+from spmd_tx.sharding.weight import Weight, is_weight, shardings
 from spmd_tx.worker.checkpoints import SlotState
 from spmd_tx.worker.sample import Bank
-from spmd_tx.worker.train import TrainState, put_slot, take_slot
+from spmd_tx.worker.train_state import TrainState, put_slot, take_slot
 
 
 @dataclass(frozen=True)
 class AdapterSteps:
     """Each donates the state that it replaces."""
 
-    create: Callable[[TrainState, Array, Array, Array, Array, Any], TrainState]
-    read: Callable[[TrainState, Array], SlotState]
-    write: Callable[[TrainState, Array, SlotState, Array], TrainState]
-    to_bank: Callable[[Bank, Adapters[Array], Array, Array], Bank]
-    weights_of: Callable[[Adapters[Array], Array], Adapters[Array]]
+    create: Callable[..., TrainState]  # (state, slot, seed [2], rank, scale, groups [3])
+    read: Callable[..., SlotState]  # (state, slot)
+    write: Callable[..., TrainState]  # (state, slot, content, scale)
+    to_bank: Callable[..., Bank]  # (bank, adapter, bank slot, scale)
+    weights_of: Callable[..., Adapters[Array]]  # (stack, slot); fp32
 
 
 def one_adapter(stack: Adapters[Weight]) -> Adapters[Weight]:
@@ -42,7 +41,7 @@ def one_adapter(stack: Adapters[Weight]) -> Adapters[Weight]:
         spec = tuple(weight.spec)
         return Weight(shape, P(*spec[:axis], *spec[axis + 1 :]), weight.dtype)
 
-    return jax.tree.map(leaf, stack, is_leaf=lambda x: isinstance(x, Weight))
+    return jax.tree.map(leaf, stack, is_leaf=is_weight)
 
 
 def slot_weights(state: TrainState) -> SlotState:
@@ -70,7 +69,9 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
         )
 
     @partial(jax.jit, donate_argnums=0, out_shardings=state_shardings)
-    def create(state: TrainState, slot: Array, seed_2: Array, rank: Array, scale: Array, groups_3: Array) -> TrainState:
+    def create(
+        state: TrainState, slot: Array, seed_2: Array, rank: Array, scale: Array, groups_3: Array
+    ) -> TrainState:
         fresh = initial(state.w, seed_2, rank, groups_3)
         zeros = jax.tree.map(jnp.zeros_like, fresh)
         return write(state, slot, SlotState(fresh, zeros, zeros, jnp.int32(0)), scale)
@@ -92,14 +93,16 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
 
 
 def initial(stack: Adapters[Array], seed_2: Array, rank: Array, groups_3: Array) -> Adapters[Array]:
-    """A fresh adapter: A uniform up to its rank in the groups that are trained (attention, MLP, unembedding), else zero."""
+    """A fresh adapter: A uniform in its rank and its groups (attention, MLP, unembedding), all else zero."""
     key = jax.random.fold_in(jax.random.key(seed_2[0]), seed_2[1])
 
     def pair(name: str, factors: Lora[Array], is_trained: Array) -> Lora[Array]:
         axis = factors.a.ndim - 3
         shape_a, shape_b = (x.shape[:axis] + x.shape[axis + 1 :] for x in (factors.a, factors.b))
         is_used = is_trained & (jnp.arange(shape_a[-2]) < rank)
-        a = jnp.where(is_used.reshape((1,) * (len(shape_a) - 2) + (-1, 1)), lora.init_a(name, shape_a, key), 0.0)
+        a = jnp.where(
+            is_used.reshape((1,) * (len(shape_a) - 2) + (-1, 1)), lora.init_a(name, shape_a, key), 0.0
+        )
         return Lora(a, jnp.zeros(shape_b, jnp.float32))
 
     groups = dict.fromkeys(lora.ATTENTION, 0) | dict.fromkeys(lora.MLP, 1)

@@ -22,18 +22,25 @@ from spmd_tx.worker.adapters import make_adapter_steps, one_adapter, slot_weight
 from spmd_tx.worker.checkpoints import restore_state, save_state
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
-from spmd_tx.worker.train import AdamWInputs, Rows, make_forward, make_forward_backward, make_optim_step
+from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
 
 
 class Engine:
-    """One worker's half of every step. All workers of a generation call the same methods in the same order."""
+    """One worker's half of every step. All workers call the same methods in the same order."""
 
     def __init__(
-        self, setup: Setup, model: ModelConfig, mesh: Mesh, declared: WorkerState, state: WorkerState, log: CompileLog
+        self,
+        setup: Setup,
+        model: ModelConfig,
+        mesh: Mesh,
+        declared: WorkerState,
+        state: WorkerState,
+        log: CompileLog,
     ) -> None:
         self.setup, self.model, self.mesh, self.state, self.log = setup, model, mesh, state, log
         self.declared = declared

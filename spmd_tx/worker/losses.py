@@ -1,16 +1,17 @@
 """Per-token losses of the Tinker API: pure functions of one log-probability; sums are taken by the caller.
 
 Definitions: https://tinker-docs.thinkingmachines.ai/losses. ``ratio`` is exp(logprob - sampling logprob).
-A position whose weight or advantage is 0 adds exactly 0 to the loss and its gradient, whatever its other inputs.
+A position whose weight or advantage is 0 adds exactly 0 to loss and gradient, whatever its other inputs.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from spmd_tx.protocol import LOSS_NAMES
 
@@ -20,13 +21,13 @@ from spmd_tx.protocol import LOSS_NAMES
 class TokenLossInputs:
     """Per-token inputs [B, T]; per-row ones have shape [B, 1]."""
 
-    kinds: Int[Array, "B 1"]
-    clip_low: Float[Array, "B 1"]
-    clip_high: Float[Array, "B 1"]
-    beta: Float[Array, "B 1"]
-    weights: Float[Array, "B T"]
-    advantages: Float[Array, "B T"]
-    sampling_logprobs: Float[Array, "B T"]  # nats
+    kinds: Any  # int32 [B, 1]
+    clip_low: Any  # float32 [B, 1]
+    clip_high: Any  # float32 [B, 1]
+    beta: Any  # float32 [B, 1]
+    weights: Any  # float32 [B, T]
+    advantages: Any  # float32 [B, T]
+    sampling_logprobs: Any  # float32 [B, T]; nats
 
 
 Loss = Callable[[Array, TokenLossInputs], Array]
@@ -50,7 +51,9 @@ def ppo(logprobs: Array, inputs: TokenLossInputs) -> Array:
 def cispo(logprobs: Array, inputs: TokenLossInputs) -> Array:
     """Clipped importance weights, not clipped updates (MiniMax-M1, 2025)."""
     ratio = jnp.exp(logprobs - inputs.sampling_logprobs)
-    return -lax.stop_gradient(jnp.clip(ratio, inputs.clip_low, inputs.clip_high)) * logprobs * inputs.advantages
+    return (
+        -lax.stop_gradient(jnp.clip(ratio, inputs.clip_low, inputs.clip_high)) * logprobs * inputs.advantages
+    )
 
 
 def dro(logprobs: Array, inputs: TokenLossInputs) -> Array:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Float, Int, UInt
 
 from spmd_tx.models import head
 from spmd_tx.models.config import ModelConfig
@@ -51,17 +50,17 @@ class RowState:
 class DecodeRows:
     """protocol.Decode on the device."""
 
-    source: Int[Array, "B"]
-    tokens: Int[Array, "B"]
-    positions: Int[Array, "B"]
-    remaining: Int[Array, "B"]
-    slots: Int[Array, "B"]
-    seeds: UInt[Array, "B 2"]
-    temperatures: Float[Array, "B"]
-    top_k: Int[Array, "B"]
-    top_p: Float[Array, "B"]
-    stop_tokens: Int[Array, "B 8"]
-    tables: Int[Array, "B N"]
+    source: Any  # int32 [B]
+    tokens: Any  # int32 [B]
+    positions: Any  # int32 [B]
+    remaining: Any  # int32 [B]
+    slots: Any  # int32 [B]
+    seeds: Any  # uint32 [B, 2]
+    temperatures: Any  # float32 [B]
+    top_k: Any  # int32 [B]
+    top_p: Any  # float32 [B]
+    stop_tokens: Any  # int32 [B, 8]
+    tables: Any  # int32 [B, N]
 
     def resume(self, previous: RowState) -> RowState:
         """Rows that go on keep their state, wherever they stood; the others start afresh."""
@@ -81,12 +80,14 @@ class DecodeRows:
 def make_prefill(
     model: ModelConfig, mesh: Mesh, base: Weights[Weight], bank: Bank, cache: KvCache, *, logprobs: bool
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, rows, pages, copies) -> (cache, logprobs [B, T] or None); ``cache`` is donated."""
+    """(weights, bank, cache, rows, pages, copies) -> (cache, logprobs [B, T] or None); donates ``cache``."""
     in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(DATA))
 
     @partial(jax.jit, donate_argnums=2)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P()))
-    def prefill(base: Weights[Array], bank: Bank, cache: KvCache, rows: Rows, pages: Array, copies: Array) -> Any:
+    def prefill(
+        base: Weights[Array], bank: Bank, cache: KvCache, rows: Rows, pages: Array, copies: Array
+    ) -> Any:
         apply_lora = row_lora(rows.slots, bank.scale)
         adapters = jax.tree.map(varying, bank.w)
         how = Pass(prefill_attend(rows.segments, pages, rows.positions), apply_lora, sequence_parallel=True)

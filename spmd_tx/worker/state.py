@@ -18,11 +18,13 @@ from spmd_tx.models.lora import adapter_weights
 from spmd_tx.models.qwen3 import Weights
 from spmd_tx.protocol import Setup
 from spmd_tx.sharding.mesh import DATA
-from spmd_tx.sharding.weight import Weight, shardings
+from spmd_tx.sharding.weight import Weight, is_weight, shardings
 from spmd_tx.worker.sample import Bank, RowState
-from spmd_tx.worker.train import TrainState, train_weights
+from spmd_tx.worker.train_state import TrainState, train_weights
 
-CPU_CACHE_TOKENS = 32768  # per data shard, where device memory is host memory and nobody said how much to take
+CPU_CACHE_TOKENS = (
+    32768  # per data shard, where device memory is host memory and nobody said how much to take
+)
 ACTIVATION_SHARE = 0.2  # of device memory, left for activations when the cache takes the rest
 MEMORY_SHARE = 0.9  # of device memory that is used at all
 
@@ -60,7 +62,9 @@ def declare(setup: Setup, model: ModelConfig, mesh: Mesh, pages: int) -> WorkerS
     )
 
 
-def allocate(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable[[str], None]) -> tuple[WorkerState, WorkerState, int]:
+def allocate(
+    setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable[[str], None]
+) -> tuple[WorkerState, WorkerState, int]:
     """(declarations, arrays, pages per data shard): weights loaded, the rest zero."""
     declared = declare(setup, model, mesh, 1)
     base = load(Path(setup.model_dir), declared.base, mesh, progress)
@@ -75,7 +79,6 @@ def allocate(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable[[s
 
 def zeros(mesh: Mesh, declared: Any) -> Any:
     """Arrays of zeros, made where they live. One buffer per leaf: shared ones could not be donated."""
-    is_weight = lambda leaf: isinstance(leaf, Weight)  # noqa: E731
 
     def make() -> Any:
         return jax.tree.map(lambda weight: jnp.zeros(weight.shape, weight.dtype), declared, is_leaf=is_weight)
@@ -94,11 +97,13 @@ def _tokens_that_fit(setup: Setup, model: ModelConfig, mesh: Mesh) -> int | None
     """From the device that has least left; None where the platform does not tell (CPU)."""
     all_stats = [device.memory_stats() for device in mesh.local_devices]
     free = [
-        stats["bytes_limit"] * (MEMORY_SHARE - ACTIVATION_SHARE) - stats["bytes_in_use"] for stats in all_stats if stats
+        stats["bytes_limit"] * (MEMORY_SHARE - ACTIVATION_SHARE) - stats["bytes_in_use"]
+        for stats in all_stats
+        if stats
     ]
     if not free:
         return None
-    page = jax.tree.leaves(cache_weights(model, mesh, 1, 1, compute_dtype(setup)), is_leaf=lambda x: isinstance(x, Weight))
+    page = jax.tree.leaves(cache_weights(model, mesh, 1, 1, compute_dtype(setup)), is_leaf=is_weight)
     per_token = 0
     for weight in page:
         local = shardings(mesh, weight).shard_shape(weight.shape)

@@ -1,0 +1,83 @@
+"""The optimizer step of one slot, jitted once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.sharding.collectives import sum_over_shards
+from spmd_tx.sharding.weight import specs
+from spmd_tx.worker.train_state import TrainState, put_slot, take_slot
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AdamWInputs:
+    """Hyper-parameters of one step, float32 scalars."""
+
+    learning_rate: Any
+    beta1: Any
+    beta2: Any
+    eps: Any
+    weight_decay: Any
+    grad_clip_norm: Any  # 0 disables clipping
+
+
+def _all_finite(tree: Any) -> Array:
+    bad = sum(sum_over_shards(jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)) for x in jax.tree.leaves(tree))
+    return jnp.equal(bad, 0)
+
+
+def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
+    """(state, slot, inputs) -> (state, gradient norm, applied); ``state`` is donated.
+
+    AdamW with decoupled weight decay (Loshchilov and Hutter 2019), as torch.optim.AdamW: only the slot's
+    own entries are read and written.
+    """
+    state_specs = specs(state)
+
+    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, P(), P()), out_specs=(state_specs, P(), P()))
+    def optim_step(state: TrainState, slot: Array, inputs: AdamWInputs) -> Any:
+        w, grad, mu, nu = (take_slot(tree, slot) for tree in (state.w, state.grad_sum, state.mu, state.nu))
+        norm = jnp.sqrt(sum(sum_over_shards(jnp.sum(jnp.square(x))) for x in jax.tree.leaves(grad)))
+        is_clipped = (inputs.grad_clip_norm > 0) & (norm > inputs.grad_clip_norm)
+        factor = jnp.where(is_clipped, inputs.grad_clip_norm / norm, 1.0)
+        grad = jax.tree.map(lambda x: x * factor, grad)
+
+        adam = optax.scale_by_adam(inputs.beta1, inputs.beta2, inputs.eps)
+        moments = optax.ScaleByAdamState(state.step[slot], mu, nu)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an int
+            updates, after = adam.update(grad, moments)
+        moments = cast(optax.ScaleByAdamState, after)
+        new_w = jax.tree.map(
+            lambda x, update: x - inputs.learning_rate * (update + inputs.weight_decay * x), w, updates
+        )
+        applied = jnp.isfinite(norm) & _all_finite((new_w, moments.mu, moments.nu))
+
+        def choose(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda x, y: jnp.where(applied, x, y), new, old)
+
+        step = state.step.at[slot].add(applied.astype(jnp.int32))
+        zeros = jax.tree.map(jnp.zeros_like, grad)
+        return (
+            TrainState(
+                w=put_slot(state.w, choose(new_w, w), slot),
+                grad_sum=put_slot(state.grad_sum, zeros, slot),
+                mu=put_slot(state.mu, choose(moments.mu, mu), slot),
+                nu=put_slot(state.nu, choose(moments.nu, nu), slot),
+                step=step,
+                scale=state.scale,
+            ),
+            norm,
+            applied,
+        )
+
+    return optim_step
