@@ -1,0 +1,189 @@
+"""Reads a Hugging Face checkpoint straight into sharded arrays, as the declared weights say.
+
+Every process reads only the slices that its own devices hold, and each of them once.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from safetensors import SafetensorError, safe_open
+
+from spmd_tx.errors import StartError
+from spmd_tx.sharding.weight import Weight
+
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+READERS = 8  # layers that are read and transposed at once
+
+Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
+
+
+def load(model_dir: Path, declared: Any, mesh: Mesh, progress: Callable[[str], None]) -> Any:
+    """The tree of arrays for a tree of Weights; None stays None.
+
+    Raises StartError when the directory is not a checkpoint of the declared model.
+    """
+    leaves, structure = jax.tree.flatten(declared)
+    try:
+        files = _Files(model_dir)
+        for weight in leaves:
+            files.check(weight)
+        loading = _Loading(files, mesh, progress)
+        loading.expect(leaves)
+        with ThreadPoolExecutor(READERS, thread_name_prefix="load-weights") as pool:
+            arrays = [loading.array(weight, pool) for weight in leaves]
+    except (SafetensorError, OSError) as problem:
+        raise StartError(
+            f"cannot read the weights in {model_dir}: {problem}; a file may be damaged or only "
+            "half downloaded, so download the model again"
+        ) from problem
+    return jax.tree.unflatten(structure, arrays)
+
+
+def _names(weight: Weight) -> list[str]:
+    """What the checkpoint calls the weight: one tensor, or one per layer."""
+    if "{layer}" not in weight.hf_name:
+        return [weight.hf_name]
+    return [weight.hf_name.format(layer=layer) for layer in range(weight.shape[0])]
+
+
+def _stored_shape(weight: Weight) -> tuple[int, ...]:
+    shape = weight.shape[1:] if "{layer}" in weight.hf_name else weight.shape
+    return _stored(shape) if weight.transposed else shape
+
+
+def _stored(of_each_dimension: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Our order of dimensions to the order of a weight that is stored transposed."""
+    *lead, last_but_one, last = of_each_dimension
+    return (*lead, last, last_but_one)
+
+
+class _Files:
+    """The safetensors files of one checkpoint."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._file_of = _find_tensors(model_dir)
+        self._open: dict[Path, Any] = {}
+
+    def tensor(self, name: str) -> Any:
+        """The tensor, of which nothing has been read yet."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise StartError(
+                f"{self._model_dir} has no tensor {name!r}, which its config.json calls for; "
+                "weights and config.json must be of the same model"
+            )
+        if path not in self._open:
+            self._open[path] = safe_open(path, framework="np")
+        try:
+            return self._open[path].get_slice(name)
+        except SafetensorError:
+            raise StartError(f"{path} has no tensor {name!r}, although {INDEX_FILE} says so") from None
+
+    def check(self, weight: Weight) -> None:
+        """Raise StartError unless the weight is there in its declared shape."""
+        expected = _stored_shape(weight)
+        for name in _names(weight):
+            found = tuple(self.tensor(name).get_shape())
+            if found != expected:
+                raise StartError(
+                    f"{self._file_of[name]}: {name} has the shape {list(found)}, but by config.json "
+                    f"it must be {list(expected)}; weights and config.json must be of the same model"
+                )
+
+
+def _find_tensors(model_dir: Path) -> dict[str, Path]:
+    """The file of every tensor."""
+    single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
+    if index.exists():
+        return _read_index(index)
+    if single.exists():
+        with safe_open(single, framework="np") as opened:
+            return dict.fromkeys(opened.keys(), single)
+    raise StartError(
+        f"{model_dir} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the files it names; "
+        "other formats are not read"
+    )
+
+
+def _read_index(index: Path) -> dict[str, Path]:
+    try:
+        weight_map = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, KeyError, TypeError) as problem:
+        raise StartError(f"{index} is no safetensors index: {problem!r}; download it again") from None
+    for file in sorted(set(weight_map.values())):
+        if not (index.parent / file).exists():
+            raise StartError(f"{index.parent / file} does not exist, but {index.name} names it; download it")
+    return {name: index.parent / file for name, file in weight_map.items()}
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _local_bounds(weight: Weight, mesh: Mesh) -> list[Bounds]:
+    """The different parts of the weight that this process's devices hold."""
+    indices = NamedSharding(mesh, weight.spec).addressable_devices_indices_map(weight.shape).values()
+    return sorted({_bounds(index, weight.shape) for index in indices if index is not None})
+
+
+def _size(bounds: Bounds) -> int:
+    return math.prod(stop - start for start, stop in bounds)
+
+
+@dataclass
+class _Loading:
+    """Reads weight by weight and says how far it is."""
+
+    files: _Files
+    mesh: Mesh
+    progress: Callable[[str], None]
+    total: int = 0  # elements
+    done: int = 0
+    percent: int = -1  # as last reported
+
+    def expect(self, weights: list[Weight]) -> None:
+        self.total = sum(_size(bounds) for weight in weights for bounds in _local_bounds(weight, self.mesh))
+        self._count(0)
+
+    def array(self, weight: Weight, pool: ThreadPoolExecutor) -> Array:
+        parts = {bounds: self._read(weight, bounds, pool) for bounds in _local_bounds(weight, self.mesh)}
+        sharding = NamedSharding(self.mesh, weight.spec)
+        return jax.make_array_from_callback(
+            weight.shape, sharding, lambda index: parts[_bounds(index or (), weight.shape)]
+        )
+
+    def _read(self, weight: Weight, bounds: Bounds, pool: ThreadPoolExecutor) -> np.ndarray:
+        """One part of a weight, in the declared dtype."""
+        part = np.empty([stop - start for start, stop in bounds], weight.dtype)
+        names, within, destinations = _names(weight), bounds, [part]
+        if "{layer}" in weight.hf_name:
+            (first, last), *rest = bounds
+            names, within, destinations = names[first:last], tuple(rest), list(part)
+        wanted = tuple(slice(*bound) for bound in within)
+
+        def read(name: str, destination: np.ndarray) -> int:
+            stored = self.files.tensor(name)[_stored(wanted) if weight.transposed else wanted]
+            destination[...] = stored.swapaxes(-1, -2) if weight.transposed else stored
+            return destination.size
+
+        for size in pool.map(read, names, destinations):
+            self._count(size)
+        return part
+
+    def _count(self, size: int) -> None:
+        self.done += size
+        percent = 100 * self.done // max(self.total, 1)
+        if percent != self.percent:
+            self.percent = percent
+            self.progress(f"loading weights {percent} %")
