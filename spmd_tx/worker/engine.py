@@ -27,6 +27,8 @@ from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
 
+ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all
+
 Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
 
 
@@ -153,11 +155,18 @@ class Engine:
         return ({} if logprobs is None else {"logprobs": logprobs}), {}
 
     def decode(self, command: protocol.Decode) -> Result:
-        names = (field for field in DecodeRows.__dataclass_fields__)
-        rows = rows_to_devices(self.mesh, DecodeRows(**{name: getattr(command, name) for name in names}))
-        with self.log.first("decode", rows.tables.shape):
+        active, slots = _active_slots(command, self.setup.bank_slots)
+        fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
+        rows = rows_to_devices(self.mesh, DecodeRows(**fields))
+        with self.log.first("decode", (*rows.tables.shape, active.size)):
             self.state.cache, self.state.rows, tokens, logprobs = self._decode(
-                self.state.base, self.state.bank, self.state.cache, self.state.rows, rows, _i32(command.steps)
+                self.state.base,
+                self.state.bank,
+                self.state.cache,
+                self.state.rows,
+                rows,
+                active,
+                _i32(command.steps),
             )
         return {"tokens": tokens, "logprobs": logprobs}, {}
 
@@ -182,6 +191,18 @@ class Engine:
         if jax.process_index() == 0:
             host = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), whole)
             peft.write(Path(path), host, adapter, self.setup.model_dir)
+
+
+def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bank slots that living rows use, and every row's index among them.
+
+    Their number comes from a short menu, because each number is a program of its own.
+    """
+    is_used = (command.source >= 0) | (command.remaining > 0)
+    used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
+    size = next(size for size in (1, ACTIVE_SLOTS, bank_slots) if size >= used.size)
+    index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
+    return np.resize(used, size).astype(np.int32), index.astype(np.int32)
 
 
 def _rows(rows: protocol.PackedRows) -> Rows:

@@ -104,19 +104,27 @@ def make_prefill(
 def make_decode(
     model: ModelConfig, mesh: Mesh, base: Weights[Weight], bank: Bank, cache: KvCache, max_steps: int
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, state, rows, steps) -> (cache, state, tokens [K, B], logprobs [K, B]).
+    """(weights, bank, cache, state, rows, active, steps) -> (cache, state, tokens [K, B], logprobs [K, B]).
 
-    ``cache`` and ``state`` are donated. The cache stays in the loops' carries: as a scanned input it would be
-    copied for every layer.
+    ``active`` int32 [A] lists the bank slots in use, and ``rows.slots`` are indices into it: every step
+    reads all adapters that it is given. ``cache`` and ``state`` are donated. The cache stays in the loops'
+    carries: as a scanned input it would be copied for every layer.
     """
-    in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P())
+    in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(), P())
 
     @partial(jax.jit, donate_argnums=(2, 3))
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P(), P()))
     def decode(
-        base: Weights[Array], bank: Bank, cache: KvCache, previous: RowState, rows: DecodeRows, steps: Array
+        base: Weights[Array],
+        bank: Bank,
+        cache: KvCache,
+        previous: RowState,
+        rows: DecodeRows,
+        active: Array,
+        steps: Array,
     ) -> Any:
-        adapters, apply_lora = jax.tree.map(varying, bank.w), bank_lora(rows.slots, bank.scale)
+        adapters = jax.tree.map(lambda x: varying(jnp.take(x, active, axis=x.ndim - 3)), bank.w)
+        apply_lora = bank_lora(rows.slots, bank.scale[active])
         state = rows.resume(previous)
         b = rows.source.shape[0]
         tokens_KB = varying(jnp.full((max_steps, b), -1, jnp.int32), *DATA)
