@@ -108,7 +108,7 @@ ApplyLora = Callable[[Float[Array, "B T I"], Lora[Array]], Float[Array, "B T O"]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _rows_of(stack_SRI: Array, slots_B: Array, dtype: type) -> Array:
+def _rows_of(stack_SRI: Array, slots_B: Array, dtype: jnp.dtype) -> Array:
     """Each row's factor, in the compute dtype. The way back adds row after row in fp32.
 
     The fixed order makes an adapter's gradient independent of what other adapters' rows stand
@@ -117,11 +117,11 @@ def _rows_of(stack_SRI: Array, slots_B: Array, dtype: type) -> Array:
     return stack_SRI[slots_B].astype(dtype)
 
 
-def _rows_of_forward(stack_SRI: Array, slots_B: Array, dtype: type) -> tuple[Array, tuple[Array, Array]]:
+def _rows_of_forward(stack_SRI: Array, slots_B: Array, dtype: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
     return _rows_of(stack_SRI, slots_B, dtype), (slots_B, jnp.zeros_like(stack_SRI))
 
 
-def _rows_of_backward(dtype: type, residuals: tuple[Array, Array], grad_BRI: Array) -> tuple[Array, None]:
+def _rows_of_backward(dtype: jnp.dtype, residuals: tuple[Array, Array], grad_BRI: Array) -> tuple[Array, None]:
     slots_B, zeros_SRI = residuals
 
     def add_row(sum_SRI: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
