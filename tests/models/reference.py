@@ -1,0 +1,110 @@
+"""Qwen3 with LoRA and the losses of the Tinker API, for one sequence: plain formulas, Python loops, no mesh.
+
+It shares no code with the package, so an error would have to be made twice to stay unseen.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from spmd_tx.models.config import ModelConfig
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019)."""
+    mean_square = jnp.sum(x * x, axis=-1, keepdims=True) / x.shape[-1]
+    return x / jnp.sqrt(mean_square + eps) * jnp.broadcast_to(weight, x.shape)
+
+
+def rotate(x: Array, theta: float) -> Array:
+    """Each pair (x_i, x_{i+E/2}) as a complex number, turned by position · theta^(-2i/E) (Su et al. 2021)."""
+    tokens, width = x.shape
+    half = width // 2
+    frequencies = [theta ** (-2 * i / width) for i in range(half)]
+    angles = jnp.outer(jnp.arange(tokens, dtype=jnp.float32), jnp.array(frequencies, jnp.float32))
+    turn = jax.lax.complex(jnp.cos(angles), jnp.sin(angles))
+    turned = jax.lax.complex(x[:, :half], x[:, half:]) * turn
+    return jnp.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def linear(x: Array, kernel: Array, lora: Any, scale: float) -> Array:
+    """y = x (W + scale · Aᵀ B) (Hu et al. 2021)."""
+    return x @ (kernel + scale * (lora.a.T @ lora.b))
+
+
+def attention_head(q: Array, k: Array, v: Array) -> Array:
+    """softmax(q kᵀ / √E) v over the past (Vaswani et al. 2017)."""
+    scores = q @ k.T / q.shape[-1] ** 0.5
+    is_past = jnp.tril(jnp.ones(scores.shape, bool))
+    return jax.nn.softmax(jnp.where(is_past, scores, -jnp.inf), axis=-1) @ v
+
+
+def layer(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, x: Array) -> Array:
+    eps, width = model.rms_norm_eps, model.head_dim
+    h = rms_norm(x, w.attention_norm, eps)
+    q, k, v = (linear(h, getattr(w, name), lora[name], scale) for name in "qkv")
+    attended = []
+    for head in range(model.n_heads):
+        group = head * model.n_kv_heads // model.n_heads
+        q_head, k_head, v_head = (
+            y[:, i * width : (i + 1) * width] for y, i in ((q, head), (k, group), (v, group))
+        )
+        q_head = rotate(rms_norm(q_head, w.q_norm, eps), model.rope_theta)
+        k_head = rotate(rms_norm(k_head, w.k_norm, eps), model.rope_theta)
+        attended.append(attention_head(q_head, k_head, v_head))
+    x = x + linear(jnp.concatenate(attended, axis=-1), w.o, lora["o"], scale)
+    h = rms_norm(x, w.mlp_norm, eps)
+    gate, up = linear(h, w.gate, lora["gate"], scale), linear(h, w.up, lora["up"], scale)
+    return x + linear(gate / (1 + jnp.exp(-gate)) * up, w.down, lora["down"], scale)
+
+
+def logits(model: ModelConfig, base: Any, adapter: Any, scale: float, tokens: Array) -> Array:
+    """[T, V] for one sequence and one adapter without a slot axis."""
+    x = base.embed[tokens]
+    for index in range(model.n_layers):
+        w = jax.tree.map(lambda leaf, i=index: leaf[i], base.layers)
+        lora = jax.tree.map(lambda leaf, i=index: leaf[i], adapter.layers)
+        x = layer(model, w, lora, scale, x)
+    unembed = base.embed if base.head is None else base.head
+    return linear(rms_norm(x, base.final_norm, model.rms_norm_eps), unembed.T, adapter.head, scale)
+
+
+def logprobs(
+    model: ModelConfig, base: Any, adapter: Any, scale: float, tokens: Array, targets: Array
+) -> Array:
+    """log softmax(logits) at the targets, [T]."""
+    z = logits(model, base, adapter, scale, tokens)
+    z = z - jnp.max(z, axis=-1, keepdims=True)
+    return (z - jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True)))[jnp.arange(len(targets)), targets]
+
+
+def cross_entropy(logprob: Array, datum: Any) -> Array:
+    return -datum.weights * logprob
+
+
+def importance_sampling(logprob: Array, datum: Any) -> Array:
+    return -datum.advantages * jnp.exp(logprob - datum.sampling_logprobs)
+
+
+def ppo(logprob: Array, datum: Any) -> Array:
+    """The ratio is capped where more would pay: above for gains, below for losses (Schulman et al. 2017)."""
+    ratio, (low, high) = jnp.exp(logprob - datum.sampling_logprobs), datum.clip
+    capped = jnp.where(datum.advantages > 0, jnp.minimum(ratio, high), jnp.maximum(ratio, low))
+    return -datum.advantages * capped
+
+
+def cispo(logprob: Array, datum: Any) -> Array:
+    """REINFORCE with a clipped importance weight that is a constant (MiniMax-M1, 2025, eq. 4)."""
+    ratio, (low, high) = jnp.exp(logprob - datum.sampling_logprobs), datum.clip
+    weight = jax.lax.stop_gradient(jnp.minimum(jnp.maximum(ratio, low), high))
+    return -weight * datum.advantages * logprob
+
+
+def dro(logprob: Array, datum: Any) -> Array:
+    """Policy gradient with a quadratic penalty on the log-ratio (Richemond et al. 2024)."""
+    return -datum.advantages * logprob + datum.beta / 2 * (logprob - datum.sampling_logprobs) ** 2
+
+
+LOSSES = {loss.__name__: loss for loss in (cross_entropy, importance_sampling, ppo, cispo, dro)}

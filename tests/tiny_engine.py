@@ -1,0 +1,199 @@
+"""A tiny random model, rows for it, and its training steps compiled once per mesh, for the engine's tests.
+
+Every batch is [ROWS, LENGTH], so that each step is compiled for one shape only.
+"""
+
+import functools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spmd_tx.models import qwen3
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.lora import Adapters
+from spmd_tx.protocol import LOSS_NAMES
+from spmd_tx.sharding.mesh import make_mesh
+from spmd_tx.sharding.transfer import rows_to_devices, to_devices
+from spmd_tx.sharding.weight import is_weight, shardings
+from spmd_tx.worker import train
+from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.train import Rows
+from spmd_tx.worker.train_state import TrainState, train_weights
+
+MODEL = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=256,
+    d_model=64,
+    d_ff=128,
+    n_layers=2,
+    n_heads=8,
+    n_kv_heads=2,
+    head_dim=16,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    tied_embeddings=True,
+    max_positions=512,
+    eos_token_ids=(1,),
+)
+SLOTS, RANK, ROWS, LENGTH = 4, 8, 8, 64
+train.HEAD_TOKENS = 128  # the head works in chunks of tokens; with small ones every batch has several
+SCALES = np.array([2.0, 1.0, 0.5, 2.0], np.float32)
+MESHES = [(1, 1, 1), (8, 1, 1), (1, 1, 8), (2, 1, 4), (2, 2, 2)]
+
+
+def mesh_name(shape: tuple[int, int, int]) -> str:
+    return "fsdp{}-ep{}-tp{}".format(*shape)
+
+
+def random_arrays(declared: Any, seed: int, std: float = 0.1) -> Any:
+    """NumPy arrays for a tree of Weights; norms lie around 1. A leaf does not depend on the other leaves."""
+
+    def leaf(path: Any, weight: Any) -> np.ndarray:
+        noise = np.random.default_rng([seed, zlib.crc32(jax.tree_util.keystr(path).encode())])
+        values = std * noise.standard_normal(weight.shape)
+        return (values + ("norm" in weight.hf_name)).astype(weight.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, declared, is_leaf=is_weight)
+
+
+def to_numpy(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+def slot_of(stack: Any, slot: int) -> Any:
+    """One slot of a tree of stacked NumPy leaves [..., S, R, X]."""
+    return jax.tree.map(lambda x: x[..., slot, :, :], stack)
+
+
+def named_factors(adapters: Any) -> dict[str, np.ndarray]:
+    """The leaves of an Adapters tree by a name that a failing test can print."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapters)}
+
+
+def random_adapters(seed: int) -> Adapters[Any]:
+    """SLOTS different adapters with both factors non-zero, as NumPy arrays."""
+    return random_arrays(train_weights(MODEL, make_mesh(1, 1, 1), SLOTS, RANK).w, seed)
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One sequence of one adapter, and its loss."""
+
+    slot: int
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    advantages: np.ndarray
+    sampling_logprobs: np.ndarray
+    loss: str = "cross_entropy"
+    clip: tuple[float, float] = (0.8, 1.2)
+    beta: float = 0.05
+
+    def times(self, factor: float) -> "Datum":
+        return replace(self, weights=self.weights * np.float32(factor))
+
+
+def random_datum(seed: int, slot: int, length: int = LENGTH, loss: str = "cross_entropy") -> Datum:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(0, MODEL.vocab_size, length + 1, dtype=np.int32)
+    weights, advantages = random.normal(size=(2, length)).astype(np.float32)
+    logprobs = random.normal(-5.5, 0.5, length).astype(np.float32)
+    return Datum(slot, tokens[:-1], tokens[1:], weights, advantages, logprobs, loss)
+
+
+Row = Sequence[Datum]  # of one adapter and one loss; empty: a free row
+
+
+def pack(rows: Sequence[Row]) -> tuple[Rows, TokenLossInputs]:
+    """Rows as the coordinator packs them, padded to ROWS."""
+    integers = {
+        name: np.zeros((ROWS, LENGTH), np.int32) for name in ("tokens", "targets", "segments", "positions")
+    }
+    floats = {
+        name: np.zeros((ROWS, LENGTH), np.float32) for name in ("weights", "advantages", "sampling_logprobs")
+    }
+    slots, kinds = np.zeros(ROWS, np.int32), np.zeros((ROWS, 1), np.int32)
+    low, high, beta = np.zeros((3, ROWS, 1), np.float32)
+    for index, row in enumerate(rows):
+        start = 0
+        for number, datum in enumerate(row, start=1):
+            place = index, slice(start, start + len(datum.tokens))
+            integers["segments"][place] = number
+            integers["positions"][place] = np.arange(len(datum.tokens))
+            for name in ("tokens", "targets"):
+                integers[name][place] = getattr(datum, name)
+            for name, array in floats.items():
+                array[place] = getattr(datum, name)
+            slots[index], kinds[index] = datum.slot, LOSS_NAMES.index(datum.loss)
+            (low[index], high[index]), beta[index] = datum.clip, datum.beta
+            start += len(datum.tokens)
+    return Rows(**integers, slots=slots), TokenLossInputs(kinds, low, high, beta, **floats)
+
+
+def deal(data_shards: int, requests: Sequence[Sequence[Row]]) -> list[Row]:
+    """Requests in one batch: row i of each goes to data shard i % n, in order within the shard."""
+    shards: list[list[Row]] = [[] for _ in range(data_shards)]
+    for request in requests:
+        for index, row in enumerate(request):
+            shards[index % data_shards].append(row)
+    places = ROWS // data_shards
+    return [row for shard in shards for row in (*shard, *[()] * (places - len(shard)))]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What one forward_backward returns, as NumPy arrays."""
+
+    grad_sum: Any
+    logprobs: np.ndarray
+    losses: np.ndarray
+
+
+class TinyEngine:
+    """The random model on one mesh. The seed of its weights is fixed: meshes hold the same numbers."""
+
+    def __init__(self, shape: tuple[int, int, int], dtype: Any) -> None:
+        self.mesh, self.data_shards = make_mesh(*shape), shape[0] * shape[1]
+        self.declared_base = qwen3.weights(MODEL, self.mesh, dtype)
+        self.declared_train = train_weights(MODEL, self.mesh, SLOTS, RANK)
+        self.base = self.place(random_arrays(self.declared_base, seed=0), self.declared_base)
+        declared = (MODEL, self.mesh, self.declared_base, self.declared_train)
+        self._forward = train.make_forward(*declared)
+        self._forward_backward = train.make_forward_backward(*declared)
+        self._optim_step = make_optim_step(self.mesh, self.declared_train)
+
+    def place(self, arrays: Any, declared: Any) -> Any:
+        return jax.tree.map(to_devices, arrays, shardings(self.mesh, declared))
+
+    def place_adapters(self, arrays: Any) -> Any:
+        return self.place(arrays, self.declared_train.w)
+
+    def forward(self, w: Any, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+        """(logprobs, losses)"""
+        batch = rows_to_devices(self.mesh, pack(rows))
+        return to_numpy(self._forward(self.base, self.place_adapters(w), SCALES, *batch))
+
+    def forward_backward(self, w: Any, rows: Sequence[Row], grad_sum: Any = None) -> Gradient:
+        batch = rows_to_devices(self.mesh, pack(rows))
+        grad_sum = jax.tree.map(np.zeros_like, w) if grad_sum is None else grad_sum
+        w, grad_sum = self.place_adapters(w), self.place_adapters(grad_sum)
+        return Gradient(*to_numpy(self._forward_backward(self.base, w, grad_sum, SCALES, *batch)))
+
+    def optim_step(self, state: TrainState, slot: int, inputs: AdamWInputs) -> tuple[TrainState, float, bool]:
+        """(state, gradient norm, applied); NumPy in and out."""
+        placed = self.place(state, self.declared_train)
+        inputs = jax.tree.map(np.float32, inputs)
+        after, norm, applied = self._optim_step(placed, np.int32(slot), inputs)
+        return to_numpy(after), float(norm), bool(applied)
+
+
+@functools.cache
+def tiny_engine(shape: tuple[int, int, int] = (1, 1, 1), dtype: str = "float32") -> TinyEngine:
+    """One per mesh and dtype for the whole test session: its steps stay compiled."""
+    return TinyEngine(shape, {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[dtype])

@@ -1,0 +1,111 @@
+"""A request's results do not depend, in any bit, on whose rows are in the same micro-batch."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.tiny_engine import (
+    ROWS,
+    deal,
+    mesh_name,
+    named_factors,
+    random_adapters,
+    random_datum,
+    slot_of,
+    tiny_engine,
+)
+
+OURS, SECOND, THIRD, BROKEN = 1, 0, 2, 3  # slots; free rows say slot 0 as well
+
+
+def request(slot: int, seed: int, rows: int, loss: str):
+    """Rows of one request: some of one datum, some of two, some padded."""
+    lengths = [(64,), (40, 24), (24,)]
+    return [
+        tuple(
+            random_datum(100 * seed + 10 * row + i, slot, length, loss)
+            for i, length in enumerate(lengths[row % 3])
+        )
+        for row in range(rows)
+    ]
+
+
+A = request(OURS, 1, 3, "importance_sampling")
+B = request(SECOND, 2, 2, "cross_entropy")
+C = request(THIRD, 3, 1, "ppo")
+D = request(BROKEN, 4, 2, "cross_entropy")
+
+
+def with_a_broken_adapter(w, value):
+    """Slot BROKEN holds the value in one entry of every factor."""
+
+    def spoil(leaf):
+        leaf = leaf.copy()
+        leaf[..., BROKEN, 0, 0] = value
+        return leaf
+
+    return jax.tree.map(spoil, w)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[((1, 1, 1), "float32"), ((2, 1, 4), "float32"), ((1, 1, 1), "bfloat16"), ((2, 1, 4), "bfloat16")],
+    ids=lambda param: f"{mesh_name(param[0])}-{param[1]}",
+)
+def engine(request):
+    return tiny_engine(*request.param)
+
+
+def ours(engine, w, rows):
+    """(logprobs and losses of our rows, gradient of our slot)"""
+    result = engine.forward_backward(w, rows)
+    places = [index for index, row in enumerate(rows) if row and row[0].slot == OURS]
+    outputs = {"logprobs": result.logprobs[places], "losses": result.losses[places]}
+    return outputs | named_factors(slot_of(result.grad_sum, OURS))
+
+
+@pytest.fixture(scope="module")
+def alone(engine):
+    return ours(engine, random_adapters(seed=1), deal(engine.data_shards, [A]))
+
+
+def assert_identical(actual, expected):
+    for name, value in expected.items():
+        assert np.all(np.isfinite(value)), name
+        assert np.array_equal(actual[name], value), name
+
+
+@pytest.mark.parametrize(
+    "requests", [[A, B], [B, A], [C, A, B], [B, C, A]], ids=["before", "after", "between", "after two"]
+)
+def test_company_changes_no_bit(engine, alone, requests):
+    assert_identical(ours(engine, random_adapters(seed=1), deal(engine.data_shards, requests)), alone)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38], ids=str)
+@pytest.mark.parametrize("requests", [[D, A], [A, D]], ids=["before", "after"])
+def test_a_broken_adapter_in_company_changes_no_bit(engine, alone, requests, value):
+    w = with_a_broken_adapter(random_adapters(seed=1), value)
+    rows = deal(engine.data_shards, requests)
+    assert_identical(ours(engine, w, rows), alone)
+    assert not np.isfinite(engine.forward_backward(w, rows).logprobs).all()
+
+
+def test_free_rows_between_ours_change_no_bit():
+    engine, w = tiny_engine(), random_adapters(seed=1)
+    alone = ours(engine, w, A)
+    spread = [(), A[0], B[0], (), A[1], B[1], C[0], A[2]]
+    assert len(spread) == ROWS
+    assert_identical(ours(engine, w, spread), alone)
+
+
+def test_forward_gives_company_no_say(engine):
+    w = random_adapters(seed=1)
+    rows = {False: deal(engine.data_shards, [A]), True: deal(engine.data_shards, [B, D, A])}
+    outputs = []
+    for is_joined in (False, True):
+        logprobs, losses = engine.forward(with_a_broken_adapter(w, np.nan), rows[is_joined])
+        places = [index for index, row in enumerate(rows[is_joined]) if row and row[0].slot == OURS]
+        outputs.append((logprobs[places], losses[places]))
+    for mine, beside in zip(*outputs, strict=True):
+        assert np.array_equal(mine, beside)
