@@ -61,7 +61,7 @@ def logprobs_of(datum: Datum) -> np.ndarray:
 
 
 def near_the_sampler(datum: Datum, seed: int) -> Datum:
-    """The datum as if sampled from a slightly different policy: its ratios fall on both sides of the clips."""
+    """The datum as if sampled from a slightly different policy: ratios fall on both sides of the clips."""
     logprobs = logprobs_of(datum)
     log_ratios = np.random.default_rng(seed).uniform(
         np.log(LOWEST_RATIO), np.log(HIGHEST_RATIO), logprobs.shape
