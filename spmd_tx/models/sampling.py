@@ -29,8 +29,9 @@ def draw(
     depends on the row's own logits, seed and position only. Ties at the threshold of a filter are kept.
     """
     is_greedy_B = temperatures_B <= 0
-    scaled_BV = logits_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
-    below_BV = scaled_BV - jnp.max(scaled_BV, axis=-1, keepdims=True)  # nats below the most likely token
+    # Divided last: a logit over a tiny temperature could be infinite, and infinity minus itself is no number.
+    below_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)  # nats below the most likely token
+    below_BV = below_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
     filters_B = ~is_greedy_B & ((top_k_B < logits_BV.shape[-1]) | (top_p_B < 1))
     no_floor_B = jnp.full_like(temperatures_B, -jnp.inf)
     floor_B = lax.cond(jnp.any(filters_B), lambda: _floor(below_BV, top_k_B, top_p_B), lambda: no_floor_B)
