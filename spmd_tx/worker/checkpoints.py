@@ -1,0 +1,84 @@
+"""Orbax checkpoints of one training slot. All processes call these functions together.
+
+Every process writes and reads its own shards, in one directory that all of them see.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import absl.logging
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax import Array
+
+from spmd_tx.models.lora import Adapters
+
+Leaf = TypeVar("Leaf")
+
+absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax tells every step of a save otherwise
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SlotState(Generic[Leaf]):
+    """What a slot holds: fp32 adapters without the slot axis, [L, R, width], the head's [R, width]."""
+
+    w: Adapters[Leaf]
+    mu: Adapters[Leaf]
+    nu: Adapters[Leaf]
+    step: Leaf  # int32
+
+
+def save_state(path: Path, state: SlotState[Array], rank: int) -> None:
+    """Write the first ``rank`` rows of every factor; the rest is padding. Complete when it returns."""
+
+    def first_rows(factor: Array) -> Array:
+        return factor[..., :rank, :] if factor.ndim > 1 else factor
+
+    with _checkpointer() as checkpointer:
+        checkpointer.save(
+            path.absolute(), args=ocp.args.PyTreeSave(jax.tree.map(first_rows, state)), force=True
+        )
+
+
+def restore_state(
+    path: Path, like: SlotState[jax.ShapeDtypeStruct], optimizer: bool = True
+) -> SlotState[Array]:
+    """Read a slot in the shapes and shardings of ``like``; a smaller rank is padded with zeros.
+
+    Without ``optimizer`` only the weights are read, and moments and step are zero.
+    """
+    wanted: SlotState[Any] = like
+    if not optimizer:
+        wanted = SlotState(
+            like.w, *(jax.tree.map(lambda _: ocp.PLACEHOLDER, part) for part in _optimizer(like))
+        )
+    with _checkpointer() as checkpointer:
+        restored = checkpointer.restore(
+            path.absolute(),
+            args=ocp.args.PyTreeRestore(item=wanted, restore_args=jax.tree.map(_how, like)),
+        )
+    if not optimizer:
+        return SlotState(restored.w, *(jax.tree.map(_zeros, part) for part in _optimizer(like)))
+    return restored
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _optimizer(state: SlotState[Leaf]) -> tuple[Adapters[Leaf], Adapters[Leaf], Leaf]:
+    return state.mu, state.nu, state.step
+
+
+def _how(leaf: jax.ShapeDtypeStruct) -> ocp.ArrayRestoreArgs:
+    # Not strict: a stored array of another shape is padded with zeros or cut at its end.
+    return ocp.ArrayRestoreArgs(
+        sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False
+    )
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)

@@ -1,0 +1,76 @@
+"""The single dispatch from a command to the engine's step for it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, assert_never, runtime_checkable
+
+import jax
+import numpy as np
+
+from spmd_tx.protocol import (
+    AnyCommand,
+    CreateAdapter,
+    Decode,
+    Forward,
+    ForwardBackward,
+    LoadSampler,
+    LoadState,
+    OptimStep,
+    PageOut,
+    Prefill,
+    SaveSampler,
+    SaveState,
+    Shutdown,
+)
+
+# Arrays and metrics of a reply, which may still be on their way from the device.
+Result = tuple[Mapping[str, jax.Array | np.ndarray], Mapping[str, Any]]
+
+NOTHING: Result = ({}, {})
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """What the engine can do: one method per command."""
+
+    def create_adapter(self, command: CreateAdapter) -> Result: ...
+    def forward_backward(self, command: ForwardBackward) -> Result: ...
+    def forward(self, command: Forward) -> Result: ...
+    def optim_step(self, command: OptimStep) -> Result: ...
+    def save_state(self, command: SaveState) -> Result: ...
+    def load_state(self, command: LoadState) -> Result: ...
+    def save_sampler(self, command: SaveSampler) -> Result: ...
+    def page_out(self, command: PageOut) -> Result: ...
+    def load_sampler(self, command: LoadSampler) -> Result: ...
+    def prefill(self, command: Prefill) -> Result: ...
+    def decode(self, command: Decode) -> Result: ...
+
+
+def execute(steps: Steps, command: AnyCommand) -> Result:
+    """Run one command; Shutdown is the caller's to act on."""
+    match command:
+        case CreateAdapter():
+            return steps.create_adapter(command)
+        case ForwardBackward():
+            return steps.forward_backward(command)
+        case Forward():
+            return steps.forward(command)
+        case OptimStep():
+            return steps.optim_step(command)
+        case SaveState():
+            return steps.save_state(command)
+        case LoadState():
+            return steps.load_state(command)
+        case SaveSampler():
+            return steps.save_sampler(command)
+        case PageOut():
+            return steps.page_out(command)
+        case LoadSampler():
+            return steps.load_sampler(command)
+        case Prefill():
+            return steps.prefill(command)
+        case Decode():
+            return steps.decode(command)
+        case Shutdown():
+            return NOTHING
+        case _:
+            assert_never(command)

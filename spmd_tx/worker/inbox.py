@@ -1,0 +1,113 @@
+"""The worker's end of the wire: commands in their order, or an error; and reports back."""
+
+import logging
+from types import TracebackType
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from spmd_tx.errors import CommandGap, MeshError
+from spmd_tx.protocol import Envelope, Hello, Report, Setup, decode_to_worker, encode
+
+logger = logging.getLogger(__name__)
+
+# A dead process closes its connection at once. A dead host does not; this tells.
+HEARTBEAT_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 60_000  # a host that swaps is slow, not dead
+LINGER_MS = 2_000  # at the end, for the last report to leave
+
+
+class Inbox:
+    """The connection to the coordinator. Lives in one thread."""
+
+    def __init__(self, coordinator: str, process: int, generation: int) -> None:
+        self._coordinator = coordinator
+        self._origin = {"process": process, "generation": generation}
+        self._generation = generation
+        self._next = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)  # a dropped command would be a gap
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(coordinator)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def __enter__(self) -> "Inbox":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def hello(self, timeout: float) -> Setup:
+        """Introduce this worker. Raises MeshError when nobody answers within ``timeout`` seconds."""
+        self.report(Hello)
+        while (message := self._receive(timeout)) is not None:
+            if isinstance(message, Setup) and message.generation == self._generation:
+                return message
+            self._ignore(message)
+        raise MeshError(
+            f"the coordinator at {self._coordinator} did not answer within {timeout:g} s; "
+            f"either it is not there, or it has no place for {self._name}"
+        )
+
+    def next(self) -> Envelope:
+        """Wait for the next command."""
+        while True:
+            envelope = self._take(self._receive(None))
+            if envelope is not None:
+                return envelope
+
+    def next_if_there(self) -> Envelope | None:
+        """The next command if it has arrived already."""
+        while (message := self._receive(0.0)) is not None:
+            envelope = self._take(message)
+            if envelope is not None:
+                return envelope
+        return None
+
+    def report(self, kind: type[Report], **fields: Any) -> None:
+        """Send a report of this worker."""
+        self._socket.send(encode(kind(**self._origin, **fields)))
+
+    def close(self) -> None:
+        """Send what has not been sent, if that is soon possible, and disconnect."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=LINGER_MS)
+        self._context.term()
+
+    @property
+    def _name(self) -> str:
+        return f"worker {self._origin['process']} of generation {self._generation}"
+
+    def _receive(self, timeout: float | None) -> Setup | Envelope | None:
+        """What the coordinator says next; None when it says nothing for ``timeout`` seconds."""
+        ready = dict(self._poller.poll(None if timeout is None else round(timeout * 1000)))
+        if self._socket in ready:  # what came before the connection was lost still counts
+            return decode_to_worker(self._socket.recv())
+        if self._monitor in ready:
+            recv_monitor_message(self._monitor)
+            # A new connection would be a stranger's to the coordinator.
+            raise MeshError(f"{self._name} has lost the coordinator at {self._coordinator}")
+        return None
+
+    def _take(self, message: Setup | Envelope | None) -> Envelope | None:
+        """The message, if it is the next command of this generation. Raises CommandGap if it is another."""
+        if not isinstance(message, Envelope) or message.generation != self._generation:
+            self._ignore(message)
+            return None
+        if message.sequence != self._next:
+            raise CommandGap(f"{self._name}: expected command {self._next}, received {message.sequence}")
+        self._next += 1
+        return message
+
+    def _ignore(self, message: Setup | Envelope | None) -> None:
+        generation = message.generation if message else None
+        logger.warning("%s ignored a %s of generation %s", self._name, type(message).__name__, generation)

@@ -1,0 +1,83 @@
+"""Receive, execute, reply, until told to shut down.
+
+The device works while a reply travels: when the next command is there already, it is dispatched
+before the result of the one before is fetched. Replies keep the order of the commands.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from spmd_tx.protocol import (
+    Decode,
+    Envelope,
+    Forward,
+    ForwardBackward,
+    OptimStep,
+    Prefill,
+    Reply,
+    Report,
+    Shutdown,
+)
+from spmd_tx.worker.execute import Result, Steps, execute
+
+# The engine returns from these as soon as the device has its work; the others wait for disks.
+DISPATCHED = (ForwardBackward, Forward, OptimStep, Prefill, Decode)
+
+
+@runtime_checkable
+class Commands(Protocol):
+    """What the loop needs of the inbox."""
+
+    def next(self) -> Envelope: ...
+    def next_if_there(self) -> Envelope | None: ...
+    def report(self, kind: type[Report], **fields: object) -> None: ...
+
+
+@dataclass
+class Loop:
+    """One worker at work."""
+
+    steps: Steps
+    inbox: Commands
+    is_leader: bool  # process 0 sends arrays and metrics; the others only say that they are done
+
+    def run(self) -> None:
+        """Return after Shutdown. Whatever else ends the loop is an exception."""
+        unsent: tuple[int, Result] | None = None
+        while True:
+            envelope = self.inbox.next_if_there() if unsent else self.inbox.next()
+            if unsent and not (envelope and isinstance(envelope.command, DISPATCHED)):
+                self._reply(*unsent)
+                unsent = None
+            if envelope is None:
+                continue
+            result = execute(self.steps, envelope.command)
+            self._start_fetching(result)
+            if unsent:
+                self._reply(*unsent)
+            unsent = envelope.sequence, result
+            if isinstance(envelope.command, Shutdown):
+                self._reply(*unsent)
+                return
+
+    def _start_fetching(self, result: Result) -> None:
+        if self.is_leader:
+            for array in jax.tree.leaves(result):
+                if isinstance(array, jax.Array):
+                    array.copy_to_host_async()
+
+    def _reply(self, sequence: int, result: Result) -> None:
+        arrays, metrics = result
+        if not self.is_leader:
+            jax.block_until_ready(result)  # "done" must mean done: a failure on the device shows here
+            self.inbox.report(Reply, sequence=sequence)
+            return
+        self.inbox.report(
+            Reply,
+            sequence=sequence,
+            arrays={name: np.asarray(array) for name, array in arrays.items()},
+            metrics={name: float(value) for name, value in metrics.items()},
+        )

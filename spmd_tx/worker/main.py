@@ -1,0 +1,107 @@
+"""A worker process: joins the mesh, then runs the coordinator's commands until told to stop."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+import jax
+
+from spmd_tx.errors import SpmdTxError
+from spmd_tx.protocol import Failure, Progress, Ready, Setup
+from spmd_tx.worker.compile_log import CompileLog
+from spmd_tx.worker.execute import Steps
+from spmd_tx.worker.inbox import Inbox
+from spmd_tx.worker.loop import Loop
+
+HELLO_SECONDS = 60.0  # until the coordinator must have answered
+HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes
+
+
+@runtime_checkable
+class LoadedEngine(Steps, Protocol):
+    """An engine that can run commands."""
+
+    @property
+    def pages(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+
+
+StartEngine = Callable[[Setup, CompileLog, Callable[[str], None]], LoadedEngine]
+
+
+def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
+    """Run one worker; the result is its exit code. An exception is reported and ends the process with 1."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then ends its workers
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    options = _parse(arguments)
+    inbox = Inbox(options.coordinator, options.process_id, options.generation)
+    sys.excepthook = partial(_fail, inbox)
+    setup = inbox.hello(HELLO_SECONDS)
+    configure_jax(setup, options.devices)
+    if setup.num_processes > 1:
+        _join(setup, options.process_id)
+
+    def progress(message: str) -> None:
+        inbox.report(Progress, message=message)
+
+    engine = start_engine(setup, CompileLog(progress), progress)
+    inbox.report(Ready, pages=engine.pages, device=engine.device)
+    Loop(engine, inbox, is_leader=options.process_id == 0).run()
+    inbox.close()
+    return 0
+
+
+def configure_jax(setup: Setup, devices: int) -> None:
+    """Set what must be set before JAX looks at the devices."""
+    jax.config.update("jax_num_cpu_devices", devices)  # accelerators are as many as there are
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_compilation_cache_dir", setup.compilation_cache)
+    # Restarts should be fast: keep every program, even if it is small or was compiled quickly.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _join(setup: Setup, process: int) -> None:
+    jax.distributed.initialize(
+        setup.jax_coordinator,
+        num_processes=setup.num_processes,
+        process_id=process,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax.distributed would postpone it
+
+
+def _fail(inbox: Inbox, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an exception that nobody caught, and exit at once: other workers may never answer again."""
+    if isinstance(error, SpmdTxError):
+        message = story = str(error)
+    else:
+        message = f"{kind.__name__}: {error}"
+        story = "".join(traceback.format_exception(kind, error, trace))
+    print(story, file=sys.stderr, flush=True)
+    inbox.report(Failure, message=message, traceback=story)
+    inbox.close()
+    os._exit(1)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="spmd_tx.worker.main", description=__doc__)
+    parser.add_argument("--coordinator", required=True, help="ZeroMQ address, tcp://HOST:PORT")
+    parser.add_argument("--process-id", type=int, required=True, help="0 .. number of processes - 1")
+    parser.add_argument("--generation", type=int, required=True, help="incarnation of the worker group")
+    parser.add_argument("--devices", type=int, required=True, help="devices to simulate, on CPUs only")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    from spmd_tx.worker.engine import Engine  # tests run the rest of this module with other engines
+
+    sys.exit(main(sys.argv[1:], Engine.start))

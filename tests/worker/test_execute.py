@@ -1,0 +1,171 @@
+import typing
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx import protocol
+from spmd_tx.protocol import (
+    AdapterSpec,
+    CreateAdapter,
+    Decode,
+    Envelope,
+    Forward,
+    ForwardBackward,
+    LoadSampler,
+    LoadState,
+    LossInputs,
+    OptimStep,
+    PackedRows,
+    PageOut,
+    Prefill,
+    Reply,
+    SaveSampler,
+    SaveState,
+    Shutdown,
+)
+from spmd_tx.worker.compile_log import CompileLog
+from spmd_tx.worker.execute import execute
+from spmd_tx.worker.loop import Loop
+
+ADAPTER = AdapterSpec(rank=4)
+ROWS = PackedRows(**dict.fromkeys(PackedRows.__struct_fields__, np.zeros((1, 1), np.int32)))
+LOSS = LossInputs(**dict.fromkeys(LossInputs.__struct_fields__, np.zeros((1, 1), np.float32)))
+OPTIM_STEP = OptimStep(
+    slot=0, learning_rate=0.1, beta1=0.9, beta2=0.9, eps=0.1, weight_decay=0.0, grad_clip_norm=0.0
+)
+DECODE = Decode(
+    steps=1,
+    **dict.fromkeys(
+        [name for name in Decode.__struct_fields__ if name != "steps"], np.zeros((1, 1), np.int32)
+    ),
+)
+EXAMPLES = {
+    "create_adapter": CreateAdapter(slot=0, seed=0, adapter=ADAPTER),
+    "forward_backward": ForwardBackward(rows=ROWS, loss=LOSS),
+    "forward": Forward(rows=ROWS, loss=LOSS),
+    "optim_step": OPTIM_STEP,
+    "save_state": SaveState(slot=0, path="/x", adapter=ADAPTER),
+    "load_state": LoadState(slot=0, path="/x", optimizer=True, adapter=ADAPTER),
+    "save_sampler": SaveSampler(slot=0, bank=1, adapter=ADAPTER),
+    "page_out": PageOut(bank=1, adapter=ADAPTER, path="/x"),
+    "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),
+    "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),
+    "decode": DECODE,
+}
+
+
+class RecordingSteps:
+    """An engine whose every step is written down, and answers with the step's number."""
+
+    def __init__(self, log):
+        self.log = log
+        self.count = 0
+        for name in EXAMPLES:
+            setattr(self, name, partial(self.step, name))
+
+    def step(self, name, command):
+        self.count += 1
+        self.log.append(f"run {name}")
+        return {"number": jnp.full(3, self.count, jnp.int32)}, {"grad_norm": jnp.float32(0.5)}
+
+
+class ScriptedInbox:
+    """Commands that arrive in batches: a batch is there when all of the one before were replied to."""
+
+    def __init__(self, batches, log):
+        self.waiting = []
+        self.batches = [list(batch) for batch in batches]
+        self.log = log
+        self.sequence = 0
+        self.replies = []
+
+    def next(self):
+        assert len(self.replies) == self.sequence, "waits for a command and owes a reply"
+        if not self.waiting:
+            self.waiting = self.batches.pop(0)
+        return self.next_if_there()
+
+    def next_if_there(self):
+        if not self.waiting:
+            return None
+        envelope = Envelope(generation=1, sequence=self.sequence, command=self.waiting.pop(0))
+        self.sequence += 1
+        return envelope
+
+    def report(self, kind, **fields):
+        assert kind is Reply
+        reply = Reply(generation=1, process=0, **fields)
+        self.log.append(f"reply {reply.sequence}")
+        self.replies.append(reply)
+
+
+def run(*batches, is_leader=True):
+    log = []
+    inbox = ScriptedInbox([*batches, [Shutdown()]], log)
+    Loop(RecordingSteps(log), inbox, is_leader).run()
+    return inbox.replies, log
+
+
+def test_every_command_has_an_example():
+    assert {type(command) for command in EXAMPLES.values()} | {Shutdown} == set(
+        typing.get_args(protocol.AnyCommand)
+    )
+
+
+@pytest.mark.parametrize("step", EXAMPLES)
+def test_a_command_runs_the_step_of_its_name_and_gets_its_result(step):
+    log = []
+    arrays, _ = execute(RecordingSteps(log), EXAMPLES[step])
+    assert log == [f"run {step}"]
+    np.testing.assert_array_equal(arrays["number"], [1, 1, 1])
+
+
+def test_replies_are_plain_arrays_and_numbers_in_the_order_of_the_commands():
+    replies, _ = run([EXAMPLES["decode"], OPTIM_STEP], [EXAMPLES["forward"]])
+    assert [reply.sequence for reply in replies] == [0, 1, 2, 3]
+    assert [reply.arrays["number"].tolist() for reply in replies[:3]] == [[n, n, n] for n in (1, 2, 3)]
+    assert {type(reply.arrays["number"]) for reply in replies[:3]} == {np.ndarray}
+    assert replies[1].metrics == {"grad_norm": 0.5}
+    assert protocol.decode_report(protocol.encode(replies[1])).metrics == {"grad_norm": 0.5}
+
+
+def test_the_next_command_is_dispatched_before_a_result_is_fetched():
+    _, log = run([DECODE, DECODE, DECODE])
+    assert log == "run decode,run decode,reply 0,run decode,reply 1,reply 2,reply 3".split(",")
+
+
+def test_a_result_does_not_wait_for_a_command_that_is_not_there():
+    _, log = run([DECODE], [DECODE])
+    assert log == "run decode,reply 0,run decode,reply 1,reply 2".split(",")
+
+
+def test_a_result_does_not_wait_for_a_command_that_writes_to_disk():
+    _, log = run([DECODE, EXAMPLES["save_state"]])
+    assert log == "run decode,reply 0,run save_state,reply 1,reply 2".split(",")
+
+
+def test_only_the_leader_sends_arrays():
+    replies, _ = run([DECODE, OPTIM_STEP], is_leader=False)
+    assert [(reply.sequence, reply.arrays, reply.metrics) for reply in replies] == [
+        (0, {}, {}),
+        (1, {}, {}),
+        (2, {}, {}),
+    ]
+
+
+def test_a_compilation_is_reported_the_first_time_only():
+    messages = []
+    log = CompileLog(messages.append)
+    for shape in [(8, 256), (8, 256), (8, 512)]:
+        with log.first("forward_backward", shape):
+            messages.append("run")
+    with log.first("optim_step"):
+        pass
+    assert messages == [
+        *("compiling forward_backward 8x256", "run", ""),
+        "run",
+        *("compiling forward_backward 8x512", "run", ""),
+        *("compiling optim_step", ""),
+    ]

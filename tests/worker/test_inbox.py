@@ -1,0 +1,171 @@
+import pytest
+import zmq
+
+from spmd_tx.errors import CommandGap, MeshError
+from spmd_tx.protocol import (
+    AdapterSpec,
+    CreateAdapter,
+    Envelope,
+    Hello,
+    Ready,
+    Setup,
+    Shutdown,
+    decode_report,
+    encode,
+)
+from spmd_tx.worker.inbox import Inbox
+
+GENERATION = 3
+COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
+SECONDS = 30.0  # until a test that waits for a message gives up
+
+
+def setup(generation=GENERATION):
+    return Setup(
+        generation=generation,
+        num_processes=1,
+        jax_coordinator="127.0.0.1:1",
+        model_dir="/model",
+        dtype="auto",
+        fsdp=1,
+        ep=1,
+        tp=1,
+        adapter_slots=1,
+        bank_slots=3,
+        max_rank=8,
+        max_context=64,
+        page_size=4,
+        kv_cache_tokens=0,
+        decode_rows=4,
+        decode_steps=4,
+        compilation_cache="/cache",
+    )
+
+
+class Coordinator:
+    """The other end of the wire."""
+
+    def __init__(self):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * SECONDS))
+        self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.worker = None
+
+    def receive(self):
+        self.worker, message = self.socket.recv_multipart()
+        return decode_report(message)
+
+    def send(self, message):
+        self.socket.send_multipart([self.worker, encode(message)])
+
+    def command(self, sequence, generation=GENERATION):
+        command = COMMANDS[sequence]
+        self.send(Envelope(generation=generation, sequence=sequence, command=command))
+
+    def close(self):
+        self.socket.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def coordinator():
+    coordinator = Coordinator()
+    yield coordinator
+    coordinator.close()
+
+
+@pytest.fixture
+def inbox(coordinator):
+    with Inbox(coordinator.address, process=1, generation=GENERATION) as inbox:
+        yield inbox
+
+
+@pytest.fixture
+def welcome(coordinator, inbox):
+    """The inbox of a worker whose Hello has been answered."""
+    inbox.report(Hello)
+    coordinator.receive()
+    coordinator.send(setup())
+    assert inbox.hello(SECONDS) == setup()
+    coordinator.receive()
+    return inbox
+
+
+def test_hello_names_the_worker_and_brings_the_setup(coordinator, inbox):
+    inbox.report(Hello)
+    assert coordinator.receive() == Hello(generation=GENERATION, process=1)
+    coordinator.send(setup())
+    assert inbox.hello(SECONDS) == setup()
+
+
+def test_the_setup_of_another_generation_is_not_taken(coordinator, inbox):
+    inbox.report(Hello)
+    coordinator.receive()
+    coordinator.send(setup(generation=2))
+    coordinator.send(setup())
+    assert inbox.hello(SECONDS) == setup()
+
+
+def test_a_coordinator_that_does_not_answer_is_an_error(inbox):
+    with pytest.raises(MeshError, match=r"did not answer within 0\.01 s.* worker 1 of generation 3"):
+        inbox.hello(0.01)
+
+
+def test_commands_come_in_their_order(coordinator, welcome):
+    for sequence in range(3):
+        coordinator.command(sequence)
+    assert [welcome.next().command for _ in range(3)] == COMMANDS[:3]
+
+
+def test_nothing_is_there_until_it_was_sent(coordinator, welcome):
+    assert welcome.next_if_there() is None
+    coordinator.command(0)
+    coordinator.command(1)
+    assert welcome.next().sequence == 0
+    while (envelope := welcome.next_if_there()) is None:
+        pass
+    assert envelope.sequence == 1
+    assert welcome.next_if_there() is None
+
+
+@pytest.mark.parametrize("sent, expected, received", [([1], 0, 1), ([0, 2], 1, 2), ([0, 0], 1, 0)])
+def test_a_gap_or_repetition_is_an_error(coordinator, welcome, sent, expected, received):
+    for sequence in sent:
+        coordinator.command(sequence)
+    for _ in sent[:-1]:
+        welcome.next()
+    with pytest.raises(CommandGap, match=f"expected command {expected}, received {received}"):
+        welcome.next()
+
+
+def test_commands_of_another_generation_are_ignored(coordinator, welcome):
+    coordinator.command(0, generation=2)
+    coordinator.command(4, generation=4)
+    coordinator.command(0)
+    assert welcome.next().generation == GENERATION
+
+
+def test_reports_carry_who_sent_them(coordinator, welcome):
+    welcome.report(Ready, pages=9, device="1 x fake")
+    assert coordinator.receive() == Ready(generation=GENERATION, process=1, pages=9, device="1 x fake")
+
+
+def test_a_coordinator_that_goes_away_is_an_error(coordinator, welcome):
+    coordinator.socket.close(linger=0)
+    with pytest.raises(MeshError, match="worker 1 of generation 3 has lost the coordinator"):
+        welcome.next()
+
+
+def test_commands_sent_before_the_coordinator_went_away_are_still_there(coordinator, welcome):
+    coordinator.command(0)
+    coordinator.send(Envelope(generation=GENERATION, sequence=1, command=Shutdown()))
+    coordinator.socket.close(linger=int(1000 * SECONDS))
+    assert welcome.next().sequence == 0
+    assert welcome.next().command == Shutdown()
+
+
+def test_the_last_report_arrives_although_the_inbox_closes(coordinator):
+    with Inbox(coordinator.address, process=1, generation=GENERATION) as inbox:
+        inbox.report(Hello)
+    assert coordinator.receive() == Hello(generation=GENERATION, process=1)
