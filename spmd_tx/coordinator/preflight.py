@@ -68,7 +68,11 @@ def listen(host: str, port: int) -> socket.socket:
     """Take the port, so that a second server fails at once; 0 takes a free one."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # asyncio does this only for sockets made with an explicit protocol. Without it the second packet
+        # of an answer waits for the client's delayed acknowledgement: 40 ms for every request.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartError(
