@@ -1,13 +1,11 @@
 """``spmd-tx demo``: writes a tiny model, starts a server and trains with docs/examples/rl_demo.py."""
 
 import importlib.util
-import json
+import os
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,15 +34,23 @@ def run(learning_rate: float, steps: int, out: Path) -> int:
             raise StartError(
                 f"the demo needs the package {package}; install it with: pip install 'spmd_tx[demo]'"
             )
-    console = Console()
+    import tinker
+
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install PyTorch
+    console = Console(markup=False, highlight=False)
     started = time.monotonic()
     model = tiny_model.write(out / "model").resolve()
-    with serving(str(model), out, console) as url, Display(console, lambda: server_status(url)) as display:
-        answer = drive(url, str(model), learning_rate, steps, display)
+    log = ServerLog(out / "server.log")
+    try:
+        with serving(str(model), log, console) as url, Display(console, log.status) as display:
+            answer = drive(url, str(model), learning_rate, steps, display)
+    except tinker.TinkerError as error:
+        console.print(f"the demo failed: {error}; the server's side of it is in {log.path}", soft_wrap=True)
+        return 1
     rewards = display.rewards
     console.print(draw_curve(rewards))
     save_plot(display.steps, out / "reward.png")
-    console.print(f"a sample from the saved and reloaded state: {answer!r}", markup=False)
+    console.print(f"a sample from the saved and reloaded state: {answer!r}")
     seconds = time.monotonic() - started
     console.print(
         f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {seconds:.0f} s; plot: {out / 'reward.png'}"
@@ -59,7 +65,7 @@ def drive(url: str, base_model: str, learning_rate: float, steps: int, display: 
     """What a user's script does, step by step on the display; returns the final answer."""
     example = load_example()
     service = example.tinker.ServiceClient(base_url=url, api_key="tml-demo")
-    trainer = service.create_lora_training_client(base_model, rank=16, seed=0)
+    trainer = service.create_lora_training_client(base_model, rank=16, seed=0).result()
     tokenizer = trainer.get_tokenizer()
     for step in example.supervised_steps(trainer, tokenizer, learning_rate, SUPERVISED_STEPS):
         display.add(step)
@@ -94,23 +100,40 @@ def judge(rewards: list[float], learning_rate: float) -> str | None:
     return None
 
 
+class ServerLog:
+    """What a server prints, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lines(self) -> list[str]:
+        return self.path.read_text().splitlines()
+
+    def is_ready(self) -> bool:
+        return any(line.startswith("ready: ") for line in self.lines())
+
+    def status(self) -> str:
+        """What the workers are busy with; empty while they just run commands."""
+        reports = [line.partition("workers: ")[2] for line in self.lines() if "workers: " in line]
+        return reports[-1] if reports and reports[-1] != "running" else ""
+
+
 @contextmanager
 def serving(
-    base_model: str, out: Path, console: Console, environment: dict[str, str] | None = None
+    base_model: str, log: ServerLog, console: Console, environment: dict[str, str] | None = None
 ) -> Iterator[str]:
     """Start the server as a user would, wait until it is ready, and stop it in the end."""
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
+    data_dir = log.path.with_name("server")
     command = [str(Path(sys.executable).with_name("spmd-tx")), "serve", "--num-processes", "1"]
-    command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(out / "server")]
-    console.print("$ " + " ".join(command), markup=False, highlight=False)
-    log_path = out / "server.log"
-    with log_path.open("w") as log:
+    command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(data_dir)]
+    console.print("$ " + " ".join(command), soft_wrap=True)
+    with log.path.open("w") as file:
         # A session of its own: Ctrl-C ends the demo, which then stops the server in order.
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
     try:
-        wait_until_ready(server, url, log_path, console)
-        yield url
+        wait_until_ready(server, log, console)
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         try:
@@ -120,31 +143,19 @@ def serving(
             server.wait()
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], url: str, log_path: Path, console: Console) -> None:
+def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: Console) -> None:
     deadline = time.monotonic() + START_TIMEOUT
     with console.status("starting the server") as status:
-        while "ready: " not in log_path.read_text():
+        while not log.is_ready():
             if server.poll() is not None:
-                tail = "\n".join(log_path.read_text().splitlines()[-5:])
+                tail = "\n".join(log.lines()[-5:])
                 raise StartError(
-                    f"the server ended with code {server.returncode}; {log_path} ends with:\n{tail}"
+                    f"the server ended with code {server.returncode}; {log.path} ends with:\n{tail}"
                 )
             if time.monotonic() > deadline:
-                raise StartError(f"the server was not ready after {START_TIMEOUT:.0f} s; see {log_path}")
-            status.update(server_status(url) or "starting the server")
+                raise StartError(f"the server was not ready after {START_TIMEOUT:.0f} s; see {log.path}")
+            status.update(log.status() or "starting the server")
             time.sleep(0.2)
-
-
-def server_status(url: str) -> str:
-    """What the server says it is busy with; empty when nothing, or when it does not answer."""
-    try:
-        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=2) as answer:
-            health = json.load(answer)
-    except urllib.error.HTTPError as starting:  # 503 until the server is ready
-        health = json.load(starting)
-    except OSError:
-        return ""
-    return health.get("detail") or ""
 
 
 def free_port() -> int:

@@ -71,7 +71,7 @@ class Display:
 def cells(step: Any) -> tuple[str, ...]:
     return (
         f"{step.phase} {step.number}",
-        f"{step.loss:.4f}",
+        f"{round(step.loss, 4) + 0.0:.4f}",  # no minus before a zero
         "-" if step.reward is None else f"{step.reward:.3f}",
         "-" if step.mismatch is None else f"{step.mismatch:.1e}",
         f"{step.tokens / step.seconds:.0f}",

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -69,37 +68,34 @@ def test_on_a_terminal_the_table_shows_what_the_server_is_busy_with():
     assert "compiling decode 4x16" in shown
 
 
-def test_the_server_is_asked_what_it_is_busy_with_before_and_after_it_is_ready():
-    answers = [(503, b'{"status": "starting", "detail": "loading weights 45 %"}'), (200, b'{"status": "ok"}')]
-
-    class Health(BaseHTTPRequestHandler):
-        def do_GET(self):
-            code, body = answers.pop(0)
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Health) as server:
-        threading.Thread(target=server.serve_forever).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        assert [demo.server_status(url), demo.server_status(url)] == ["loading weights 45 %", ""]
-        server.shutdown()
-    assert demo.server_status(url) == ""  # nobody answers
+@pytest.mark.parametrize(
+    "lines, status, is_ready",
+    [
+        ("", "", False),
+        ("03:03:23 INFO workers: loading weights 22 %\n", "loading weights 22 %", False),
+        (
+            "03:03:31 INFO workers: compiling prefill 1x64\nready: http://127.0.0.1:1\n",
+            "compiling prefill 1x64",
+            True,
+        ),
+        ("03:03:31 INFO workers: compiling prefill 1x64\n03:03:32 INFO workers: running\n", "", False),
+    ],
+)
+def test_the_log_tells_what_the_server_is_doing(tmp_path, lines, status, is_ready):
+    log = demo.ServerLog(tmp_path / "server.log")
+    log.path.write_text(lines)
+    assert (log.status(), log.is_ready()) == (status, is_ready)
 
 
 def test_a_server_that_ends_before_it_is_ready_is_quoted(tmp_path):
-    log = tmp_path / "server.log"
-    log.write_text("spmd-tx: port 8000 is in use\n")
+    log = demo.ServerLog(tmp_path / "server.log")
+    log.path.write_text("spmd-tx: port 8000 is in use\n")
     server = subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
     server.wait()
     with pytest.raises(
         StartError, match=r"ended with code 2; .*server.log ends with:\nspmd-tx: port 8000 is in use"
     ):
-        demo.wait_until_ready(server, "http://127.0.0.1:1", log, Console())
+        demo.wait_until_ready(server, log, Console())
 
 
 def test_advantages_and_logprobs_stand_at_the_positions_that_predict_the_answer():

@@ -99,7 +99,7 @@ def reinforcement_steps(
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     for number in range(steps):
         started = time.perf_counter()
-        sampler = trainer.save_weights_and_get_sampling_client()
+        sampler = trainer.save_weights_and_get_sampling_client().result()
         groups = sample_groups(sampler, prompts, seed=number)
 
         data: list[types.Datum] = []
@@ -177,8 +177,8 @@ def sample_from_saved_state(
 ) -> str:
     """Save weights and optimizer, go on in a new client, and let that one answer."""
     path = trainer.save_state("final").result().path
-    successor = service.create_training_client_from_state_with_optimizer(path)
-    sampler = successor.save_weights_and_get_sampling_client()
+    successor = service.create_training_client_from_state_with_optimizer(path).result()
+    sampler = successor.save_weights_and_get_sampling_client().result()
     prompt = PROMPTS[0]
     answer = sample_groups(sampler, [tokenizer.encode(prompt)], seed=0)[0][0]
     return prompt + tokenizer.decode(answer.tokens)
@@ -193,7 +193,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     service = tinker.ServiceClient(base_url=arguments.base_url, api_key="tml-local")
-    trainer = service.create_lora_training_client(arguments.base_model, rank=16, seed=0)
+    trainer = service.create_lora_training_client(arguments.base_model, rank=16, seed=0).result()
     tokenizer = trainer.get_tokenizer()
     for step in supervised_steps(trainer, tokenizer, arguments.learning_rate, steps=8):
         print(f"{step.phase} {step.number}: loss {step.loss:.3f}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spmd_tx.demo import serving
+from spmd_tx.demo import ServerLog, serving
 
 pytestmark = [pytest.mark.cookbook, pytest.mark.timeout(1200)]
 
@@ -30,7 +30,8 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(environment, tmp_path_factory):
-    with serving(MODEL, tmp_path_factory.mktemp("server"), Console(), environment) as url:
+    log = ServerLog(tmp_path_factory.mktemp("server") / "server.log")
+    with serving(MODEL, log, Console(), environment) as url:
         yield url
 
 
