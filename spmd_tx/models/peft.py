@@ -1,0 +1,148 @@
+"""Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from spmd_tx.errors import MeshError
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.lora import ATTENTION, MLP, UNEMBED, Adapters, Lora, widths
+from spmd_tx.protocol import AdapterSpec
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+MODULES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "head": "lm_head",
+}
+
+
+def write(path: Path, adapters: Adapters[np.ndarray], adapter: AdapterSpec, base_model: str) -> None:
+    """Write the folder, durable and complete when it is there; an earlier one of that name is replaced.
+
+    A [L, R, in] and B [L, R, out], the head's without L; rows beyond the adapter's rank are padding.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for name in _trained(adapter):
+        for prefix, factors in _per_layer(name, _pair(adapters, name)):
+            a, b = (factor[: adapter.rank].astype(np.float32) for factor in (factors.a, factors.b))
+            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a)
+            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b.T)
+    config = json.dumps(_config(adapter, base_model), indent=2) + "\n"
+    _write_folder(
+        path,
+        {WEIGHTS_FILE: save(tensors, metadata={"format": "pt"}), CONFIG_FILE: config.encode()},
+    )
+
+
+def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
+    """The adapter, fp32, padded with zeros to ``rank``; groups that were not trained are zero.
+
+    Raises MeshError when the folder does not hold the adapter: the coordinator has checked that it does.
+    """
+    adapters = _zeros(model, rank)
+    file = path / WEIGHTS_FILE
+    try:
+        with safe_open(file, framework="np") as tensors:
+            for name in _trained(adapter):
+                for prefix, factors in _per_layer(name, _pair(adapters, name)):
+                    width_in, width_out = widths(model)[name]
+                    a = tensors.get_tensor(f"{prefix}.lora_A.weight")
+                    b = tensors.get_tensor(f"{prefix}.lora_B.weight")
+                    _check(file, prefix, a, (adapter.rank, width_in))
+                    _check(file, prefix, b, (width_out, adapter.rank))
+                    factors.a[: adapter.rank] = a
+                    factors.b[: adapter.rank] = b.T
+    except (SafetensorError, OSError) as problem:
+        raise MeshError(f"cannot read {file}: {problem}") from problem
+    return adapters
+
+
+def _trained(adapter: AdapterSpec) -> tuple[str, ...]:
+    groups = ((adapter.train_attn, ATTENTION), (adapter.train_mlp, MLP), (adapter.train_unembed, UNEMBED))
+    return tuple(name for is_trained, names in groups if is_trained for name in names)
+
+
+def _pair(adapters: Adapters[np.ndarray], name: str) -> Lora[np.ndarray]:
+    return adapters.head if name == "head" else adapters.layers[name]
+
+
+def _per_layer(name: str, factors: Lora[np.ndarray]) -> Iterator[tuple[str, Lora[np.ndarray]]]:
+    """PEFT's name of each linear map and views of its factors: one per layer, or the head's."""
+    if name == "head":
+        yield f"base_model.model.{MODULES[name]}", factors
+        return
+    for layer, (a, b) in enumerate(zip(factors.a, factors.b, strict=True)):
+        yield f"base_model.model.model.layers.{layer}.{MODULES[name]}", Lora(a, b)
+
+
+def _zeros(model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
+    def pair(name: str) -> Lora[np.ndarray]:
+        lead = () if name == "head" else (model.n_layers,)
+        return Lora(*(np.zeros((*lead, rank, width), np.float32) for width in widths(model)[name]))
+
+    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
+
+
+def _check(file: Path, prefix: str, factor: np.ndarray, expected: tuple[int, int]) -> None:
+    if factor.shape != expected:
+        raise MeshError(
+            f"{file}: a factor of {prefix} has the shape {list(factor.shape)}; it must be {list(expected)}"
+        )
+    if not np.isfinite(factor).all():
+        raise MeshError(f"{file}: a factor of {prefix} is not finite")
+
+
+def _config(adapter: AdapterSpec, base_model: str) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": [MODULES[name].rpartition(".")[2] for name in _trained(adapter)],
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+
+
+def _write_folder(path: Path, contents: dict[str, bytes]) -> None:
+    """Write beside the folder's place, then move there."""
+    partial, earlier = (path.with_name(f".{path.name}.{kind}") for kind in ("partial", "earlier"))
+    for left_over in (partial, earlier):
+        shutil.rmtree(left_over, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, content in contents.items():
+        with open(partial / name, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    _sync_directory(partial)
+    if path.exists():
+        path.rename(earlier)
+    partial.rename(path)
+    _sync_directory(path.parent)
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

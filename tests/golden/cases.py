@@ -1,0 +1,67 @@
+"""What the logits in transformers_logits.npz are of. The models and adapters are made again from their seeds.
+
+For each case the file holds ``<name>/tokens`` int32 [T], ``<name>/rows`` int32 [n] (positions in it) and
+``<name>/logits`` float32 [n, V]: what transformers answers at those positions.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, widths
+from spmd_tx.protocol import AdapterSpec
+from spmd_tx.tiny_model import Spec
+
+LOGITS = Path(__file__).parent / "transformers_logits.npz"
+
+# Larger weights than a fresh model's, so that attention and norms are far from uniform.
+GROUPED = Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False, std=0.2)
+TIED = Spec(n_layers=3, d_model=48, n_heads=8, n_kv_heads=8, d_ff=64, vocab_size=272, tied=True, std=0.2)
+LONG = Spec(
+    n_layers=2, d_model=32, n_kv_heads=4, d_ff=48, vocab_size=272, tied=False, std=0.2, rope_theta=5e6
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model made by tiny_model.write, with an adapter or without, and the tokens it reads."""
+
+    spec: Spec
+    length: int  # tokens
+    rows: tuple[int, ...]
+    seed: int
+    adapter: AdapterSpec | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.random.default_rng(self.seed).integers(0, self.spec.vocab_size, self.length, dtype=np.int32)
+
+
+CASES = {
+    "grouped": Case(GROUPED, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=1),
+    "tied": Case(TIED, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=2),
+    "long": Case(LONG, 1500, (0, 1, 511, 512, 1023, 1024, 1498, 1499), seed=3),
+    "adapter": Case(
+        GROUPED, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=4, adapter=AdapterSpec(rank=4, alpha=6.0)
+    ),
+    "tied_adapter": Case(
+        TIED, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=5, adapter=AdapterSpec(rank=3, alpha=6.0)
+    ),
+    "attention_adapter": Case(
+        GROUPED, 48, (1, 16, 47), seed=6, adapter=AdapterSpec(rank=4, train_mlp=False, train_unembed=False)
+    ),
+}
+
+
+def random_adapters(model: ModelConfig, adapter: AdapterSpec, seed: int) -> Adapters[np.ndarray]:
+    """Factors [L, r, width] of exactly the adapter's rank, without padding; groups not trained are random too."""
+    random = np.random.default_rng(seed)
+
+    def pair(name: str) -> Lora[np.ndarray]:
+        lead = () if name == "head" else (model.n_layers,)
+        shapes = ((*lead, adapter.rank, width) for width in widths(model)[name])
+        return Lora(*(0.2 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
+
+    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))

@@ -1,0 +1,184 @@
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from spmd_tx import tiny_model
+from spmd_tx.errors import MeshError
+from spmd_tx.models import peft
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, widths
+from spmd_tx.protocol import AdapterSpec
+
+SPEC = tiny_model.Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False)
+MAX_RANK = 6
+WHOLE = AdapterSpec(rank=4, alpha=10.0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("model"), SPEC)
+
+
+@pytest.fixture
+def model(checkpoint):
+    return read_model_config(checkpoint)
+
+
+def random_adapters(model, rank=MAX_RANK, seed=0):
+    random = np.random.default_rng(seed)
+
+    def pair(name):
+        lead = () if name == "head" else (model.n_layers,)
+        shapes = ((*lead, rank, width) for width in widths(model)[name])
+        return Lora(*(0.3 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
+
+    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
+
+
+def expected_of(adapters, adapter, rank=MAX_RANK):
+    """What reading brings back: zero beyond the rank, and where nothing was trained."""
+
+    def factor(x, is_trained):
+        kept = np.zeros((*x.shape[:-2], rank, x.shape[-1]), np.float32)
+        if is_trained:
+            kept[..., : adapter.rank, :] = x[..., : adapter.rank, :]
+        return kept
+
+    def pair(lora, is_trained):
+        return Lora(factor(lora.a, is_trained), factor(lora.b, is_trained))
+
+    layers = {
+        name: pair(lora, adapter.train_attn if name in ATTENTION else adapter.train_mlp)
+        for name, lora in adapters.layers.items()
+    }
+    return Adapters(layers, pair(adapters.head, adapter.train_unembed))
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        WHOLE,
+        AdapterSpec(rank=MAX_RANK),
+        AdapterSpec(rank=1, train_attn=False),
+        AdapterSpec(rank=4, train_mlp=False, train_unembed=False),
+    ],
+)
+def test_an_adapter_comes_back_without_what_was_not_trained(tmp_path, model, adapter):
+    adapters = random_adapters(model)
+    peft.write(tmp_path / "adapter", adapters, adapter, "some/model")
+    for rank in (MAX_RANK, 9):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            peft.read(tmp_path / "adapter", adapter, model, rank),
+            expected_of(adapters, adapter, rank),
+        )
+
+
+def test_the_folder_is_what_peft_expects(tmp_path, model):
+    adapters = random_adapters(model)
+    peft.write(tmp_path / "adapter", adapters, WHOLE, "some/model")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config == {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "some/model",
+        "r": 4,
+        "lora_alpha": 10.0,
+        "target_modules": "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head".split(),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    prefix = "base_model.model.model.layers.1.self_attn.k_proj"
+    np.testing.assert_array_equal(tensors[f"{prefix}.lora_A.weight"], adapters.layers["k"].a[1, :4])
+    np.testing.assert_array_equal(tensors[f"{prefix}.lora_B.weight"], adapters.layers["k"].b[1, :4].T)
+    assert tensors["base_model.model.lm_head.lora_B.weight"].shape == (272, 4)
+    assert len(tensors) == 2 * (2 * 7 + 1)
+    assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float32)}
+
+
+def test_only_trained_modules_are_in_the_folder(tmp_path, model):
+    adapter = AdapterSpec(rank=2, train_mlp=False, train_unembed=False)
+    peft.write(tmp_path / "adapter", random_adapters(model), adapter, "some/model")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert len(load_file(tmp_path / "adapter" / "adapter_model.safetensors")) == 2 * 2 * 4
+
+
+def test_an_earlier_folder_is_replaced_and_nothing_else_is_left(tmp_path, model):
+    for seed in (1, 2):
+        peft.write(tmp_path / "new" / "adapter", random_adapters(model, seed=seed), WHOLE, "some/model")
+        (tmp_path / "new" / "adapter" / f"note-{seed}").touch()
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        peft.read(tmp_path / "new" / "adapter", WHOLE, model, MAX_RANK),
+        expected_of(random_adapters(model, seed=2), WHOLE),
+    )
+    names = sorted(path.name for path in (tmp_path / "new").rglob("*"))
+    assert names == ["adapter", "adapter_config.json", "adapter_model.safetensors", "note-2"]
+
+
+def rewrite(folder, change):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+KEY = "base_model.model.lm_head.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda tensors: tensors[KEY].fill(np.nan), "lm_head is not finite"),
+        (
+            lambda tensors: tensors.update({KEY: np.zeros((5, 32), np.float32)}),
+            r"\[5, 32\]; it must be \[4, 32\]",
+        ),
+        (lambda tensors: tensors.pop(KEY), "lm_head.lora_A.weight"),
+    ],
+)
+def test_a_folder_with_other_contents_is_an_error(tmp_path, model, change, message):
+    peft.write(tmp_path / "adapter", random_adapters(model), WHOLE, "some/model")
+    rewrite(tmp_path / "adapter", change)
+    with pytest.raises(MeshError, match=message):
+        peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK)
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path, model):
+    with pytest.raises(MeshError, match=r"cannot read .*nowhere"):
+        peft.read(tmp_path / "nowhere", WHOLE, model, MAX_RANK)
+
+
+@pytest.mark.filterwarnings("default")  # torch and peft are not ours to keep quiet
+@pytest.mark.parametrize("tied", [False, True])
+def test_peft_adds_what_the_adapter_means(tmp_path, tied):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peft_library = pytest.importorskip("peft")
+    path = tiny_model.write(tmp_path / "model", dataclasses.replace(SPEC, tied=tied))
+    model = read_model_config(path)
+    adapters = random_adapters(model)
+    peft.write(tmp_path / "adapter", adapters, WHOLE, str(path))
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    adapted = peft_library.PeftModel.from_pretrained(base, tmp_path / "adapter")
+
+    tokens = torch.arange(12)[None]
+    expected = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        for layer in range(model.n_layers):
+            for name, lora in adapters.layers.items():
+                module = expected.get_submodule(f"model.layers.{layer}.{peft.MODULES[name]}")
+                a, b = torch.from_numpy(lora.a[layer, :4]), torch.from_numpy(lora.b[layer, :4])
+                module.weight += WHOLE.scale * (b.T @ a)
+        head_a, head_b = torch.from_numpy(adapters.head.a[:4]), torch.from_numpy(adapters.head.b[:4])
+        hidden = expected.model(tokens).last_hidden_state
+        logits = hidden @ (expected.lm_head.weight + WHOLE.scale * (head_b.T @ head_a)).T
+        np.testing.assert_allclose(adapted(tokens).logits, logits, rtol=2e-4, atol=2e-4)
