@@ -83,7 +83,10 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
 
     @partial(jax.jit, donate_argnums=0, out_shardings=bank_shardings)
     def to_bank(bank: Bank, one: Adapters[Array], slot: Array, scale: Array) -> Bank:
-        return Bank(put_slot(bank.w, one, slot), bank.scale.at[slot].set(scale))
+        # fp32 reaches further than bf16, and an infinity would turn the rows of all tenants into NaN.
+        largest = float(jnp.finfo(jax.tree.leaves(bank.w)[0].dtype).max)
+        finite = jax.tree.map(lambda x: jnp.clip(x, -largest, largest), one)
+        return Bank(put_slot(bank.w, finite, slot), bank.scale.at[slot].set(scale))
 
     @partial(jax.jit, out_shardings=one_shardings)
     def weights_of(stack: Adapters[Array], slot: Array) -> Adapters[Array]:
