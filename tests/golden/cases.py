@@ -56,7 +56,7 @@ CASES = {
 
 
 def random_adapters(model: ModelConfig, adapter: AdapterSpec, seed: int) -> Adapters[np.ndarray]:
-    """Factors [L, r, width] of exactly the adapter's rank, without padding; groups not trained are random too."""
+    """Factors [L, r, width] of exactly the adapter's rank, unpadded; groups not trained are random too."""
     random = np.random.default_rng(seed)
 
     def pair(name: str) -> Lora[np.ndarray]:
