@@ -1,0 +1,228 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from spmd_tx.protocol import (
+    AdapterSpec,
+    CreateAdapter,
+    Envelope,
+    Failure,
+    Hello,
+    LoadState,
+    Progress,
+    Ready,
+    Reply,
+    SaveState,
+    Setup,
+    Shutdown,
+    decode_report,
+    encode,
+)
+from tests.worker.test_execute import DECODE
+
+PROGRAM = Path(__file__).parent / "worker_with_a_sum.py"
+CACHE = Path(__file__).parents[2] / ".cache" / "jax-tests"
+ADAPTER = AdapterSpec(rank=4)
+GENERATION = 5
+SECONDS = 120
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Group:
+    """Worker processes of one generation, and the coordinator's end of their wire."""
+
+    def __init__(self, count, devices):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.RCVTIMEO, 1000 * SECONDS)
+        port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.setup = Setup(
+            generation=GENERATION,
+            num_processes=count,
+            jax_coordinator=f"127.0.0.1:{free_port()}",
+            model_dir="/model",
+            dtype="auto",
+            fsdp=count,
+            ep=1,
+            tp=devices,
+            adapter_slots=1,
+            bank_slots=3,
+            max_rank=8,
+            max_context=64,
+            page_size=4,
+            kv_cache_tokens=0,
+            decode_rows=4,
+            decode_steps=4,
+            compilation_cache=str(CACHE),
+        )
+        self.identities = {}
+        self.sequence = 0
+        self.processes = [self.start(process, port, devices) for process in range(count)]
+
+    def start(self, process, port, devices):
+        options = {
+            "coordinator": f"tcp://127.0.0.1:{port}",
+            "process-id": process,
+            "generation": GENERATION,
+            "devices": devices,
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        return subprocess.Popen(
+            [sys.executable, PROGRAM, *arguments],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def receive(self):
+        identity, message = self.socket.recv_multipart()
+        report = decode_report(message)
+        if isinstance(report, Hello):
+            self.identities[report.process] = identity
+            self.socket.send_multipart([identity, encode(self.setup)])
+        return report
+
+    def until(self, kind):
+        """What comes until every worker has sent a report of this kind; those of the kind, by worker."""
+        found, others = {}, []
+        while len(found) < len(self.processes):
+            report = self.receive()
+            if isinstance(report, kind):
+                found[report.process] = report
+            else:
+                others.append(report)
+        return [found[process] for process in sorted(found)], others
+
+    def send(self, command):
+        envelope = Envelope(generation=GENERATION, sequence=self.sequence, command=command)
+        self.sequence += 1
+        for identity in self.identities.values():
+            self.socket.send_multipart([identity, encode(envelope)])
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        self.socket.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def start():
+    groups = []
+
+    def start(count=1, devices=2):
+        groups.append(Group(count, devices))
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.close()
+
+
+def number(value):
+    """A command that makes every device bring this number."""
+    fields = {name: getattr(DECODE, name) for name in DECODE.__struct_fields__}
+    return type(DECODE)(**(fields | {"steps": value}))
+
+
+def test_a_worker_gets_ready_runs_commands_and_ends(start):
+    group = start()
+    (ready,), before = group.until(Ready)
+    assert ready == Ready(generation=GENERATION, process=0, pages=5, device="2 x cpu")
+    assert [report.message for report in before if isinstance(report, Progress)] == ["loading weights 50 %"]
+    for value in (3, 4):
+        group.send(number(value))
+    (first,), before = group.until(Reply)
+    assert [report.message for report in before] == ["compiling sum 2", ""]
+    (second,), _ = group.until(Reply)
+    assert [reply.arrays["sum"].tolist() for reply in (first, second)] == [6, 8]
+    group.send(Shutdown())
+    (last,), _ = group.until(Reply)
+    assert last.sequence == 2
+    assert group.processes[0].wait(SECONDS) == 0
+
+
+def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
+    group = start(count=2)
+    ready, _ = group.until(Ready)
+    assert {report.device for report in ready} == {"4 x cpu"}
+    group.send(number(3))
+    (leader, follower), _ = group.until(Reply)
+    assert leader.arrays["sum"].tolist() == 12
+    assert (follower.sequence, follower.arrays) == (0, {})
+
+    group.send(SaveState(slot=0, path=str(tmp_path / "slot"), adapter=ADAPTER))
+    group.send(LoadState(slot=0, path=str(tmp_path / "slot"), adapter=ADAPTER, optimizer=True))
+    group.until(Reply)
+    (leader, _), _ = group.until(Reply)
+    assert leader.metrics == {"sum": 2 * np.arange(48).sum(), "step": 4, "fresh_step": 0}
+    group.send(Shutdown())
+    group.until(Reply)
+    assert [process.wait(SECONDS) for process in group.processes] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "seed, message", [(1, "ZeroDivisionError: on purpose"), (2, "the weights are not there")]
+)
+def test_an_exception_is_reported_and_ends_the_process(start, seed, message):
+    group = start()
+    group.until(Ready)
+    group.send(CreateAdapter(slot=0, seed=seed, adapter=ADAPTER))
+    (failure,), _ = group.until(Failure)
+    assert failure.message == message
+    assert ("Traceback" in failure.traceback) == (seed == 1)
+    _, said = group.processes[0].communicate(timeout=SECONDS)
+    assert group.processes[0].returncode == 1
+    assert said == failure.traceback + "\n"
+
+
+def test_a_gap_in_the_commands_ends_the_process(start):
+    group = start()
+    group.until(Ready)
+    group.sequence = 1
+    group.send(number(3))
+    (failure,), _ = group.until(Failure)
+    assert failure.message == "worker 0 of generation 5: expected command 0, received 1"
+
+
+def test_an_exception_in_one_of_two_processes_ends_it_at_once(start):
+    group = start(count=2)
+    group.until(Ready)
+    del group.identities[0]
+    group.send(CreateAdapter(slot=0, seed=1, adapter=ADAPTER))
+    assert group.processes[1].wait(SECONDS) == 1
+
+
+def test_a_worker_ends_with_its_coordinator(start):
+    group = start()
+    group.until(Ready)
+    group.socket.close(linger=0)
+    _, said = group.processes[0].communicate(timeout=SECONDS)
+    assert group.processes[0].returncode == 1
+    assert "worker 0 of generation 5 has lost the coordinator" in said
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_signal_to_terminate_ends_a_worker_and_an_interrupt_does_not(start, count):
+    group = start(count)
+    group.until(Ready)
+    for process in group.processes:
+        process.send_signal(signal.SIGINT)
+    group.send(number(1))
+    group.until(Reply)
+    for process in group.processes:
+        process.terminate()
+    assert [process.wait(SECONDS) for process in group.processes] == [-signal.SIGTERM] * count

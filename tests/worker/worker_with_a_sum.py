@@ -1,0 +1,75 @@
+"""A worker process whose engine adds numbers over all devices of the mesh, and fails when told to.
+
+Decode's ``steps`` is the number that every device brings. SaveState and LoadState keep a slot with Orbax.
+CreateAdapter fails: with seed 1 by an exception, with seed 2 by an error of ours.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from spmd_tx.errors import StartError
+from spmd_tx.models.lora import Adapters, Lora
+from spmd_tx.sharding.mesh import AXES, make_mesh
+from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state
+from spmd_tx.worker.main import main
+
+
+class SumEngine:
+    pages = 5
+
+    def __init__(self, setup, log):
+        self.mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
+        self.device = f"{self.mesh.size} x {jax.devices()[0].platform}"
+        self.log = log
+        self.sum = jax.jit(jnp.sum, out_shardings=NamedSharding(self.mesh, P()))
+        self.slot = None
+
+    @classmethod
+    def start(cls, setup, log, progress):
+        progress("loading weights 50 %")
+        return cls(setup, log)
+
+    def one_per_device(self, value):
+        sharding = NamedSharding(self.mesh, P(AXES))
+        return jax.make_array_from_callback(
+            (self.mesh.size,), sharding, lambda _: np.array([value], np.int32)
+        )
+
+    def decode(self, command):
+        with self.log.first("sum", (self.mesh.size,)):
+            return {"sum": self.sum(self.one_per_device(command.steps))}, {}
+
+    def create_adapter(self, command):
+        if command.seed == 1:
+            raise ZeroDivisionError("on purpose")
+        raise StartError("the weights are not there")
+
+    def save_state(self, command):
+        sharding = NamedSharding(self.mesh, P(None, AXES))
+        value = jax.make_array_from_callback(
+            (4, 16), sharding, lambda index: np.arange(64, dtype=np.float32).reshape(4, 16)[index]
+        )
+        self.slot = SlotState(*[Adapters({}, Lora(value, value))] * 3, self.sum(self.one_per_device(1)))
+        save_state(Path(command.path), self.slot, rank=3)
+        return {}, {}
+
+    def load_state(self, command):
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.slot)
+        slot = restore_state(Path(command.path), like, command.optimizer)
+        fresh = restore_state(Path(command.path), like, False)
+        total = self.sum(slot.w.head.a) + self.sum(slot.nu.head.b) + self.sum(fresh.mu.head.a)
+        return {}, {"sum": total, "step": slot.step, "fresh_step": fresh.step}
+
+    forward = forward_backward = optim_step = save_sampler = page_out = load_sampler = prefill = None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], SumEngine.start))
