@@ -1,0 +1,74 @@
+"""Logits equal those of Hugging Face transformers, with and without an adapter that peft has loaded."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx import tiny_model
+from spmd_tx.models import head, huggingface, peft, qwen3
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.lora import adapter_weights, row_lora
+from spmd_tx.models.qwen3 import Pass
+from spmd_tx.protocol import AdapterSpec
+from spmd_tx.sharding.mesh import DATA, TP, make_mesh
+from spmd_tx.sharding.transfer import rows_to_devices, to_devices
+from spmd_tx.sharding.weight import shardings, specs
+from spmd_tx.worker.train import full_adapters, segment_attend
+from tests.golden.cases import CASES, LOGITS, random_adapters
+
+MAX_RANK, OTHER_SLOT, SLOT = 8, 0, 1
+TOLERANCE = 1e-5  # relative to the largest logit
+
+
+def logits(mesh, case, directory) -> np.ndarray:
+    """[T, V] of the case's tokens, which stand in the last row of the batch."""
+    path = tiny_model.write(directory / "model", case.spec)
+    model = read_model_config(path)
+    declared = qwen3.weights(model, mesh, jnp.float32)
+    base = huggingface.load(path, declared, mesh, lambda _: None)
+    declared_adapters = adapter_weights(model, mesh, 2, MAX_RANK, jnp.float32, zero=True)
+    spec = case.adapter or AdapterSpec(rank=1, train_attn=False, train_mlp=False, train_unembed=False)
+    peft.write(directory / "adapter", random_adapters(model, spec, case.seed), spec, str(path))
+    one = peft.read(directory / "adapter", spec, model, MAX_RANK)
+    stack = jax.tree.map(lambda leaf: np.stack([np.full_like(leaf, 9.0), leaf], axis=-3), one)
+    adapters = jax.tree.map(to_devices, stack, shardings(mesh, declared_adapters))
+    row_specs = (jax.P(DATA), jax.P(DATA), jax.P(DATA), jax.P(DATA))
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(specs(declared), specs(declared_adapters), *row_specs),
+        out_specs=jax.P(DATA, None, TP),
+    )
+    def run(base, adapters, tokens, segments, positions, slots):
+        apply_lora = row_lora(slots, jnp.array([1.0, spec.scale], jnp.float32))
+        how = Pass(segment_attend(segments), apply_lora, sequence_parallel=True)
+        whole = full_adapters(model, adapters)
+        h, _ = qwen3.backbone(model, base, whole, tokens, positions, how)
+        return head.logits(base.unembed, whole.head, apply_lora, h)
+
+    rows = mesh.shape["fsdp"] * mesh.shape["ep"]
+    length = 64 if case.length <= 64 else -(-case.length // 512) * 512
+    tokens, segments, positions = np.zeros((3, rows, length), np.int32)
+    tokens[-1, : case.length], segments[-1, : case.length] = case.tokens, 1
+    positions[-1, : case.length] = np.arange(case.length)
+    slots = np.array([OTHER_SLOT] * (rows - 1) + [SLOT], np.int32)
+    batch = rows_to_devices(mesh, (tokens, segments, positions, slots))
+    return np.asarray(run(base, adapters, *batch))[-1]
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [(name, (1, 1, 1)) for name in CASES] + [("adapter", (2, 1, 4)), ("tied_adapter", (2, 2, 2))],
+    ids=str,
+)
+def test_logits_equal_those_of_transformers(tmp_path, name, shape):
+    case, golden = CASES[name], np.load(LOGITS)
+    assert np.array_equal(case.tokens, golden[f"{name}/tokens"])
+    expected = golden[f"{name}/logits"]
+    actual = logits(make_mesh(*shape), case, tmp_path)[golden[f"{name}/rows"]]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
