@@ -1,0 +1,253 @@
+"""Every command once, on a model directory: what is saved and loaded again trains and samples as before."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from spmd_tx import protocol, tiny_model
+from spmd_tx.protocol import AdapterSpec, LossInputs, PackedRows, Setup
+from spmd_tx.worker.compile_log import CompileLog
+from spmd_tx.worker.engine import Engine
+from tests.tiny_engine import to_numpy
+
+SPEC = tiny_model.Spec(n_layers=2, n_kv_heads=2, vocab_size=272)
+TWO, FOUR = AdapterSpec(rank=2, train_attn=False), AdapterSpec(rank=4)
+LENGTH, PAGE_SIZE, STEPS = 64, 8, 8
+FIRST, OTHER = 0, 1  # training slots
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("engine") / "model", SPEC)
+
+
+def start(model_dir: Path, mesh=(2, 1, 4), max_rank=4) -> Engine:
+    setup = Setup(
+        generation=0,
+        num_processes=1,
+        jax_coordinator="",
+        model_dir=str(model_dir),
+        dtype="float32",
+        **dict(zip(("fsdp", "ep", "tp"), mesh, strict=True)),
+        adapter_slots=2,
+        bank_slots=3,
+        max_rank=max_rank,
+        max_context=64,
+        page_size=PAGE_SIZE,
+        kv_cache_tokens=128,
+        decode_rows=4 * mesh[0] * mesh[1],
+        decode_steps=STEPS,
+        compilation_cache="",
+    )
+    return Engine.start(setup, CompileLog(lambda _: None), lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def engine(model_dir):
+    return start(model_dir)
+
+
+def create(engine: Engine, slot: int, adapter: AdapterSpec, seed: int = 2**40 + 3) -> None:
+    engine.create_adapter(protocol.CreateAdapter(slot=slot, seed=seed, adapter=adapter))
+
+
+def batch(engine: Engine, slot: int, seed: int = 0) -> dict[str, PackedRows | LossInputs]:
+    """One row of cross_entropy on the last data shard."""
+    shards = engine.setup.fsdp * engine.setup.ep
+    shape = (shards, LENGTH)
+    tokens, targets, segments, positions = np.zeros((4, *shape), np.int32)
+    sequence = np.random.default_rng(seed).integers(0, SPEC.vocab_size, LENGTH + 1)
+    tokens[-1], targets[-1], segments[-1], positions[-1] = sequence[:-1], sequence[1:], 1, np.arange(LENGTH)
+    slots, zeros = np.zeros(shards, np.int32), np.zeros(shards, np.float32)
+    slots[-1] = slot
+    weights = (segments > 0).astype(np.float32)
+    nothing = np.zeros(shape, np.float32)
+    kinds = np.zeros(shards, np.int32)
+    return {
+        "rows": PackedRows(
+            tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots
+        ),
+        "loss": LossInputs(
+            kinds=kinds,
+            clip_low=zeros,
+            clip_high=zeros,
+            beta=zeros,
+            weights=weights,
+            advantages=nothing,
+            sampling_logprobs=nothing,
+        ),
+    }
+
+
+def forward(engine: Engine, slot: int) -> np.ndarray:
+    return np.asarray(engine.forward(protocol.Forward(**batch(engine, slot)))[0]["logprobs"])[-1]
+
+
+def train(engine: Engine, slot: int, steps: int = 2) -> list[float]:
+    """The loss before each step."""
+    losses = []
+    for _ in range(steps):
+        arrays, _ = engine.forward_backward(protocol.ForwardBackward(**batch(engine, slot)))
+        losses.append(float(np.sum(np.asarray(arrays["losses"])[-1])))
+        hyper = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
+        step = protocol.OptimStep(slot=slot, weight_decay=0.0, grad_clip_norm=0.0, **hyper)
+        _, metrics = engine.optim_step(step)
+        assert metrics["applied"]
+        assert metrics["grad_norm"] > 0
+    return losses
+
+
+def sample(engine: Engine, bank: int, logprobs: bool = False) -> tuple[list[int], np.ndarray]:
+    """(tokens, prompt logprobs if wanted and logprobs), in the last data shard."""
+    shards = engine.setup.fsdp * engine.setup.ep
+    prompt = np.random.default_rng(5).integers(0, SPEC.vocab_size, 11).astype(np.int32)
+    count, pages = len(prompt) - 1, np.arange(1, 5, dtype=np.int32)
+    tokens, targets, segments, positions, where = np.zeros((5, shards, LENGTH), np.int32)
+    tokens[-1, :count], targets[-1, :count], segments[-1, :count] = prompt[:-1], prompt[1:], 1
+    positions[-1, :count] = np.arange(count)
+    where[-1, :count] = pages[np.arange(count) // PAGE_SIZE]
+    slots = np.array([0] * (shards - 1) + [bank], np.int32)
+    rows = PackedRows(tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots)
+    copies = np.zeros((shards, 2), np.int32)
+    prompt_arrays, _ = engine.prefill(
+        protocol.Prefill(rows=rows, pages=where, copies=copies, logprobs=logprobs)
+    )
+    last = np.arange(shards, dtype=np.int32) == shards - 1
+    command = protocol.Decode(
+        steps=STEPS,
+        source=np.full(shards, -1, np.int32),
+        tokens=prompt[-1] * last,
+        positions=count * last.astype(np.int32),
+        remaining=STEPS * last.astype(np.int32),
+        slots=slots,
+        seeds=np.full((shards, 2), 7, np.uint32),
+        temperatures=np.ones(shards, np.float32),
+        top_k=np.full(shards, SPEC.vocab_size, np.int32),
+        top_p=np.ones(shards, np.float32),
+        stop_tokens=np.full((shards, protocol.STOP_TOKENS), -1, np.int32),
+        tables=np.tile(pages, (shards, 1)),
+    )
+    arrays, _ = engine.decode(command)
+    drawn, drawn_logprobs = (np.asarray(arrays[name])[:, -1] for name in ("tokens", "logprobs"))
+    assert ("logprobs" in prompt_arrays) == logprobs
+    first = [np.asarray(prompt_arrays["logprobs"])[-1, :count]] if logprobs else []
+    return drawn.tolist(), np.concatenate([*first, drawn_logprobs])
+
+
+def assert_same_sample(actual, expected, tolerance=0.0):
+    assert actual[0] == expected[0]
+    np.testing.assert_allclose(actual[1], expected[1], rtol=0, atol=tolerance)
+
+
+def save_sampler(engine: Engine, bank: int, adapter: AdapterSpec, path: Path | None = None) -> None:
+    path_text = None if path is None else str(path)
+    engine.save_sampler(protocol.SaveSampler(slot=FIRST, bank=bank, adapter=adapter, path=path_text))
+
+
+def test_training_lowers_the_loss_and_changes_no_other_slot(engine):
+    create(engine, FIRST, FOUR)
+    create(engine, OTHER, TWO, seed=9)
+    train(engine, OTHER)
+    other = forward(engine, OTHER)
+    losses = train(engine, FIRST, steps=4)
+    assert losses == sorted(losses, reverse=True)
+    assert np.array_equal(forward(engine, OTHER), other)
+
+
+def test_the_same_seed_and_requests_give_the_same_adapter_in_any_slot(engine):
+    for slot in (FIRST, OTHER):
+        create(engine, slot, FOUR)
+        train(engine, slot)
+    assert np.array_equal(forward(engine, FIRST), forward(engine, OTHER))
+
+
+@pytest.mark.parametrize("adapter", [FOUR, TWO], ids=["rank 4", "rank 2 without attention"])
+def test_a_version_that_was_saved_for_sampling_never_changes(engine, tmp_path, adapter):
+    create(engine, FIRST, adapter)
+    train(engine, FIRST)
+    save_sampler(engine, 1, adapter, tmp_path / "saved")
+    first = sample(engine, 1, logprobs=True)
+    train(engine, FIRST)
+    trained = forward(engine, FIRST)
+    assert_same_sample(sample(engine, 1, logprobs=True), first)
+    engine.page_out(protocol.PageOut(bank=1, adapter=adapter, path=str(tmp_path / "paged")))
+    save_sampler(engine, 1, adapter)
+    newer = sample(engine, 1, logprobs=True)
+    assert not np.allclose(newer[1], first[1], atol=1e-3)
+    for name in ("saved", "paged"):
+        engine.load_sampler(protocol.LoadSampler(bank=2, adapter=adapter, path=str(tmp_path / name)))
+        assert_same_sample(sample(engine, 2, logprobs=True), first)
+    assert_same_sample(sample(engine, 1, logprobs=True), newer)
+    assert np.array_equal(forward(engine, FIRST), trained)
+
+
+def test_a_save_to_disk_alone_leaves_the_bank_as_it_is(engine, tmp_path):
+    create(engine, FIRST, FOUR)
+    train(engine, FIRST)
+    save_sampler(engine, 1, FOUR)
+    before = sample(engine, 1)
+    train(engine, FIRST)
+    save_sampler(engine, -1, FOUR, tmp_path / "saved")
+    assert_same_sample(sample(engine, 1), before)
+
+
+def test_bank_slot_zero_is_the_base_model(engine):
+    create(engine, OTHER, FOUR)  # B is zero, so it is still the base model
+    save = protocol.SaveSampler(slot=OTHER, bank=2, adapter=FOUR)
+    engine.save_sampler(save)
+    assert_same_sample(sample(engine, 0), sample(engine, 2))
+
+
+def test_training_goes_on_from_a_saved_state_as_if_never_interrupted(engine, tmp_path):
+    create(engine, FIRST, FOUR)
+    train(engine, FIRST, steps=3)
+    engine.save_state(protocol.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
+    train(engine, FIRST)
+    expected = forward(engine, FIRST)
+    create(engine, OTHER, TWO, seed=1)
+    engine.load_state(
+        protocol.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=FOUR)
+    )
+    train(engine, OTHER)
+    assert np.array_equal(forward(engine, OTHER), expected)
+
+
+def test_without_its_optimizer_a_saved_state_is_weights_alone(engine, tmp_path):
+    create(engine, FIRST, FOUR)
+    train(engine, FIRST)
+    expected = forward(engine, FIRST)
+    engine.save_state(protocol.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
+    engine.load_state(
+        protocol.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=False, adapter=FOUR)
+    )
+    assert np.array_equal(forward(engine, OTHER), expected)
+    state = to_numpy(engine.state.train)
+    assert state.step.tolist() == [2, 0]
+    for leaf in jax.tree.leaves((state.mu, state.nu, state.grad_sum)):
+        assert not np.any(leaf[..., OTHER, :, :])
+
+
+def test_checkpoints_load_on_another_mesh_with_another_maximum_rank(engine, model_dir, tmp_path):
+    create(engine, FIRST, TWO)
+    train(engine, FIRST)
+    save_sampler(engine, 1, TWO, tmp_path / "sampler")
+    engine.save_state(protocol.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=TWO))
+    elsewhere = start(model_dir, mesh=(1, 1, 1), max_rank=8)
+    elsewhere.load_state(
+        protocol.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=TWO)
+    )
+    np.testing.assert_allclose(forward(elsewhere, OTHER), forward(engine, FIRST), rtol=0, atol=TOLERANCE)
+    saved, loaded = to_numpy((engine.state.train, elsewhere.state.train))
+    assert saved.step[FIRST] == loaded.step[OTHER] == 2
+    for name in ("w", "mu", "nu"):
+        pairs = zip(
+            jax.tree.leaves(getattr(saved, name)), jax.tree.leaves(getattr(loaded, name)), strict=True
+        )
+        for before, after in pairs:
+            assert np.array_equal(after[..., OTHER, :4, :], before[..., FIRST, :, :])
+            assert not np.any(after[..., OTHER, 4:, :])
+    elsewhere.load_sampler(protocol.LoadSampler(bank=1, adapter=TWO, path=str(tmp_path / "sampler")))
+    assert_same_sample(sample(elsewhere, 1), sample(engine, 1), TOLERANCE)
