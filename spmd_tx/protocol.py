@@ -203,6 +203,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     num_processes: int
     jax_coordinator: str  # host:port of jax.distributed's service, hosted by process 0
     model_dir: str  # Hugging Face layout
+    model_name: str = ""  # what exported adapters name as their base model
     dtype: str  # "bfloat16", "float32" or "auto": float32 on CPU, else bfloat16
     fsdp: int
     ep: int

@@ -69,6 +69,7 @@ def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
         num_processes=config.num_processes,
         jax_coordinator=f"127.0.0.1:{free_port()}",
         model_dir=str(model.directory),
+        model_name=config.model_name,
         dtype=config.dtype,
         fsdp=config.fully_sharded_data_parallel_size,
         ep=config.expert_parallel_size,

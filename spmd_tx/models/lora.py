@@ -121,7 +121,9 @@ def _rows_of_forward(stack_SRI: Array, slots_B: Array, dtype: jnp.dtype) -> tupl
     return _rows_of(stack_SRI, slots_B, dtype), (slots_B, jnp.zeros_like(stack_SRI))
 
 
-def _rows_of_backward(dtype: jnp.dtype, residuals: tuple[Array, Array], grad_BRI: Array) -> tuple[Array, None]:
+def _rows_of_backward(
+    dtype: jnp.dtype, residuals: tuple[Array, Array], grad_BRI: Array
+) -> tuple[Array, None]:
     slots_B, zeros_SRI = residuals
 
     def add_row(sum_SRI: Array, row: tuple[Array, Array]) -> tuple[Array, None]:

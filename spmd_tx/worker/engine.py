@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -114,7 +115,7 @@ class Engine:
 
     def save_state(self, command: protocol.SaveState) -> Result:
         slot = self._adapters.read(self.state.train, _i32(command.slot))
-        save_state(Path(command.path), slot, self.setup.max_rank)
+        save_state(Path(command.path), slot, command.adapter.rank)
         return {}, {}
 
     def load_state(self, command: protocol.LoadState) -> Result:
@@ -186,11 +187,13 @@ class Engine:
         self.state.bank = self._adapters.to_bank(self.state.bank, one, _i32(bank), _f32(adapter.scale))
 
     def _write_peft(self, one: Adapters[Any], path: str, adapter: AdapterSpec) -> None:
-        """Every process takes part in gathering; process 0 writes."""
+        """All processes gather, process 0 writes, and none goes on before the folder is there."""
         whole = self._gather(one)
         if jax.process_index() == 0:
             host = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), whole)
-            peft.write(Path(path), host, adapter, self.setup.model_dir)
+            peft.write(Path(path), host, adapter, self.setup.model_name)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"peft {path}")
 
 
 def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray, np.ndarray]:

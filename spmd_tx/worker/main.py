@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
     setup = inbox.hello(HELLO_SECONDS)
     configure_jax(setup, options.devices)
     if setup.num_processes > 1:
-        _join(setup, options.process_id)
+        _join(setup, options.process_id, options.devices)
 
     def progress(message: str) -> None:
         inbox.report(Progress, message=message)
@@ -69,11 +69,14 @@ def configure_jax(setup: Setup, devices: int) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _join(setup: Setup, process: int) -> None:
+def _join(setup: Setup, process: int, devices: int) -> None:
     jax.distributed.initialize(
         setup.jax_coordinator,
         num_processes=setup.num_processes,
         process_id=process,
+        local_device_ids=list(
+            range(process * devices, (process + 1) * devices)
+        ),  # all processes are on this host
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax.distributed would postpone it
@@ -97,7 +100,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--coordinator", required=True, help="ZeroMQ address, tcp://HOST:PORT")
     parser.add_argument("--process-id", type=int, required=True, help="0 .. number of processes - 1")
     parser.add_argument("--generation", type=int, required=True, help="incarnation of the worker group")
-    parser.add_argument("--devices", type=int, required=True, help="devices to simulate, on CPUs only")
+    parser.add_argument(
+        "--devices", type=int, required=True, help="devices of this process; on CPUs they are simulated"
+    )
     return parser.parse_args(arguments)
 
 
