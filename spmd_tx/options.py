@@ -21,8 +21,8 @@ HELP = {
         "max_context_length": "Longest prompt with its answer, in tokens. Default: the model's own limit.",
     },
     "Mesh": {
-        "fully_sharded_data_parallel_size": "Ways to split rows, and to shard every weight.",
-        "expert_parallel_size": "Ways to split rows, and to shard the experts of a mixture-of-experts model.",
+        "fully_sharded_data_parallel_size": "Ways to split rows, adapters and optimizer state.",
+        "expert_parallel_size": "More ways to split rows; a mixture of experts will be split over it.",
         "tensor_parallel_size": "Ways to split every matrix product.",
         "num_processes": "Worker processes; each takes an equal part of the devices. The three sizes above "
         "multiply to the number of devices.",
