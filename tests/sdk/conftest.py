@@ -1,0 +1,115 @@
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tinker
+
+from spmd_tx import tiny_model
+from tests.sdk import server as servers
+from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY
+from tests.sdk.raw_api import RawApi
+from tests.sdk.server import BASE_MODEL, Server, serving
+
+HERE = Path(__file__).parent
+SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=VOCABULARY, max_positions=CONTEXT)
+SLOTS = 8
+
+NewTrainer = Callable[..., tinker.TrainingClient]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The SDK leaves a socket of each handshake to the garbage collector."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """What a server has to say belongs to the report of a test that it failed."""
+    report = yield
+    if report.failed:
+        for server in servers.running:
+            report.sections.append((f"log of {server.url}", server.log[-10_000:]))
+    return report
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.write(tmp_path_factory.mktemp("model"), SPEC)
+
+
+@pytest.fixture(scope="session")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    data_dir = tmp_path_factory.mktemp("shared") / "data"
+    with serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sockets_are_collected() -> Iterator[None]:
+    """Here, and not in the middle of somebody else's test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
+@pytest.fixture
+def live_server(server: Server) -> Server:
+    """Without a server, the SDK would try again for minutes, in every test."""
+    assert server.process.poll() is None, f"the shared server has ended\n{server.log[-10_000:]}"
+    return server
+
+
+@pytest.fixture
+def service(live_server: Server) -> Iterator[tinker.ServiceClient]:
+    """A tenant; what it has on the server is freed when the test ends."""
+    client = tinker.ServiceClient(base_url=live_server.url, api_key="tml-test")
+    yield client
+    client.close("success").result(SECONDS)
+
+
+@pytest.fixture
+def other_service(live_server: Server) -> Iterator[tinker.ServiceClient]:
+    client = tinker.ServiceClient(base_url=live_server.url, api_key="tml-other")
+    yield client
+    client.close("success").result(SECONDS)
+
+
+@pytest.fixture(scope="session")  # a second one would be the first, closed
+def rest(server: Server) -> Iterator[tinker.RestClient]:
+    client = tinker.RestClient(base_url=server.url, api_key="tml-test")
+    yield client
+    client.holder.close()
+
+
+@pytest.fixture
+def api(live_server: Server) -> Iterator[RawApi]:
+    api = RawApi(live_server.url, BASE_MODEL)
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def new_trainer(service: tinker.ServiceClient) -> NewTrainer:
+    """Models that are told the same start the same."""
+
+    def new_trainer(rank: int = 8, seed: int = 1, **more: bool) -> tinker.TrainingClient:
+        return service.create_lora_training_client(BASE_MODEL, rank=rank, seed=seed, **more).result(SECONDS)
+
+    return new_trainer
+
+
+@pytest.fixture
+def trainer(new_trainer: NewTrainer) -> tinker.TrainingClient:
+    return new_trainer()
+
+
+@pytest.fixture
+def base_sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    return service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)

@@ -1,0 +1,88 @@
+"""Small training data, and what tests ask of a client again and again."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tinker
+from tinker import types
+
+SECONDS = 60  # until a test gives up on an answer
+VOCABULARY = 512
+CONTEXT = 512  # tokens
+
+# So large an eps makes Adam's update proportional to the gradient: no rounding error is blown up to a
+# whole learning rate, so that runs that differ by rounding stay together.
+PLAIN_STEP = types.AdamParams(learning_rate=30.0, eps=1000.0)
+ADAM_STEP = types.AdamParams(learning_rate=0.01)
+
+
+def random_tokens(length: int, seed: int) -> list[int]:
+    return np.random.default_rng([length, seed]).integers(0, VOCABULARY, length).tolist()
+
+
+def supervised(tokens: Sequence[int], weights: Sequence[float] | None = None) -> types.Datum:
+    """Every token is to be predicted from those before it."""
+    weights = [1.0] * (len(tokens) - 1) if weights is None else weights
+    return datum(tokens[:-1], target_tokens=list(tokens[1:]), weights=list(weights))
+
+
+def reinforced(tokens: Sequence[int], logprobs: Sequence[float], advantages: Sequence[float]) -> types.Datum:
+    return datum(
+        tokens[:-1], target_tokens=list(tokens[1:]), logprobs=list(logprobs), advantages=list(advantages)
+    )
+
+
+def datum(tokens: Sequence[int], **inputs: object) -> types.Datum:
+    return types.Datum(model_input=prompt(tokens), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
+
+
+def prompt(tokens: Sequence[int]) -> types.ModelInput:
+    return types.ModelInput.from_ints(list(tokens))
+
+
+def batch(seed: int, lengths: Sequence[int] = (20, 9, 31)) -> list[types.Datum]:
+    return [supervised(random_tokens(length, seed)) for length in lengths]
+
+
+def train(
+    trainer: tinker.TrainingClient,
+    data: list[types.Datum],
+    loss: types.LossFnType = "cross_entropy",
+    adam: types.AdamParams = ADAM_STEP,
+) -> float:
+    """One step; returns the loss before it."""
+    gradient = trainer.forward_backward(data, loss)
+    update = trainer.optim_step(adam)
+    update.result(SECONDS)
+    return gradient.result(SECONDS).metrics["loss:sum"]
+
+
+def logprobs_of(trainer: tinker.TrainingClient, data: list[types.Datum]) -> np.ndarray:
+    """Of the targets of all datums, end to end."""
+    output = trainer.forward(data, "cross_entropy").result(SECONDS)
+    return np.concatenate([fields["logprobs"].to_numpy() for fields in output.loss_fn_outputs])
+
+
+def gradient_norm(trainer: tinker.TrainingClient) -> float:
+    """Of what has accumulated, which is gone after this; the weights stay."""
+    step = trainer.optim_step(types.AdamParams(learning_rate=0.0)).result(SECONDS)
+    assert step.metrics is not None
+    return step.metrics["unclipped_grad_l2:mean"]
+
+
+def greedy(max_tokens: int = 8) -> types.SamplingParams:
+    return types.SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=[])
+
+
+def drawn(
+    max_tokens: int = 8, seed: int = 0, temperature: float = 1.0, **more: object
+) -> types.SamplingParams:
+    """Parameters of a sample that nothing but its length ends."""
+    params = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "stop": [], **more}
+    return types.SamplingParams(**params)  # pyright: ignore[reportArgumentType]
+
+
+def sample(
+    sampler: tinker.SamplingClient, tokens: Sequence[int], params: types.SamplingParams
+) -> types.SampledSequence:
+    return sampler.sample(prompt(tokens), 1, params).result(SECONDS).sequences[0]

@@ -1,0 +1,224 @@
+"""Saving, resuming, exporting and listing through the real SDK, and checkpoints that are not what they were."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+from safetensors import safe_open
+
+from spmd_tx.coordinator.checkpoint_files import MANIFEST, parse
+from tests.sdk.conftest import SPEC
+from tests.sdk.examples import (
+    SECONDS,
+    batch,
+    gradient_norm,
+    greedy,
+    logprobs_of,
+    prompt,
+    random_tokens,
+    sample,
+    train,
+)
+from tests.sdk.server import BASE_MODEL
+
+PROMPT = random_tokens(10, seed=0)
+QUESTION = batch(seed=9)
+
+
+@pytest.fixture
+def trained(trainer):
+    for seed in range(2):
+        train(trainer, batch(seed))
+    return trainer
+
+
+@pytest.fixture
+def saved(trained) -> str:
+    return trained.save_state("state").result(SECONDS).path
+
+
+@pytest.fixture
+def exported(trained) -> str:
+    return trained.save_weights_for_sampler("v1").result(SECONDS).path
+
+
+def folder_of(server, path: str) -> Path:
+    return parse(path).folder(server.data_dir / "checkpoints")
+
+
+def test_training_goes_on_from_a_saved_state_as_if_nothing_had_happened(service, trained, saved):
+    resumed = service.create_training_client_from_state_with_optimizer(saved).result(SECONDS)
+    np.testing.assert_array_equal(logprobs_of(resumed, QUESTION), logprobs_of(trained, QUESTION))
+    assert resumed.get_info().lora_rank == 8
+    for trainer in (trained, resumed):
+        train(trainer, batch(seed=2))
+    np.testing.assert_array_equal(logprobs_of(resumed, QUESTION), logprobs_of(trained, QUESTION))
+
+
+def test_without_the_optimizer_only_the_weights_come_back(service, trained, saved):
+    expected = logprobs_of(trained, QUESTION)
+    fresh = service.create_training_client_from_state(saved).result(SECONDS)
+    with pytest.warns(FutureWarning, match="deprecated"):
+        trained.load_state(saved).result(SECONDS)
+    full = service.create_training_client_from_state_with_optimizer(saved).result(SECONDS)
+    trainers = fresh, trained, full
+    for trainer in trainers:
+        np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), expected)
+        train(trainer, batch(seed=2))
+    by_fresh, by_trained, by_full = (logprobs_of(trainer, QUESTION) for trainer in trainers)
+    np.testing.assert_array_equal(by_fresh, by_trained)
+    assert np.abs(by_full - by_fresh).max() > 1e-4
+
+
+def test_a_saved_state_is_not_changed_by_further_training(service, trained, saved):
+    expected = logprobs_of(trained, QUESTION)
+    train(trained, batch(seed=2))
+    resumed = service.create_training_client_from_state(saved).result(SECONDS)
+    np.testing.assert_array_equal(logprobs_of(resumed, QUESTION), expected)
+
+
+def test_loading_drops_the_gradient_that_had_accumulated(trained, saved):
+    trained.forward_backward(batch(seed=2), "cross_entropy").result(SECONDS)
+    with pytest.warns(FutureWarning, match="deprecated"):
+        trained.load_state_with_optimizer(saved).result(SECONDS)
+    assert gradient_norm(trained) == 0
+
+
+def test_a_named_sampler_checkpoint_is_a_peft_folder(server, trained, exported):
+    assert exported == f"tinker://{trained.get_info().model_id}/sampler_weights/v1"
+    run = trained.get_info().model_id.replace(":", "_")
+    folder = server.data_dir / "checkpoints" / run / "sampler_weights" / "v1"
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 32)
+    with safe_open(folder / "adapter_model.safetensors", "np") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    width, heads = SPEC.d_model, SPEC.n_heads * SPEC.head_dim
+    for name, out_features, in_features in [
+        ("layers.0.self_attn.q_proj", heads, width),
+        ("layers.1.self_attn.v_proj", SPEC.n_kv_heads * SPEC.head_dim, width),
+        ("layers.1.self_attn.o_proj", width, heads),
+        ("layers.0.mlp.down_proj", width, SPEC.d_ff),
+    ]:
+        assert shapes[f"base_model.model.model.{name}.lora_A.weight"] == (8, in_features)
+        assert shapes[f"base_model.model.model.{name}.lora_B.weight"] == (out_features, 8)
+
+
+def test_a_named_sampler_checkpoint_is_sampled_by_its_path(service, other_service, trained, exported):
+    own = trained.save_weights_and_get_sampling_client().result(SECONDS)
+    expected = sample(own, PROMPT, greedy())
+    train(trained, batch(seed=2))
+    for client in (service, other_service):
+        sampler = client.create_sampling_client(model_path=exported).result(SECONDS)
+        assert sampler.get_base_model() == BASE_MODEL
+        answer = sample(sampler, PROMPT, greedy())
+        assert answer.tokens == expected.tokens
+        np.testing.assert_allclose(answer.logprobs, expected.logprobs, atol=1e-6)
+
+
+def test_overwriting_replaces_a_checkpoint(service, trained, saved):
+    train(trained, batch(seed=2))
+    with pytest.raises(tinker.RequestFailedError, match="exists; choose another name") as caught:
+        trained.save_state("state").result(SECONDS)
+    assert caught.value.category == tinker.types.RequestErrorCategory.User
+    assert trained.save_state("state", overwrite=True).result(SECONDS).path == saved
+    resumed = service.create_training_client_from_state(saved).result(SECONDS)
+    np.testing.assert_array_equal(logprobs_of(resumed, QUESTION), logprobs_of(trained, QUESTION))
+
+
+def test_the_rest_client_lists_what_is_there(rest, trained, saved, exported):
+    run_id = trained.get_info().model_id
+    run = rest.get_training_run(run_id).result(SECONDS)
+    assert (run.base_model, run.lora_rank) == (BASE_MODEL, 8)
+    assert run.last_checkpoint.tinker_path == saved
+    assert run.last_sampler_checkpoint.tinker_path == exported
+    listed = rest.list_checkpoints(run_id).result(SECONDS).checkpoints
+    assert {checkpoint.tinker_path for checkpoint in listed} == {saved, exported}
+    assert all(checkpoint.size_bytes > 0 for checkpoint in listed)
+    runs = rest.list_training_runs(limit=100).result(SECONDS).training_runs
+    assert run_id in {each.training_run_id for each in runs}
+    assert rest.get_weights_info_by_tinker_path(saved).result(SECONDS).lora_rank == 8
+
+
+def test_a_deleted_checkpoint_is_gone(server, service, rest, saved, exported):
+    for path in (saved, exported):
+        rest.delete_checkpoint_from_tinker_path(path).result(SECONDS)
+        assert not folder_of(server, path).exists()
+    with pytest.raises(tinker.NotFoundError, match="does not exist"):
+        service.create_training_client_from_state(saved).result(SECONDS)
+    with pytest.raises(tinker.NotFoundError, match="does not exist"):
+        service.create_sampling_client(model_path=exported).result(SECONDS)
+    with pytest.raises(tinker.NotFoundError, match="does not exist"):
+        rest.delete_checkpoint_from_tinker_path(saved).result(SECONDS)
+
+
+def test_an_open_sampler_outlives_its_checkpoint(service, rest, exported):
+    sampler = service.create_sampling_client(model_path=exported).result(SECONDS)
+    expected = sample(sampler, PROMPT, greedy()).tokens
+    rest.delete_checkpoint_from_tinker_path(exported).result(SECONDS)
+    assert sample(sampler, PROMPT, greedy()).tokens == expected
+
+
+def test_a_truncated_checkpoint_is_the_users_error_and_nothing_else_ends(server, service, trained, saved):
+    folder = folder_of(server, saved)
+    largest = max(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    largest.write_bytes(largest.read_bytes()[:-1])
+    with pytest.raises(tinker.BadRequestError, match=f"{largest.name} has .* bytes instead of"):
+        service.create_training_client_from_state(saved).result(SECONDS)
+    with (
+        pytest.warns(FutureWarning, match="deprecated"),
+        pytest.raises(tinker.RequestFailedError, match="damaged") as caught,
+    ):
+        trained.load_state(saved).result(SECONDS)
+    assert caught.value.category == tinker.types.RequestErrorCategory.User
+    train(trained, batch(seed=2))
+
+
+def test_a_truncated_sampler_checkpoint_is_the_users_error(server, service, exported):
+    file = folder_of(server, exported) / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(tinker.BadRequestError, match="adapter_model.safetensors has 100 bytes instead of"):
+        service.create_sampling_client(model_path=exported).result(SECONDS)
+
+
+def test_a_checkpoint_of_another_base_model_is_refused(server, service, trained, saved):
+    manifest = folder_of(server, saved) / MANIFEST
+    described = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(described | {"base_model": "Qwen/Qwen3-8B"}))
+    message = "was trained on 'Qwen/Qwen3-8B', and this server serves 'tiny'"
+    with pytest.raises(tinker.BadRequestError, match=message):
+        service.create_training_client_from_state(saved).result(SECONDS)
+
+
+def test_a_checkpoint_whose_folder_was_removed_is_refused(server, service, saved):
+    shutil.rmtree(folder_of(server, saved))
+    with pytest.raises(tinker.BadRequestError, match="incomplete"):
+        service.create_training_client_from_state(saved).result(SECONDS)
+
+
+@pytest.mark.parametrize("kind", ["weights", "sampler_weights"])
+def test_each_kind_of_checkpoint_has_its_use(service, saved, exported, kind):
+    if kind == "weights":
+        with pytest.raises(tinker.BadRequestError, match="save_weights_for_sampler"):
+            service.create_sampling_client(model_path=saved).result(SECONDS)
+    else:
+        with pytest.raises(tinker.BadRequestError, match="save_state"):
+            service.create_training_client_from_state(exported).result(SECONDS)
+
+
+def test_every_named_version_stays_itself(service, trainer):
+    """Also those that had to leave the device for later ones."""
+    paths, expected = [], []
+    for seed in range(10):
+        train(trainer, batch(seed))
+        paths.append(trainer.save_weights_for_sampler(f"v{seed}").result(SECONDS).path)
+        expected.append(logprobs_of(trainer, QUESTION[:1]))
+    tokens = [*QUESTION[0].model_input.to_ints(), QUESTION[0].loss_fn_inputs["target_tokens"].tolist()[-1]]
+    for path, logprobs in zip(paths, expected, strict=True):
+        sampler = service.create_sampling_client(model_path=path).result(SECONDS)
+        _, *scored = sampler.compute_logprobs(prompt(tokens)).result(SECONDS)
+        np.testing.assert_allclose(scored, logprobs, atol=1e-4)
