@@ -25,7 +25,7 @@ format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff check --fix .
 
 cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
-	.venv/bin/pytest -m cookbook tests/cookbook $(ARGS)
+	.venv/bin/pytest -s -m cookbook tests/cookbook $(ARGS)
 
 clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	rm -rf .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo runs

@@ -42,9 +42,9 @@ def run_recipe(environment, server, tmp_path):
         options |= {"base_url": server, "model_name": MODEL, "log_path": tmp_path / "log", "save_every": 0}
         arguments = [f"{name}={value}" for name, value in options.items()]
         python(environment, "-m", f"tinker_cookbook.recipes.{recipe}", *arguments)
-        checkpoints = [json.loads(line) for line in (tmp_path / "log" / "checkpoints.jsonl").open()]
+        checkpoints = read_json_lines(tmp_path / "log" / "checkpoints.jsonl")
         assert [checkpoint["name"] for checkpoint in checkpoints] == ["final"]
-        return [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").open()]
+        return read_json_lines(tmp_path / "log" / "metrics.jsonl")
 
     return run
 
@@ -54,6 +54,10 @@ def python(environment: dict[str, str], *arguments: str) -> str:
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
     return finished.stdout
+
+
+def read_json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def mean(values: list[float]) -> float:
@@ -66,6 +70,7 @@ def test_sl_loop_starts_at_the_loss_of_the_base_model_and_learns(run_recipe, env
         step["train_mean_nll"]
         for step in run_recipe("sl_loop", batch_size=16, max_steps=20, learning_rate=1e-3)
     ]
+    print(f"sl_loop: base model {expected:.4f}, first step {losses[0]:.4f}, last step {losses[-1]:.4f}")
     assert len(losses) == 20
     assert losses[0] == pytest.approx(expected, abs=1e-2)
     assert losses[-1] < losses[0] - 2
@@ -75,7 +80,9 @@ def rl_loop_rewards(run_recipe, **options: object) -> list[float]:
     steps = run_recipe(
         "rl_loop", loss_fn="importance_sampling", batch_size=8, group_size=8, max_tokens=12, **options
     )
-    return [step["reward/total"] for step in steps]
+    rewards = [step["reward/total"] for step in steps]
+    print(f"rl_loop: first five {mean(rewards[:5]):.3f}, last five {mean(rewards[-5:]):.3f}, {options}")
+    return rewards
 
 
 def test_rl_loop_finds_the_frequent_answer(run_recipe):
