@@ -74,7 +74,9 @@ def test_two_processes_compute_what_one_does_and_fail_together(model_dir, tmp_pa
 
 
 def test_a_server_on_postgresql_says_when_it_is_ready_and_drains(model_dir, tmp_path, postgres, expected):
-    with serving(model_dir, tmp_path / "data", database_url=postgres.get_uri()) as server:
+    postgres.psql("CREATE DATABASE of_this_test;")
+    url = postgres.get_uri(database="of_this_test")
+    with serving(model_dir, tmp_path / "data", database_url=url) as server:
         health = wait_until_it_answers(server)
         assert (health.status_code, health.json()["status"]) == (503, "starting")
         assert health.json()["detail"]
