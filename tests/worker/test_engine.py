@@ -16,6 +16,7 @@ SPEC = tiny_model.Spec(n_layers=2, n_kv_heads=2, vocab_size=272)
 TWO, FOUR = AdapterSpec(rank=2, train_attn=False), AdapterSpec(rank=4)
 LENGTH, PAGE_SIZE, STEPS = 64, 8, 8
 FIRST, OTHER = 0, 1  # training slots
+NOBODY = -1
 TOLERANCE = 1e-5
 
 
@@ -100,28 +101,36 @@ def train(engine: Engine, slot: int, steps: int = 2) -> list[float]:
     return losses
 
 
-def sample(engine: Engine, bank: int, logprobs: bool = False) -> tuple[list[int], np.ndarray]:
-    """(tokens, prompt logprobs if wanted and logprobs), in the last data shard."""
+Drawn = tuple[list[int], np.ndarray]  # tokens; prompt logprobs, if they were asked for, and logprobs
+
+
+def sample(engine: Engine, bank: int, logprobs: bool = False) -> Drawn:
+    """One sequence, in the last data shard."""
     shards = engine.setup.fsdp * engine.setup.ep
+    return sample_in_every_shard(engine, [NOBODY] * (shards - 1) + [bank], logprobs)[-1]
+
+
+def sample_in_every_shard(engine: Engine, banks: list[int], logprobs: bool = False) -> list[Drawn]:
+    """The same prompt and seed in each data shard, with an adapter of its own; NOBODY's row is dead."""
+    shards, alive = len(banks), np.array([bank != NOBODY for bank in banks], np.int32)
     prompt = np.random.default_rng(5).integers(0, SPEC.vocab_size, 11).astype(np.int32)
     count, pages = len(prompt) - 1, np.arange(1, 5, dtype=np.int32)
     tokens, targets, segments, positions, where = np.zeros((5, shards, LENGTH), np.int32)
-    tokens[-1, :count], targets[-1, :count], segments[-1, :count] = prompt[:-1], prompt[1:], 1
-    positions[-1, :count] = np.arange(count)
-    where[-1, :count] = pages[np.arange(count) // PAGE_SIZE]
-    slots = np.array([0] * (shards - 1) + [bank], np.int32)
+    tokens[:, :count], targets[:, :count], segments[:, :count] = prompt[:-1], prompt[1:], 1
+    positions[:, :count] = np.arange(count)
+    where[:, :count] = pages[np.arange(count) // PAGE_SIZE]
+    slots = np.array(banks, np.int32) * alive
     rows = PackedRows(tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots)
     copies = np.zeros((shards, 2), np.int32)
-    prompt_arrays, _ = engine.prefill(
-        protocol.Prefill(rows=rows, pages=where, copies=copies, logprobs=logprobs)
-    )
-    last = np.arange(shards, dtype=np.int32) == shards - 1
-    command = protocol.Decode(
+    prefill = protocol.Prefill(rows=rows, pages=where, copies=copies, logprobs=logprobs)
+    prompt_arrays, _ = engine.prefill(prefill)
+    assert ("logprobs" in prompt_arrays) == logprobs
+    decode = protocol.Decode(
         steps=STEPS,
         source=np.full(shards, -1, np.int32),
-        tokens=prompt[-1] * last,
-        positions=count * last.astype(np.int32),
-        remaining=STEPS * last.astype(np.int32),
+        tokens=prompt[-1] * alive,
+        positions=count * alive,
+        remaining=STEPS * alive,
         slots=slots,
         seeds=np.full((shards, 2), 7, np.uint32),
         temperatures=np.ones(shards, np.float32),
@@ -130,11 +139,12 @@ def sample(engine: Engine, bank: int, logprobs: bool = False) -> tuple[list[int]
         stop_tokens=np.full((shards, protocol.STOP_TOKENS), -1, np.int32),
         tables=np.tile(pages, (shards, 1)),
     )
-    arrays, _ = engine.decode(command)
-    drawn, drawn_logprobs = (np.asarray(arrays[name])[:, -1] for name in ("tokens", "logprobs"))
-    assert ("logprobs" in prompt_arrays) == logprobs
-    first = [np.asarray(prompt_arrays["logprobs"])[-1, :count]] if logprobs else []
-    return drawn.tolist(), np.concatenate([*first, drawn_logprobs])
+    arrays = to_numpy(engine.decode(decode)[0])
+    first = np.asarray(prompt_arrays["logprobs"])[:, :count] if logprobs else np.zeros((shards, 0))
+    return [
+        (arrays["tokens"][:, row].tolist(), np.append(first[row], arrays["logprobs"][:, row]))
+        for row in range(shards)
+    ]
 
 
 def assert_same_sample(actual, expected, tolerance=0.0):
@@ -192,6 +202,18 @@ def test_a_save_to_disk_alone_leaves_the_bank_as_it_is(engine, tmp_path):
     train(engine, FIRST)
     save_sampler(engine, -1, FOUR, tmp_path / "saved")
     assert_same_sample(sample(engine, 1), before)
+
+
+def test_rows_of_one_dispatch_use_different_versions(engine):
+    for bank in (1, 2):
+        create(engine, FIRST, FOUR)
+        train(engine, FIRST, steps=2 * bank)
+        save_sampler(engine, bank, FOUR)
+    alone = {bank: sample(engine, bank) for bank in (0, 1, 2)}
+    assert len({tuple(tokens) for tokens, _ in alone.values()}) == 3
+    for banks in ([2, 1], [0, 2], [1, 0]):
+        for bank, drawn in zip(banks, sample_in_every_shard(engine, banks), strict=True):
+            assert_same_sample(drawn, alone[bank], TOLERANCE)
 
 
 def test_bank_slot_zero_is_the_base_model(engine):
