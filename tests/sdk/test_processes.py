@@ -63,7 +63,7 @@ def test_two_processes_compute_what_one_does_and_fail_together(model_dir, tmp_pa
 
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
         sampler = service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
-        pending = [sampler.sample(prompt(PROMPT), 1, LONG) for _ in range(40)]
+        pending = [sampler.sample(prompt(PROMPT), 1, LONG) for _ in range(10)]
         sample(sampler, PROMPT, drawn(max_tokens=4))
         os.kill(server.worker_pids()[1], signal.SIGKILL)
         with pytest.raises(tinker.RequestFailedError, match="worker 1") as caught:
@@ -86,7 +86,7 @@ def test_a_server_on_postgresql_says_when_it_is_ready_and_drains(model_dir, tmp_
 
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
         sampler = service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
-        pending = [sampler.sample(prompt(PROMPT), 1, LONG) for _ in range(40)]
+        pending = [sampler.sample(prompt(PROMPT), 1, LONG) for _ in range(10)]
         sample(sampler, PROMPT, drawn(max_tokens=4))
         assert server.terminate() == 0
         with pytest.raises(tinker.RequestFailedError, match="shutting down") as caught:
