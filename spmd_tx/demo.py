@@ -29,7 +29,7 @@ FLAT_WITHIN = 0.1  # with learning rate 0
 
 def run(learning_rate: float, steps: int, out: Path) -> int:
     """Run the demo and return its exit code: 0 when the reward went as it should."""
-    for package in ("tinker", "matplotlib"):
+    for package in ("tinker", "grain", "matplotlib"):
         if importlib.util.find_spec(package) is None:
             raise StartError(
                 f"the demo needs the package {package}; install it with: pip install 'spmd_tx[demo]'"
