@@ -23,7 +23,7 @@ HELP = {
     "Mesh": {
         "fully_sharded_data_parallel_size": "Ways to split rows, adapters and optimizer state.",
         "expert_parallel_size": "More ways to split rows; a mixture of experts will be split over it.",
-        "tensor_parallel_size": "Ways to split every matrix product.",
+        "tensor_parallel_size": "Ways to split the base weights and every matrix product.",
         "num_processes": "Worker processes; each takes an equal part of the devices. The three sizes above "
         "multiply to the number of devices.",
     },
