@@ -74,22 +74,13 @@ LOSSES: dict[str, Loss] = {
 def token_losses(logprobs: Float[Array, "B T"], inputs: TokenLossInputs) -> Float[Array, "B T"]:
     """Each row's own loss.
 
-    Positions that do not count get harmless inputs before any formula sees them: an infinity that is
-    only masked afterwards would still turn the gradient into NaN.
+    Positions that do not count are masked on both sides of the formula: an infinity in their inputs must
+    reach neither the loss nor, on the way back, the gradient.
     """
     total = jnp.zeros_like(logprobs)
     for number, name in enumerate(LOSS_NAMES):
         driver = inputs.weights if name == "cross_entropy" else inputs.advantages
         counts = (inputs.kinds == number) & (driver != 0)
-        safe = TokenLossInputs(
-            kinds=inputs.kinds,
-            clip_low=inputs.clip_low,
-            clip_high=inputs.clip_high,
-            beta=inputs.beta,
-            weights=inputs.weights,
-            advantages=inputs.advantages,
-            sampling_logprobs=jnp.where(counts, inputs.sampling_logprobs, 0.0),
-        )
-        loss = LOSSES[name](jnp.where(counts, logprobs, 0.0), safe)
+        loss = LOSSES[name](jnp.where(counts, logprobs, 0.0), inputs)
         total = total + jnp.where(counts, loss, 0.0)
     return total

@@ -57,6 +57,8 @@ def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
         with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an int
             updates, after = adam.update(grad, moments)
         moments = cast(optax.ScaleByAdamState, after)
+        # What never had a gradient does not move: with eps 0 its update would be 0 / 0.
+        updates = jax.tree.map(lambda update, mu: jnp.where(mu == 0, 0.0, update), updates, moments.mu)
         new_w = jax.tree.map(
             lambda x, update: x - inputs.learning_rate * (update + inputs.weight_decay * x), w, updates
         )

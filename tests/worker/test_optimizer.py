@@ -141,9 +141,10 @@ def test_a_step_without_gradient_is_still_a_step(engine):
         np.testing.assert_allclose(mu_after[..., SLOT, :, :], expected, rtol=1e-6)
 
 
-def test_a_step_on_a_fresh_adapter_without_gradient_moves_nothing():
+@pytest.mark.parametrize("eps", [1e-12, 0.0])
+def test_a_step_on_a_fresh_adapter_without_gradient_moves_nothing(eps):
     before = fresh_state()
-    after, norm, applied = tiny_engine().optim_step(before, SLOT, DEFAULTS)
+    after, norm, applied = tiny_engine().optim_step(before, SLOT, replace(DEFAULTS, eps=eps))
     assert (norm, applied) == (0.0, True)
     assert_same(after.w, before.w)
 
