@@ -71,7 +71,7 @@ def test_the_sampler_agrees_with_the_trainer_and_with_one_device(sampler):
 
 
 def test_in_bfloat16_the_sampler_stays_close_to_the_trainer():
-    """The kernels of one token and of many round differently; the bound is four steps of bfloat16 at 4 nats."""
+    """Kernels for one token and for many round differently: at most four steps of bfloat16 at 4 nats."""
     sampler = tiny_sampler((1, 1, 1), "bfloat16").reset()
     furthest = 0.0
     for sample, one in zip(SAMPLES, run(sampler, stand(SAMPLES)), strict=True):
