@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from spmd_tx.models.config import ModelConfig
@@ -30,7 +31,7 @@ class KvCache:
     values: Any
 
 
-def cache_weights(model: ModelConfig, mesh: Mesh, pages: int, page_size: int, dtype: type) -> KvCache:
+def cache_weights(model: ModelConfig, mesh: Mesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
     """Declare a cache with ``pages`` pages per data shard."""
     heads = max(
         model.n_kv_heads, mesh.shape[TP]

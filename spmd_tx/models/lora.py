@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
@@ -65,7 +66,7 @@ def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def adapter_weights(
-    model: ModelConfig, mesh: Mesh, slots: int, rank: int, dtype: type, *, zero: bool
+    model: ModelConfig, mesh: Mesh, slots: int, rank: int, dtype: DTypeLike, *, zero: bool
 ) -> Adapters[Weight]:
     """Declare ``slots`` adapters; with ``zero`` they are stored split over fsdp where widths allow (ZeRO)."""
     tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]

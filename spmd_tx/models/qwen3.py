@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
@@ -61,7 +62,7 @@ class Weights(Generic[Leaf]):
         return self.embed if self.head is None else self.head
 
 
-def weights(model: ModelConfig, mesh: Mesh, dtype: type) -> Weights[Weight]:
+def weights(model: ModelConfig, mesh: Mesh, dtype: DTypeLike) -> Weights[Weight]:
     """Declare the weights. With fewer key-value heads than tp, every device keeps all of them."""
     d, f, layers = model.d_model, model.d_ff, model.n_layers
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim

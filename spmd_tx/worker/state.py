@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
@@ -40,7 +41,7 @@ class WorkerState:
     rows: RowState
 
 
-def compute_dtype(setup: Setup) -> type:
+def compute_dtype(setup: Setup) -> DTypeLike:
     """The dtype of base weights, activations and the bank."""
     name = setup.dtype
     if name == "auto":

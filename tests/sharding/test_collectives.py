@@ -22,7 +22,7 @@ def program(hash_seed: int) -> str:
 
 
 def test_all_processes_sum_over_the_axes_in_the_same_order():
-    """Python gives every process its own order of a set of strings; their programs must be equal all the same."""
+    """Python gives every process its own order of a set of strings; programs must be equal all the same."""
     programs = {program(hash_seed) for hash_seed in (0, 1, 2, 3)}
     assert len(programs) == 1
     assert "psum" in programs.pop()
