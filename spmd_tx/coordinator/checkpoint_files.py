@@ -55,13 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adapter(self) -> AdapterSpec:
-        return AdapterSpec(
-            rank=self.rank,
-            alpha=self.alpha,
-            train_attn=self.train_attn,
-            train_mlp=self.train_mlp,
-            train_unembed=self.train_unembed,
-        )
+        return msgspec.convert(self, AdapterSpec, from_attributes=True)
 
     @property
     def size_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from sqlalchemy import JSON, BigInteger, Index, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -49,13 +50,7 @@ class Model(Base):
 
     @property
     def adapter(self) -> AdapterSpec:
-        return AdapterSpec(
-            rank=self.rank,
-            alpha=self.alpha,
-            train_attn=self.train_attn,
-            train_mlp=self.train_mlp,
-            train_unembed=self.train_unembed,
-        )
+        return msgspec.convert(self, AdapterSpec, from_attributes=True)
 
 
 class Sampler(Base):

@@ -1,5 +1,6 @@
 """All arrays of a worker: declared, and made when it starts."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -23,9 +26,7 @@ from spmd_tx.sharding.weight import Weight, is_weight, shardings
 from spmd_tx.worker.sample import Bank, RowState
 from spmd_tx.worker.train_state import TrainState, train_weights
 
-CPU_CACHE_TOKENS = (
-    32768  # per data shard, where device memory is host memory and nobody said how much to take
-)
+CPU_CACHE_TOKENS = 32768  # per data shard, where device memory is host memory
 ACTIVATION_SHARE = 0.2  # of device memory, left for activations when the cache takes the rest
 MEMORY_SHARE = 0.9  # of device memory that is used at all
 
@@ -91,6 +92,8 @@ def cache_pages(setup: Setup, model: ModelConfig, mesh: Mesh) -> int:
     """Pages per data shard: as configured, else what the devices have left. Page 0 is extra."""
     least = setup.max_context + 2 * setup.decode_steps + 2 * setup.page_size  # one sequence at full length
     tokens = setup.kv_cache_tokens or _tokens_that_fit(setup, model, mesh) or CPU_CACHE_TOKENS
+    if jax.process_count() > 1:  # one global array: the process that has least room decides
+        tokens = int(multihost_utils.process_allgather(np.int32(tokens)).min())
     return -(-max(tokens, least) // setup.page_size) + 1
 
 
@@ -108,12 +111,5 @@ def _tokens_that_fit(setup: Setup, model: ModelConfig, mesh: Mesh) -> int | None
     per_token = 0
     for weight in page:
         local = shardings(mesh, weight).shard_shape(weight.shape)
-        per_token += int(jnp.dtype(weight.dtype).itemsize) * _product(local)
+        per_token += jnp.dtype(weight.dtype).itemsize * math.prod(local)
     return max(0, int(min(free)) // per_token)
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
