@@ -66,3 +66,7 @@ class CommandGap(MeshError):
 
 class WorkerLost(MeshError):
     """A worker process is gone."""
+
+    def __init__(self, message: str, by_command: bool = False) -> None:
+        super().__init__(message)
+        self.by_command = by_command  # whether the command that was being carried out may be the cause

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
@@ -113,6 +113,17 @@ class LoadState(Command, frozen=True, tag="load_state"):
     adapter: AdapterSpec  # as saved; its rank may be smaller than this server's maximum
 
 
+class Snapshot(Command, frozen=True, tag="snapshot"):
+    """Copy a slot's state off the device, and write it like SaveState while later commands run.
+
+    The reply says that the copy is taken; Written says that the files are complete. One at a time.
+    """
+
+    slot: int
+    path: str
+    adapter: AdapterSpec
+
+
 class SaveSampler(Command, frozen=True, tag="save_sampler"):
     """Copy a training slot's weights into a bank slot; with ``path``, also write them as a PEFT folder."""
 
@@ -187,6 +198,7 @@ AnyCommand = (
     | OptimStep
     | SaveState
     | LoadState
+    | Snapshot
     | SaveSampler
     | PageOut
     | LoadSampler
@@ -261,6 +273,13 @@ class Reply(Report, frozen=True, tag="reply"):
     metrics: dict[str, float] = {}
 
 
+class Written(Report, frozen=True, tag="written"):
+    """The files of a Snapshot are complete, or could not be written. From process 0 only."""
+
+    path: str
+    error: str | None = None
+
+
 class Failure(Report, frozen=True, tag="failure"):
     """The worker ends itself because of an exception."""
 
@@ -268,7 +287,7 @@ class Failure(Report, frozen=True, tag="failure"):
     traceback: str
 
 
-AnyReport = Hello | Progress | Ready | Reply | Failure
+AnyReport = Hello | Progress | Ready | Reply | Written | Failure
 
 
 def _pack(value: object) -> object:

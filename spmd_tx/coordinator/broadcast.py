@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ from spmd_tx.protocol import (
     Ready,
     Reply,
     Setup,
+    Written,
     decode_report,
     encode,
 )
@@ -51,6 +53,7 @@ class Hub:
     """All worker processes of one generation, as one. Lives in one asyncio loop."""
 
     def __init__(self, setup: Setup, host: str = "127.0.0.1") -> None:
+        self.on_written: Callable[[Written], None] = lambda report: None
         self.busy: str | None = "starting"  # what process 0 does instead of running commands
         self._setup = setup
         self._workers: dict[int, _Worker] = {}
@@ -112,6 +115,9 @@ class Hub:
     def _take(self, identity: bytes, report: AnyReport) -> None:
         if isinstance(report, Hello):
             self._welcome(identity, report)
+            return
+        if isinstance(report, Written):  # sent aside, while a command is carried out
+            self.on_written(report)
             return
         worker = self._workers.get(report.process)
         if worker is None or worker.identity != identity:

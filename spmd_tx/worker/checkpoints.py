@@ -3,6 +3,8 @@
 Every process writes and reads its own shards, in one directory that all of them see.
 """
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,6 +18,9 @@ from jax import Array
 from spmd_tx.models.lora import Adapters
 
 Leaf = TypeVar("Leaf")
+OnEnd = Callable[[str, str | None], None]  # path, and what went wrong
+
+WRITE_TIMEOUT_SECONDS = 300  # until the processes that write one checkpoint together must have met
 
 absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax tells every step of a save otherwise
 
@@ -33,14 +38,33 @@ class SlotState(Generic[Leaf]):
 
 def save_state(path: Path, state: SlotState[Array], rank: int) -> None:
     """Write the first ``rank`` rows of every factor; the rest is padding. Complete when it returns."""
-
-    def first_rows(factor: Array) -> Array:
-        return factor[..., :rank, :] if factor.ndim > 1 else factor
-
     with _checkpointer() as checkpointer:
-        checkpointer.save(
-            path.absolute(), args=ocp.args.PyTreeSave(jax.tree.map(first_rows, state)), force=True
-        )
+        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
+
+
+def write_in_background(path: Path, state: SlotState[Array], rank: int, on_end: OnEnd) -> None:
+    """Write the same, but return when ``state`` may be given up; ``on_end`` is called in another thread."""
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=WRITE_TIMEOUT_SECONDS)
+    try:
+        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
+    except OSError as problem:
+        on_end(str(path), str(problem))
+    else:
+        threading.Thread(target=_wait, args=(checkpointer, path, on_end), daemon=True).start()
+
+
+def _wait(checkpointer: ocp.AsyncCheckpointer, path: Path, on_end: OnEnd) -> None:
+    try:
+        checkpointer.wait_until_finished()
+        checkpointer.close()
+    except (OSError, ValueError, RuntimeError) as problem:  # a full disk; another process that never came
+        on_end(str(path), f"{type(problem).__name__}: {problem}")
+    else:
+        on_end(str(path), None)
+
+
+def _first_rows(state: SlotState[Array], rank: int) -> SlotState[Array]:
+    return jax.tree.map(lambda factor: factor[..., :rank, :] if factor.ndim > 1 else factor, state)
 
 
 def restore_state(

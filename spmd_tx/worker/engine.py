@@ -20,7 +20,7 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.adapters import make_adapter_steps, one_adapter, slot_weights
-from spmd_tx.worker.checkpoints import restore_state, save_state
+from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.losses import TokenLossInputs
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
@@ -54,6 +54,7 @@ class Engine:
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
         self._prefill = {wanted: make_prefill(*sampling, logprobs=wanted) for wanted in (False, True)}
         self._decode = make_decode(*sampling, setup.decode_steps)
+        self.on_snapshot_end: OnEnd = lambda path, problem: None
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
     @classmethod
@@ -116,6 +117,11 @@ class Engine:
     def save_state(self, command: protocol.SaveState) -> Result:
         slot = self._adapters.read(self.state.train, _i32(command.slot))
         save_state(Path(command.path), slot, command.adapter.rank)
+        return {}, {}
+
+    def snapshot(self, command: protocol.Snapshot) -> Result:
+        slot = self._adapters.read(self.state.train, _i32(command.slot))
+        write_in_background(Path(command.path), slot, command.adapter.rank, self.on_snapshot_end)
         return {}, {}
 
     def load_state(self, command: protocol.LoadState) -> Result:

@@ -20,6 +20,7 @@ from spmd_tx.protocol import (
     SaveSampler,
     SaveState,
     Shutdown,
+    Snapshot,
 )
 
 # Arrays and metrics of a reply, which may still be on their way from the device.
@@ -38,6 +39,7 @@ class Steps(Protocol):
     def optim_step(self, command: OptimStep) -> Result: ...
     def save_state(self, command: SaveState) -> Result: ...
     def load_state(self, command: LoadState) -> Result: ...
+    def snapshot(self, command: Snapshot) -> Result: ...
     def save_sampler(self, command: SaveSampler) -> Result: ...
     def page_out(self, command: PageOut) -> Result: ...
     def load_sampler(self, command: LoadSampler) -> Result: ...
@@ -60,6 +62,8 @@ def execute(steps: Steps, command: AnyCommand) -> Result:
             return steps.save_state(command)
         case LoadState():
             return steps.load_state(command)
+        case Snapshot():
+            return steps.snapshot(command)
         case SaveSampler():
             return steps.save_sampler(command)
         case PageOut():

@@ -76,6 +76,13 @@ class Inbox:
         """Send a report of this worker."""
         self._socket.send(encode(kind(**self._origin, **fields)))
 
+    def report_aside(self, kind: type[Report], **fields: Any) -> None:
+        """Send a report from any thread, over a connection of its own."""
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.linger = LINGER_MS
+            socket.connect(self._coordinator)
+            socket.send(encode(kind(**self._origin, **fields)))
+
     def close(self) -> None:
         """Send what has not been sent, if that is soon possible, and disconnect."""
         self._socket.disable_monitor()

@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 import jax
 
 from spmd_tx.errors import SpmdTxError
-from spmd_tx.protocol import Failure, Progress, Ready, Setup
+from spmd_tx.protocol import Failure, Progress, Ready, Setup, Written
+from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.execute import Steps
 from spmd_tx.worker.inbox import Inbox
@@ -32,6 +33,8 @@ class LoadedEngine(Steps, Protocol):
     def pages(self) -> int: ...
     @property
     def device(self) -> str: ...
+
+    on_snapshot_end: OnEnd
 
 
 StartEngine = Callable[[Setup, CompileLog, Callable[[str], None]], LoadedEngine]
@@ -52,7 +55,12 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
     def progress(message: str) -> None:
         inbox.report(Progress, message=message)
 
+    def written(path: str, problem: str | None) -> None:
+        if options.process_id == 0:
+            inbox.report_aside(Written, path=path, error=problem)
+
     engine = start_engine(setup, CompileLog(progress), progress)
+    engine.on_snapshot_end = written
     inbox.report(Ready, pages=engine.pages, device=engine.device)
     Loop(engine, inbox, is_leader=options.process_id == 0).run()
     inbox.close()

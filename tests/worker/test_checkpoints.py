@@ -1,5 +1,6 @@
 import dataclasses
 import logging
+import queue
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state
+from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state, write_in_background
 
 LAYERS, WIDTH_IN, WIDTH_OUT, VOCABULARY = 3, 16, 8, 32
 MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)]
@@ -125,3 +126,12 @@ def test_saving_and_restoring_is_quiet(tmp_path, caplog, capfd):
         restore_state(tmp_path / "slot", like(4, (1, 1, 1)))
     assert caplog.records == []
     assert capfd.readouterr().err == ""
+
+
+def test_a_snapshot_holds_the_state_of_its_moment_and_says_when_it_is_complete(tmp_path):
+    ends = queue.Queue()
+    path = tmp_path / "snapshot"
+    write_in_background(path, on_mesh(host_state(4), (2, 2, 2)), 4, lambda *end: ends.put(end))
+    assert ends.get(timeout=60) == (str(path), None)
+    restored = restore_state(path, like(4, (2, 2, 2)))
+    jax.tree.map(np.testing.assert_array_equal, restored, host_state(4))

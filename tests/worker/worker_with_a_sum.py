@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from spmd_tx.errors import StartError
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.sharding.mesh import AXES, make_mesh
-from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state
+from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state, write_in_background
 from spmd_tx.worker.main import main
 
 
@@ -67,6 +67,12 @@ class SumEngine:
         fresh = restore_state(Path(command.path), like, False)
         total = self.sum(slot.w.head.a) + self.sum(slot.nu.head.b) + self.sum(fresh.mu.head.a)
         return {}, {"sum": total, "step": slot.step, "fresh_step": fresh.step}
+
+    on_snapshot_end = None
+
+    def snapshot(self, command):
+        write_in_background(Path(command.path), self.slot, 3, self.on_snapshot_end)
+        return {}, {}
 
     forward = forward_backward = optim_step = save_sampler = page_out = load_sampler = prefill = None
 
