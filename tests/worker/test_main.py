@@ -22,6 +22,8 @@ from spmd_tx.protocol import (
     SaveState,
     Setup,
     Shutdown,
+    Snapshot,
+    Written,
     decode_report,
     encode,
 )
@@ -167,6 +169,14 @@ def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
     group.send(SaveState(slot=0, path=str(tmp_path / "slot"), adapter=ADAPTER))
     group.send(LoadState(slot=0, path=str(tmp_path / "slot"), adapter=ADAPTER, optimizer=True))
     group.until(Reply)
+    (leader, _), _ = group.until(Reply)
+    assert leader.metrics == {"sum": 2 * np.arange(48).sum(), "step": 4, "fresh_step": 0}
+
+    group.send(Snapshot(slot=0, path=str(tmp_path / "snapshot"), adapter=ADAPTER))
+    group.send(number(2))
+    reports = [group.receive() for _ in range(5)]
+    assert [report.path for report in reports if isinstance(report, Written)] == [str(tmp_path / "snapshot")]
+    group.send(LoadState(slot=0, path=str(tmp_path / "snapshot"), adapter=ADAPTER, optimizer=True))
     (leader, _), _ = group.until(Reply)
     assert leader.metrics == {"sum": 2 * np.arange(48).sum(), "step": 4, "fresh_step": 0}
     group.send(Shutdown())
