@@ -1,0 +1,99 @@
+"""Seals a folder of files, and tells whether all of it is still as it was then. All functions block.
+
+The seal is a file with the sizes and digests of all the others. It is written last, so that a folder
+without one is incomplete.
+"""
+
+import os
+from hashlib import blake2b, file_digest
+from pathlib import Path
+
+import msgspec
+
+MANIFEST = "contents.json"
+FORMAT = 1  # to be raised when an older version could not read the folder; read those of all earlier ones
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """What a file must be."""
+
+    size: int  # bytes
+    digest: str
+
+
+class FolderManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a folder."""
+
+    format: int = FORMAT
+    files: dict[str, FileEntry]  # by path within the folder
+
+
+class _Format(msgspec.Struct):
+    """What is read of a manifest that this version may not understand."""
+
+    format: int
+
+
+def write_manifest(folder: Path) -> None:
+    """Make all files durable and write down what they are; from then on the folder outlives a crash."""
+    paths = _files(folder)
+    entries = {str(path.relative_to(folder)): FileEntry(path.stat().st_size, _digest(path)) for path in paths}
+    for path in [*paths, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync(path)
+    unfinished = folder / f".{MANIFEST}.tmp"
+    unfinished.write_bytes(msgspec.json.encode(FolderManifest(files=entries)))
+    sync(unfinished)
+    unfinished.rename(folder / MANIFEST)
+    sync(folder)
+    sync(folder.parent)
+
+
+def is_intact(folder: Path) -> str | None:
+    """The first problem with a sealed folder; None when every file is there, byte for byte."""
+    try:
+        manifest = _read(folder)
+        if isinstance(manifest, str):
+            return manifest
+        for name, entry in manifest.files.items():
+            path = folder / name
+            size = path.stat().st_size
+            if size != entry.size:
+                return f"{path} has {size} bytes instead of {entry.size}"
+            if _digest(path) != entry.digest:
+                return f"{path} has another content than when it was written"
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return f"{error.filename} is missing"
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read: {error.strerror}"
+    return None
+
+
+def _read(folder: Path) -> FolderManifest | str:
+    """The manifest, or what is wrong with it."""
+    path = folder / MANIFEST
+    content = path.read_bytes()
+    try:
+        format = msgspec.json.decode(content, type=_Format).format
+        if format > FORMAT:
+            return f"{path} has format {format}, of a newer version; this one reads up to {FORMAT}"
+        return msgspec.json.decode(content, type=FolderManifest)
+    except msgspec.DecodeError as error:
+        return f"{path} is damaged: {error}"
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or a folder's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
