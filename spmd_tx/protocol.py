@@ -15,7 +15,14 @@ PROTOCOL_VERSION = 2
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
 
+BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
+
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+
+
+def expert_rank(rank: int, experts_per_token: int) -> int:
+    """The rank of each expert's factors in an adapter of a mixture of experts."""
+    return max(1, rank // experts_per_token)
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +38,9 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    def expert_scale(self, experts_per_token: int) -> float:
+        return self.alpha / expert_rank(self.rank, experts_per_token)
+
 
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """Token segments packed into rows; all segments of a row use the row's adapter."""
@@ -40,6 +50,8 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     segments: np.ndarray  # int32 [B, T]: 1, 2, ... within a row; 0 is padding
     positions: np.ndarray  # int32 [B, T]: position within the segment, from 0
     slots: np.ndarray  # int32 [B]: training slot, or bank slot for Prefill
+    # int16 [B, T, L, k]: experts to use; -1: the router chooses. None: it always does.
+    experts: np.ndarray | None = None
 
 
 class LossInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +166,8 @@ class Prefill(Command, frozen=True, tag="prefill"):
 
     A prompt of n tokens brings its first n-1 tokens (the last one is the first input of Decode);
     ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt.
-    ``copies`` run after the writes. Pages are numbered per data shard; page 0 takes what nobody reads.
+    ``copies`` run after the writes. Of a mixture of experts the reply has ``experts`` [B, T, L, k], which
+    were used. Pages are numbered per data shard; page 0 takes what nobody reads.
     """
 
     rows: PackedRows
@@ -171,6 +184,7 @@ class Decode(Command, frozen=True, tag="decode"):
     previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
     ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it
     draws one of its ``stop_tokens`` or has none left; what it replies after that is token -1.
+    Of a mixture of experts the reply has ``experts`` [K, B, L, k]: those of each step's input token.
     """
 
     steps: int
@@ -229,6 +243,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # most rows of one Decode, over all data shards
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
+    shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
@@ -247,9 +262,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True
 
 
 class Hello(Report, frozen=True, tag="hello"):
-    """First message of a worker; answered by Setup."""
+    """First message of a worker; answered by Setup, once process 0 has said where jax.distributed will be."""
 
     version: int = PROTOCOL_VERSION
+    jax_port: int = 0  # free on the host of process 0, which is the one that says it
+
+
+class Beat(Report, frozen=True, tag="beat"):
+    """The worker's process is alive; sent every BEAT_SECONDS over a connection of its own."""
+
+    sequence: int | None  # of the command that it is carrying out
 
 
 class Progress(Report, frozen=True, tag="progress"):
@@ -285,9 +307,12 @@ class Failure(Report, frozen=True, tag="failure"):
 
     message: str
     traceback: str
+    sequence: int | None = None  # of the command that was being carried out
+    is_consequence: bool = False  # it only follows from the loss of another worker
+    is_final: bool = False  # it will not go away until the operator changes something
 
 
-AnyReport = Hello | Progress | Ready | Reply | Written | Failure
+AnyReport = Hello | Beat | Progress | Ready | Reply | Written | Failure
 
 
 def _pack(value: object) -> object:
@@ -296,11 +321,11 @@ def _pack(value: object) -> object:
     raise TypeError(f"cannot send a {type(value).__name__}")
 
 
-def _unpack(kind: type, value: Any) -> np.ndarray:
+def unpack_array(kind: type, value: Any) -> np.ndarray:
     dtype, shape, buffer = value
     return np.frombuffer(buffer, dtype).reshape(shape)
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
-decode_to_worker = msgspec.msgpack.Decoder(Setup | Envelope, dec_hook=_unpack).decode
-decode_report = msgspec.msgpack.Decoder(AnyReport, dec_hook=_unpack).decode
+decode_to_worker = msgspec.msgpack.Decoder(Setup | Envelope, dec_hook=unpack_array).decode
+decode_report = msgspec.msgpack.Decoder(AnyReport, dec_hook=unpack_array).decode

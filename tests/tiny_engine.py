@@ -41,9 +41,19 @@ MODEL = ModelConfig(
     max_positions=512,
     eos_token_ids=(1,),
 )
+MIXTURE = replace(
+    MODEL,
+    architecture="Qwen3MoeForCausalLM",
+    d_ff=32,
+    n_experts=8,
+    experts_per_token=2,
+    normalize_expert_weights=True,
+)
+MODELS = {"dense": MODEL, "mixture": MIXTURE}
 SLOTS, RANK, ROWS, LENGTH = 4, 8, 8, 64
 train.HEAD_TOKENS = 128  # the head works in chunks of tokens; with small ones every batch has several
 SCALES = np.array([2.0, 1.0, 0.5, 2.0], np.float32)
+BOTH_SCALES = np.stack([SCALES, 0.7 * SCALES], axis=1).astype(np.float32)  # of linear maps and of experts
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 1, 8), (2, 1, 4), (2, 2, 2)]
 
 
@@ -76,9 +86,9 @@ def named_factors(adapters: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapters)}
 
 
-def random_adapters(seed: int) -> Adapters[Any]:
+def random_adapters(seed: int, model: ModelConfig = MODEL) -> Adapters[Any]:
     """SLOTS different adapters with both factors non-zero, as NumPy arrays."""
-    return random_arrays(train_weights(MODEL, make_mesh(1, 1, 1), SLOTS, RANK).w, seed)
+    return random_arrays(train_weights(model, make_mesh(1, 1, 1), SLOTS, RANK).w, seed)
 
 
 @dataclass(frozen=True)
@@ -158,15 +168,23 @@ class Gradient:
 class TinyEngine:
     """The random model on one mesh. The seed of its weights is fixed: meshes hold the same numbers."""
 
-    def __init__(self, shape: tuple[int, int, int], dtype: Any) -> None:
+    def __init__(self, shape: tuple[int, int, int], dtype: Any, kind: str, split_base: bool) -> None:
         self.mesh, self.data_shards = make_mesh(*shape), shape[0] * shape[1]
-        self.declared_base = qwen3.weights(MODEL, self.mesh, dtype)
-        self.declared_train = train_weights(MODEL, self.mesh, SLOTS, RANK)
+        self.kind, self.model = kind, MODELS[kind]
+        self.declared_base = qwen3.weights(self.model, self.mesh, dtype, split_over_fsdp=split_base)
+        self.declared_train = train_weights(self.model, self.mesh, SLOTS, RANK)
         self.base = self.place(random_arrays(self.declared_base, seed=0), self.declared_base)
-        declared = (MODEL, self.mesh, self.declared_base, self.declared_train)
+        declared = (self.model, self.mesh, self.declared_base, self.declared_train)
         self._forward = train.make_forward(*declared)
         self._forward_backward = train.make_forward_backward(*declared)
         self._optim_step = make_optim_step(self.mesh, self.declared_train)
+
+    def batch(self, rows: Sequence[Row], experts: np.ndarray | None = None) -> Any:
+        """Packed and placed. ``experts`` are to be replayed; without, the router chooses them all."""
+        packed, loss = pack(rows)
+        if self.model.n_experts and experts is None:
+            experts = np.full((ROWS, LENGTH, self.model.n_layers, self.model.experts_per_token), -1, np.int16)
+        return rows_to_devices(self.mesh, (replace(packed, experts=experts), loss))
 
     def place(self, arrays: Any, declared: Any) -> Any:
         return jax.tree.map(to_devices, arrays, shardings(self.mesh, declared))
@@ -174,16 +192,20 @@ class TinyEngine:
     def place_adapters(self, arrays: Any) -> Any:
         return self.place(arrays, self.declared_train.w)
 
-    def forward(self, w: Any, rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    def forward(
+        self, w: Any, rows: Sequence[Row], experts: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(logprobs, losses)"""
-        batch = rows_to_devices(self.mesh, pack(rows))
-        return to_numpy(self._forward(self.base, self.place_adapters(w), SCALES, *batch))
+        batch = self.batch(rows, experts)
+        return to_numpy(self._forward(self.base, self.place_adapters(w), BOTH_SCALES, *batch))
 
-    def forward_backward(self, w: Any, rows: Sequence[Row], grad_sum: Any = None) -> Gradient:
-        batch = rows_to_devices(self.mesh, pack(rows))
+    def forward_backward(
+        self, w: Any, rows: Sequence[Row], grad_sum: Any = None, experts: np.ndarray | None = None
+    ) -> Gradient:
+        batch = self.batch(rows, experts)
         grad_sum = jax.tree.map(np.zeros_like, w) if grad_sum is None else grad_sum
         w, grad_sum = self.place_adapters(w), self.place_adapters(grad_sum)
-        return Gradient(*to_numpy(self._forward_backward(self.base, w, grad_sum, SCALES, *batch)))
+        return Gradient(*to_numpy(self._forward_backward(self.base, w, grad_sum, BOTH_SCALES, *batch)))
 
     def optim_step(self, state: TrainState, slot: int, inputs: AdamWInputs) -> tuple[TrainState, float, bool]:
         """(state, gradient norm, applied); NumPy in and out."""
@@ -194,6 +216,11 @@ class TinyEngine:
 
 
 @functools.cache
-def tiny_engine(shape: tuple[int, int, int] = (1, 1, 1), dtype: str = "float32") -> TinyEngine:
-    """One per mesh and dtype for the whole test session: its steps stay compiled."""
-    return TinyEngine(shape, {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[dtype])
+def tiny_engine(
+    shape: tuple[int, int, int] = (1, 1, 1),
+    dtype: str = "float32",
+    kind: str = "dense",
+    split_base: bool = False,
+) -> TinyEngine:
+    """One of each for the whole test session: its steps stay compiled."""
+    return TinyEngine(shape, {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[dtype], kind, split_base)

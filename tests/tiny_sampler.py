@@ -17,10 +17,10 @@ from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
 from spmd_tx.worker.train import Rows
 from tests.tiny_engine import (
+    BOTH_SCALES,
     LENGTH,
     MODEL,
     RANK,
-    SCALES,
     SLOTS,
     TinyEngine,
     random_adapters,
@@ -97,7 +97,7 @@ class TinySampler:
     def __init__(self, engine: TinyEngine, dtype: Any) -> None:
         self.engine, self.mesh, self.data_shards = engine, engine.mesh, engine.data_shards
         bank = adapter_weights(MODEL, self.mesh, BANK_SLOTS, RANK, dtype, zero=False)
-        self._bank = Bank(bank, Weight((BANK_SLOTS,), jax.P(), jnp.float32))
+        self._bank = Bank(bank, Weight((BANK_SLOTS, 2), jax.P(), jnp.float32))
         self._cache = cache_weights(MODEL, self.mesh, PAGES, PAGE_SIZE, dtype)
         row = Weight((MOST_ROWS * self.data_shards,), jax.P(DATA), jnp.int32)
         self._rows = RowState(row, row, row)
@@ -110,7 +110,7 @@ class TinySampler:
         """Pages full of ``stale``, no rows, and the given adapters in the bank."""
         w = sampler_weights() if w is None else w
         cast = jax.tree.map(lambda leaf, weight: leaf.astype(weight.dtype), w, self._bank.w)
-        self.bank = self._place(Bank(cast, SCALES), self._bank)
+        self.bank = self._place(Bank(cast, BOTH_SCALES), self._bank)
         self.cache = self._filled(self._cache, stale)
         self.rows = self._filled(self._rows, 0)
         return self
@@ -137,7 +137,7 @@ class TinySampler:
             copy_pages[shard, number] = from_to
         rows = Rows(tokens, targets, segments, positions, slots)
         batch = rows_to_devices(self.mesh, (rows, pages, copy_pages.reshape(-1, 2)))
-        self.cache, logprobs = self._prefill(self.engine.base, self.bank, self.cache, *batch)
+        self.cache, logprobs, _ = self._prefill(self.engine.base, self.bank, self.cache, *batch)
         logprobs = np.asarray(logprobs)
         return [logprobs[place] for place in where]
 
@@ -172,10 +172,10 @@ class TinySampler:
                 batch.tokens[row], batch.positions[row] = sample.prompt[-1], len(sample.prompt) - 1
                 batch.remaining[row] = sample.max_tokens
         placed = rows_to_devices(self.mesh, batch)
-        self.cache, self.rows, *drawn = self._decode(
+        self.cache, self.rows, drawn = self._decode(
             self.engine.base, self.bank, self.cache, self.rows, placed, ALL_SLOTS, np.int32(steps)
         )
-        tokens, logprobs = to_numpy(drawn)
+        tokens, logprobs = to_numpy((drawn.tokens, drawn.logprobs))
         return [Drawn(tokens[:steps, row], logprobs[:steps, row]) for row in where], Drawn(tokens, logprobs)
 
     def _place(self, arrays: Any, declared: Any) -> Any:

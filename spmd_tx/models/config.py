@@ -7,7 +7,8 @@ from typing import Any
 
 from spmd_tx.errors import StartError
 
-ARCHITECTURES = ("Qwen3ForCausalLM",)
+DENSE, MIXTURE = "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
+ARCHITECTURES = (DENSE, MIXTURE)
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     d_model: int
-    d_ff: int
+    d_ff: int  # of one expert, if there are any
     n_layers: int
     n_heads: int
     n_kv_heads: int
@@ -27,6 +28,9 @@ class ModelConfig:
     tied_embeddings: bool
     max_positions: int  # tokens
     eos_token_ids: tuple[int, ...]  # what ends a sample when the request names no stop
+    n_experts: int = 0  # 0: every layer has one feed-forward block for all tokens
+    experts_per_token: int = 0
+    normalize_expert_weights: bool = False  # whether the chosen experts' weights sum to 1
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
@@ -42,6 +46,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     for key, plain in (("rope_scaling", None), ("use_sliding_window", False), ("attention_bias", False)):
         if (raw.get(key) or plain) != plain:
             raise StartError(f"{model_dir}/config.json sets {key} to {raw[key]!r}, which is not supported")
+    if architecture == MIXTURE:
+        _check_mixture(model_dir, raw)
     try:
         return _model_config(raw, architecture, _eos_token_ids(model_dir, raw))
     except KeyError as missing:
@@ -57,7 +63,7 @@ def _model_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[i
         architecture=architecture,
         vocab_size=raw["vocab_size"],
         d_model=raw["hidden_size"],
-        d_ff=raw["intermediate_size"],
+        d_ff=raw["intermediate_size" if architecture == DENSE else "moe_intermediate_size"],
         n_layers=raw["num_hidden_layers"],
         n_heads=n_heads,
         n_kv_heads=raw.get("num_key_value_heads") or n_heads,
@@ -67,7 +73,32 @@ def _model_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[i
         tied_embeddings=raw.get("tie_word_embeddings", False),
         max_positions=raw["max_position_embeddings"],
         eos_token_ids=eos_token_ids,
+        **(_mixture(raw) if architecture == MIXTURE else {}),
     )
+
+
+def _mixture(raw: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "n_experts": raw["num_experts"],
+        "experts_per_token": raw["num_experts_per_tok"],
+        "normalize_expert_weights": raw.get("norm_topk_prob", False),
+    }
+
+
+def _check_mixture(model_dir: Path, raw: dict[str, Any]) -> None:
+    """Refuse a stack in which some layers have experts and others have none."""
+    for key, every_layer in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if raw.get(key, every_layer) not in (every_layer, None):
+            raise StartError(
+                f"{model_dir}/config.json sets {key} to {raw[key]!r}, so that only some layers have experts; "
+                f"supported are models in which all have ({key} {every_layer!r})"
+            )
+    experts, chosen = raw.get("num_experts", 1), raw.get("num_experts_per_tok", 1)
+    if not 1 <= chosen <= experts:
+        raise StartError(
+            f"{model_dir}/config.json has {experts} experts and chooses {chosen} of them for a token; "
+            "num_experts_per_tok must lie between 1 and num_experts"
+        )
 
 
 def _eos_token_ids(model_dir: Path, raw: dict[str, Any]) -> tuple[int, ...]:

@@ -9,15 +9,26 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.lora import ApplyLora, Lora
-from spmd_tx.sharding.collectives import vocabulary_logsumexp
-from spmd_tx.sharding.mesh import TP
+from spmd_tx.sharding.collectives import contract_slice, vocabulary_logsumexp
+from spmd_tx.sharding.mesh import FSDP, TP
+
+
+def whole(unembed_VD: Float[Array, "V _"], d_model: int) -> Float[Array, "V D"]:
+    """The matrix with all of its width, for many tokens."""
+    if unembed_VD.shape[1] == d_model:
+        return unembed_VD
+    return lax.all_gather(unembed_VD, FSDP, axis=1, tiled=True)
 
 
 def logits(
-    unembed_VD: Float[Array, "V D"], lora: Lora[Array], apply_lora: ApplyLora, h_BTD: Float[Array, "B T D"]
+    unembed_VD: Float[Array, "V _"], lora: Lora[Array], apply_lora: ApplyLora, h_BTD: Float[Array, "B T D"]
 ) -> Float[Array, "B T V"]:
-    """Logits in fp32."""
-    base_BTV = jnp.einsum("BTD,VD->BTV", h_BTD, unembed_VD, preferred_element_type=jnp.float32)
+    """Logits in fp32. A matrix whose width is split over fsdp stays where it is, and the rows travel."""
+    if unembed_VD.shape[1] == h_BTD.shape[2]:
+        base_BTV = jnp.einsum("BTD,VD->BTV", h_BTD, unembed_VD, preferred_element_type=jnp.float32)
+    else:
+        rows = lax.all_gather(h_BTD, FSDP, axis=0, tiled=True)
+        base_BTV = contract_slice(rows, "BTD,VD->BTV", unembed_VD)
     return base_BTV + apply_lora(h_BTD, lora).astype(jnp.float32)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
-from spmd_tx.sharding.mesh import TP
+from spmd_tx.sharding.mesh import FSDP, TP
 
 QUERY_BLOCK = 512  # query tokens whose scores are held at once
 
@@ -24,12 +24,19 @@ def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
 
 
-def embed(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Embeddings of the tokens in this device's part of the vocabulary, else zero: to be summed over tp."""
+def embed(table_VD: Float[Array, "V _"], tokens_BT: Int[Array, "B T"], d_model: int) -> Array:
+    """Embeddings of the tokens in this device's part of the vocabulary, else zero: to be summed over tp.
+
+    Of a table whose width is split over fsdp every device looks up the rows of all, for its own part.
+    """
+    is_split = table_VD.shape[1] != d_model
+    if is_split:
+        tokens_BT = lax.all_gather(tokens_BT, FSDP, axis=0, tiled=True)
     local_BT = tokens_BT - lax.axis_index(TP) * table_VD.shape[0]
     is_here_BT = (local_BT >= 0) & (local_BT < table_VD.shape[0])
     x_BTD = table_VD[jnp.where(is_here_BT, local_BT, 0)]
-    return jnp.where(is_here_BT[..., None], x_BTD, jnp.zeros((), x_BTD.dtype))
+    x_BTD = jnp.where(is_here_BT[..., None], x_BTD, jnp.zeros((), x_BTD.dtype))
+    return lax.all_to_all(x_BTD, FSDP, split_axis=0, concat_axis=2, tiled=True) if is_split else x_BTD
 
 
 def rotate(

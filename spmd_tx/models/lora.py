@@ -4,7 +4,10 @@ Adapters of all tenants are stacked along a slot axis, ranks below the maximum a
 and groups that are not trained are all zero. A and B that are both zero get a gradient of exactly
 zero, so neither padding nor untrained groups need a mask anywhere.
 
-Dimension key: L layer, S slot, R maximum rank, I input width, O output width, B row, T token.
+Every expert of a mixture has factors of its own, of a rank that is divided by the number of experts that
+work on a token ("LoRA Without Regret", Schulman et al. 2025).
+
+Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O output width, B row, T token.
 """
 
 import zlib
@@ -23,7 +26,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.sharding.mesh import FSDP, TP
+from spmd_tx.protocol import expert_rank
+from spmd_tx.sharding.mesh import EP, FSDP, TP
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
@@ -37,7 +41,7 @@ ROW_PARALLEL = ("o", "down")  # their input is split over tp; the others' output
 class Lora(Generic[Leaf]):
     """The two factors of one linear map: y = x W + scale · (x Aᵀ) B."""
 
-    a: Leaf  # [L, S, R, I]; the head has no L
+    a: Leaf  # [L, S, R, I]; the head has no L, experts have [L, X, S, R, I]
     b: Leaf  # [L, S, R, O]
 
 
@@ -65,6 +69,18 @@ def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
+def lead(model: ModelConfig, name: str) -> tuple[int, ...]:
+    """How many of a linear map there are: per layer, per layer and expert, or one."""
+    if name == "head":
+        return ()
+    return (model.n_layers, model.n_experts) if model.n_experts and name in MLP else (model.n_layers,)
+
+
+def rank_of(model: ModelConfig, name: str, rank: int) -> int:
+    """The rank of one map's factors in an adapter of the given rank."""
+    return expert_rank(rank, model.experts_per_token) if len(lead(model, name)) == 2 else rank
+
+
 def adapter_weights(
     model: ModelConfig, mesh: Mesh, slots: int, rank: int, dtype: DTypeLike, *, zero: bool
 ) -> Adapters[Weight]:
@@ -76,9 +92,9 @@ def adapter_weights(
         axes = ((TP,) if split else ()) + (
             (FSDP,) if zero and width % (fsdp * (tp if split else 1)) == 0 else ()
         )
-        lead = () if name == "head" else (model.n_layers,)
-        spec = P(*(None,) * (len(lead) + 2), axes or None)
-        return Weight((*lead, slots, rank, width), spec, dtype)
+        many = lead(model, name)
+        spec = P(*(None, EP)[: len(many)], None, None, axes or None)
+        return Weight((*many, slots, rank_of(model, name, rank), width), spec, dtype)
 
     def pair(name: str) -> Lora[Weight]:
         width_in, width_out = widths(model)[name]

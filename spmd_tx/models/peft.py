@@ -1,4 +1,9 @@
-"""Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it."""
+"""Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it.
+
+The experts of a mixture are linear maps of their own, as they are in the checkpoint: expert N has the
+modules ``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their rank,
+and so their scale alpha / rank, is not the adapter's: ``rank_pattern`` in adapter_config.json says it.
+"""
 
 import json
 import os
@@ -13,7 +18,7 @@ from safetensors.numpy import save
 
 from spmd_tx.errors import MeshError
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import ATTENTION, MLP, UNEMBED, Adapters, Lora, widths
+from spmd_tx.models.lora import ATTENTION, MLP, UNEMBED, Adapters, Lora, lead, rank_of, widths
 from spmd_tx.protocol import AdapterSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -30,18 +35,22 @@ MODULES = {
 }
 
 
-def write(path: Path, adapters: Adapters[np.ndarray], adapter: AdapterSpec, base_model: str) -> None:
+def write(
+    path: Path, adapters: Adapters[np.ndarray], adapter: AdapterSpec, model: ModelConfig, base_model: str
+) -> None:
     """Write the folder, durable and complete when it is there; an earlier one of that name is replaced.
 
-    A [L, R, in] and B [L, R, out], the head's without L; rows beyond the adapter's rank are padding.
+    A [L, R, in] and B [L, R, out], the head's without L, experts' [L, X, ...]; rows beyond the adapter's
+    rank are padding.
     """
     tensors: dict[str, np.ndarray] = {}
     for name in _trained(adapter):
-        for prefix, factors in _per_layer(name, _pair(adapters, name)):
-            a, b = (factor[: adapter.rank].astype(np.float32) for factor in (factors.a, factors.b))
+        rank = rank_of(model, name, adapter.rank)
+        for prefix, factors in _modules(name, _pair(adapters, name)):
+            a, b = (factor[:rank].astype(np.float32) for factor in (factors.a, factors.b))
             tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a)
             tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b.T)
-    config = json.dumps(_config(adapter, base_model), indent=2) + "\n"
+    config = json.dumps(_config(adapter, model, base_model), indent=2) + "\n"
     _write_folder(
         path,
         {WEIGHTS_FILE: save(tensors, metadata={"format": "pt"}), CONFIG_FILE: config.encode()},
@@ -58,14 +67,15 @@ def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Ada
     try:
         with safe_open(file, framework="np") as tensors:
             for name in _trained(adapter):
-                for prefix, factors in _per_layer(name, _pair(adapters, name)):
-                    width_in, width_out = widths(model)[name]
+                width_in, width_out = widths(model)[name]
+                used = rank_of(model, name, adapter.rank)
+                for prefix, factors in _modules(name, _pair(adapters, name)):
                     a = tensors.get_tensor(f"{prefix}.lora_A.weight")
                     b = tensors.get_tensor(f"{prefix}.lora_B.weight")
-                    _check(file, prefix, a, (adapter.rank, width_in))
-                    _check(file, prefix, b, (width_out, adapter.rank))
-                    factors.a[: adapter.rank] = a
-                    factors.b[: adapter.rank] = b.T
+                    _check(file, prefix, a, (used, width_in))
+                    _check(file, prefix, b, (width_out, used))
+                    factors.a[:used] = a
+                    factors.b[:used] = b.T
     except (SafetensorError, OSError) as problem:
         raise MeshError(f"cannot read {file}: {problem}") from problem
     return adapters
@@ -80,19 +90,23 @@ def _pair(adapters: Adapters[np.ndarray], name: str) -> Lora[np.ndarray]:
     return adapters.head if name == "head" else adapters.layers[name]
 
 
-def _per_layer(name: str, factors: Lora[np.ndarray]) -> Iterator[tuple[str, Lora[np.ndarray]]]:
-    """PEFT's name of each linear map and views of its factors: one per layer, or the head's."""
+def _modules(name: str, factors: Lora[np.ndarray]) -> Iterator[tuple[str, Lora[np.ndarray]]]:
+    """PEFT's name of each linear map and views of its factors: one per layer (and expert), or the head's."""
     if name == "head":
         yield f"base_model.model.{MODULES[name]}", factors
         return
-    for layer, (a, b) in enumerate(zip(factors.a, factors.b, strict=True)):
-        yield f"base_model.model.model.layers.{layer}.{MODULES[name]}", Lora(a, b)
+    for index in np.ndindex(factors.a.shape[:-2]):
+        module = MODULES[name]
+        if len(index) == 2:
+            module = module.replace("mlp.", f"mlp.experts.{index[1]}.")
+        prefix = f"base_model.model.model.layers.{index[0]}.{module}"
+        yield prefix, Lora(factors.a[index], factors.b[index])
 
 
 def _zeros(model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
     def pair(name: str) -> Lora[np.ndarray]:
-        lead = () if name == "head" else (model.n_layers,)
-        return Lora(*(np.zeros((*lead, rank, width), np.float32) for width in widths(model)[name]))
+        shape = (*lead(model, name), rank_of(model, name, rank))
+        return Lora(*(np.zeros((*shape, width), np.float32) for width in widths(model)[name]))
 
     return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
 
@@ -106,8 +120,8 @@ def _check(file: Path, prefix: str, factor: np.ndarray, expected: tuple[int, int
         raise MeshError(f"{file}: a factor of {prefix} is not finite")
 
 
-def _config(adapter: AdapterSpec, base_model: str) -> dict[str, Any]:
-    return {
+def _config(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> dict[str, Any]:
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -119,6 +133,12 @@ def _config(adapter: AdapterSpec, base_model: str) -> dict[str, Any]:
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    if model.n_experts and adapter.train_mlp:
+        config["rank_pattern"] = {
+            rf"mlp\.experts\.\d+\.{MODULES[name].rpartition('.')[2]}": rank_of(model, name, adapter.rank)
+            for name in MLP
+        }
+    return config
 
 
 def _write_folder(path: Path, contents: dict[str, bytes]) -> None:

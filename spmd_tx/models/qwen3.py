@@ -1,10 +1,10 @@
-"""Qwen3 (dense): the weights declared, the forward pass composed.
+"""Qwen3, dense and with experts: the weights declared, the forward pass composed.
 
 Written for the inside of shard_map. Training, prefill and decode run this same code; they differ in how
 they attend and how they apply adapters, and hand both in.
 
 Dimension key: B row, T token, D model width, H heads × head width, F feed-forward width, L layer,
-V vocabulary, N heads, K key-value heads, E head width.
+V vocabulary, N heads, K key-value heads, E head width, X expert, C choice of an expert.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,12 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from spmd_tx.models import moe
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import embed, rms_norm, rotate, silu
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora
-from spmd_tx.sharding.mesh import TP
+from spmd_tx.sharding.collectives import linear
+from spmd_tx.sharding.mesh import EP, FSDP, TP
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
@@ -41,9 +43,10 @@ class LayerWeights(Generic[Leaf]):
     q_norm: Leaf  # [L, E]
     k_norm: Leaf
     mlp_norm: Leaf  # [L, D]
-    gate: Leaf  # [L, D, F]
+    gate: Leaf  # [L, D, F], or with experts [L, X, D, F]
     up: Leaf
-    down: Leaf  # [L, F, D]
+    down: Leaf  # [L, F, D], or with experts [L, X, F, D]
+    router: Leaf | None  # [L, D, X]; None: no experts
 
 
 @jax.tree_util.register_dataclass
@@ -62,40 +65,51 @@ class Weights(Generic[Leaf]):
         return self.embed if self.head is None else self.head
 
 
-def weights(model: ModelConfig, mesh: Mesh, dtype: DTypeLike) -> Weights[Weight]:
+def weights(
+    model: ModelConfig, mesh: Mesh, dtype: DTypeLike, *, split_over_fsdp: bool = False
+) -> Weights[Weight]:
     """Declare the weights. With fewer key-value heads than tp, every device keeps all of them."""
     d, f, layers = model.d_model, model.d_ff, model.n_layers
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    kv_spec = P(None, None, None if model.n_kv_heads % mesh.shape[TP] else TP)
+    fsdp = FSDP if split_over_fsdp else None
+    columns, rows, vocabulary = P(None, fsdp, TP), P(None, TP, fsdp), P(TP, fsdp)
+    kv_columns = P(None, fsdp, None if model.n_kv_heads % mesh.shape[TP] else TP)
 
     def linear(width_in: int, width_out: int, spec: P, name: str) -> Weight:
         return Weight(
             (layers, width_in, width_out), spec, dtype, f"model.layers.{{layer}}.{name}.weight", True
         )
 
+    def feed_forward(width_in: int, width_out: int, spec: P, name: str) -> Weight:
+        if not model.n_experts:
+            return linear(width_in, width_out, spec, f"mlp.{name}")
+        shape = (layers, model.n_experts, width_in, width_out)
+        hf_name = f"model.layers.{{layer}}.mlp.experts.{{expert}}.{name}.weight"
+        return Weight(shape, P(None, EP, *spec[1:]), dtype, hf_name, True)
+
     def norm(width: int, name: str) -> Weight:
         return Weight((layers, width), P(), dtype, f"model.layers.{{layer}}.{name}.weight")
 
-    columns, rows = P(None, None, TP), P(None, TP, None)
     return Weights(
-        embed=Weight((model.vocab_size, d), P(TP, None), dtype, "model.embed_tokens.weight"),
+        embed=Weight((model.vocab_size, d), vocabulary, dtype, "model.embed_tokens.weight"),
         layers=LayerWeights(
             attention_norm=norm(d, "input_layernorm"),
             q=linear(d, heads, columns, "self_attn.q_proj"),
-            k=linear(d, kv_heads, kv_spec, "self_attn.k_proj"),
-            v=linear(d, kv_heads, kv_spec, "self_attn.v_proj"),
+            k=linear(d, kv_heads, kv_columns, "self_attn.k_proj"),
+            v=linear(d, kv_heads, kv_columns, "self_attn.v_proj"),
             o=linear(heads, d, rows, "self_attn.o_proj"),
             q_norm=norm(model.head_dim, "self_attn.q_norm"),
             k_norm=norm(model.head_dim, "self_attn.k_norm"),
             mlp_norm=norm(d, "post_attention_layernorm"),
-            gate=linear(d, f, columns, "mlp.gate_proj"),
-            up=linear(d, f, columns, "mlp.up_proj"),
-            down=linear(f, d, rows, "mlp.down_proj"),
+            gate=feed_forward(d, f, columns, "gate_proj"),
+            up=feed_forward(d, f, columns, "up_proj"),
+            down=feed_forward(f, d, rows, "down_proj"),
+            router=linear(d, model.n_experts, P(), "mlp.gate") if model.n_experts else None,
         ),
         final_norm=Weight((d,), P(), dtype, "model.norm.weight"),
         head=None
         if model.tied_embeddings
-        else Weight((model.vocab_size, d), P(TP, None), dtype, "lm_head.weight"),
+        else Weight((model.vocab_size, d), vocabulary, dtype, "lm_head.weight"),
     )
 
 
@@ -109,8 +123,11 @@ class Pass:
 
     attend: Attend
     apply_lora: ApplyLora
+    expert_lora: ApplyLora  # for the rows of all devices of ep
     sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
     remat: bool = False  # recompute a layer's activations on the way back
+    stationary: bool = False  # weights that are split over fsdp stay where they are, and the rows travel
+    experts: Array | None = None  # int [B, T, L, C]: choices to be replayed; -1 lets the router choose
 
     def gather(self, x_BTD: Array) -> Array:
         return lax.all_gather(x_BTD, TP, axis=1, tiled=True) if self.sequence_parallel else x_BTD
@@ -119,6 +136,22 @@ class Pass:
         if self.sequence_parallel:
             return lax.psum_scatter(partial_BTD, TP, scatter_dimension=1, tiled=True)
         return lax.psum(partial_BTD, TP)
+
+    def linear(self, x: Array, kernel: Array, width_out: int) -> Array:
+        return linear(x, kernel, width_out, stationary=self.stationary)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What one layer is made of."""
+
+    model: ModelConfig
+    w: LayerWeights[Array]
+    lora: dict[str, Lora[Array]]
+    how: Pass
+
+    def linear(self, x: Array, name: str, kernel: Array, width_out: int) -> Array:
+        return self.how.linear(x, kernel, width_out) + self.how.apply_lora(x, self.lora[name])
 
 
 def backbone(
@@ -129,46 +162,43 @@ def backbone(
     positions_BT: Int[Array, "B T"],
     how: Pass,
     cache: Any = None,
-) -> tuple[Float[Array, "B T D"], Any]:
-    """Hidden states after the final norm, all T of them on every device, and the updated cache."""
+) -> tuple[Float[Array, "B T D"], Any, Int[Array, "B T L C"] | None]:
+    """Hidden states after the final norm, all T of them on every device; the cache; the experts' numbers."""
 
-    def layer(
-        carry: tuple[Array, Any], inputs: tuple[LayerWeights[Array], dict[str, Lora[Array]], Array]
-    ) -> Any:
+    def run(carry: tuple[Array, Any], inputs: tuple[Any, dict[str, Lora[Array]], Array, Any]) -> Any:
         x_BTD, cache = carry
-        w, lora, index = inputs
-        x_BTD, cache = attention(model, w, lora, x_BTD, positions_BT, how, index, cache)
-        return (mlp(model, w, lora, x_BTD, how), cache), None
+        w, lora, index, replayed_BTC = inputs
+        layer = _Layer(model, w, lora, how)
+        x_BTD, cache = attention(layer, x_BTD, positions_BT, index, cache)
+        x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
+        return (x_BTD, cache), choices_BTC
 
     if how.remat:
-        layer = jax.checkpoint(layer, prevent_cse=False)  # scan already keeps the recomputation apart
-    x_BTD = how.reduce(embed(base.embed, tokens_BT))
-    xs = (base.layers, adapters.layers, jnp.arange(model.n_layers))
-    (x_BTD, cache), _ = lax.scan(layer, (x_BTD, cache), xs)
-    return how.gather(rms_norm(x_BTD, base.final_norm, model.rms_norm_eps)), cache
+        run = jax.checkpoint(run, prevent_cse=False)  # scan already keeps the recomputation apart
+    x_BTD = how.reduce(embed(base.embed, tokens_BT, model.d_model))
+    replayed_LBTC = None if how.experts is None else jnp.moveaxis(how.experts, 2, 0)
+    xs = (base.layers, adapters.layers, jnp.arange(model.n_layers), replayed_LBTC)
+    (x_BTD, cache), choices_LBTC = lax.scan(run, (x_BTD, cache), xs)
+    choices_BTLC = None if choices_LBTC is None else jnp.moveaxis(choices_LBTC, 0, 2)
+    h_BTD = how.gather(rms_norm(x_BTD, base.final_norm, model.rms_norm_eps))
+    return h_BTD, cache, choices_BTLC
 
 
 def attention(
-    model: ModelConfig,
-    w: LayerWeights[Array],
-    lora: dict[str, Lora[Array]],
-    x_BTD: Array,
-    positions_BT: Array,
-    how: Pass,
-    index: Array,
-    cache: Any,
+    layer: _Layer, x_BTD: Array, positions_BT: Array, index: Array, cache: Any
 ) -> tuple[Array, Any]:
     """The attention block with its residual."""
-    h_BTD = how.gather(rms_norm(x_BTD, w.attention_norm, model.rms_norm_eps))
+    model, w, how, tp = layer.model, layer.w, layer.how, lax.axis_size(TP)
+    eps, theta = model.rms_norm_eps, model.rope_theta
+    h_BTD = how.gather(rms_norm(x_BTD, w.attention_norm, eps))
 
-    def heads(kernel: Array, name: str) -> Array:
-        y = h_BTD @ kernel + how.apply_lora(h_BTD, lora[name])
+    def heads(name: str, kernel: Array) -> Array:
+        y = layer.linear(h_BTD, name, kernel, kernel.shape[1])
         return y.reshape(*y.shape[:2], -1, model.head_dim)
 
-    q_BTNE = rotate(rms_norm(heads(w.q, "q"), w.q_norm, model.rms_norm_eps), positions_BT, model.rope_theta)
-    k_BTKE = rotate(rms_norm(heads(w.k, "k"), w.k_norm, model.rms_norm_eps), positions_BT, model.rope_theta)
-    v_BTKE = heads(w.v, "v")
-    tp = lax.axis_size(TP)
+    q_BTNE = rotate(rms_norm(heads("q", w.q), w.q_norm, eps), positions_BT, theta)
+    k_BTKE = rotate(rms_norm(heads("k", w.k), w.k_norm, eps), positions_BT, theta)
+    v_BTKE = heads("v", w.v)
     if (
         model.n_kv_heads % tp
     ):  # every device holds all key-value heads and uses the one its query heads belong to
@@ -176,15 +206,17 @@ def attention(
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
     y_BTNE, cache = how.attend(index, q_BTNE, k_BTKE, v_BTKE, cache)
     y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
-    return x_BTD + how.reduce(y_BTH @ w.o + how.apply_lora(y_BTH, lora["o"])), cache
+    return x_BTD + how.reduce(layer.linear(y_BTH, "o", w.o, model.d_model)), cache
 
 
-def mlp(
-    model: ModelConfig, w: LayerWeights[Array], lora: dict[str, Lora[Array]], x_BTD: Array, how: Pass
-) -> Array:
-    """The SwiGLU block (Shazeer 2020) with its residual."""
+def feed_forward(layer: _Layer, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:
+    """The SwiGLU block (Shazeer 2020), or the mixture of such, with its residual; and the experts chosen."""
+    model, w, how = layer.model, layer.w, layer.how
     h_BTD = how.gather(rms_norm(x_BTD, w.mlp_norm, model.rms_norm_eps))
-    gate_BTF = silu(h_BTD @ w.gate + how.apply_lora(h_BTD, lora["gate"]))
-    up_BTF = h_BTD @ w.up + how.apply_lora(h_BTD, lora["up"])
-    y_BTF = gate_BTF * up_BTF
-    return x_BTD + how.reduce(y_BTF @ w.down + how.apply_lora(y_BTF, lora["down"]))
+    if w.router is not None:
+        choices_BTC, gates_BTX = moe.route(model, w.router, h_BTD, replayed_BTC)
+        kernels = {"gate": w.gate, "up": w.up, "down": w.down}
+        return x_BTD + how.reduce(moe.mixture(kernels, layer.lora, h_BTD, gates_BTX, how)), choices_BTC
+    gate_BTF = silu(layer.linear(h_BTD, "gate", w.gate, w.gate.shape[1]))
+    up_BTF = layer.linear(h_BTD, "up", w.up, w.up.shape[1])
+    return x_BTD + how.reduce(layer.linear(gate_BTF * up_BTF, "down", w.down, model.d_model)), None

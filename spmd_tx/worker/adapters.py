@@ -20,15 +20,17 @@ from spmd_tx.worker.checkpoints import SlotState
 from spmd_tx.worker.sample import Bank
 from spmd_tx.worker.train_state import TrainState, put_slot, take_slot
 
+EXPERT_AXES = 2  # a stack for experts is [L, X, S, R, width]; others have one axis before S, or none
+
 
 @dataclass(frozen=True)
 class AdapterSteps:
     """Each donates the state that it replaces."""
 
-    create: Callable[..., TrainState]  # (state, slot, seed [2], rank, scale, groups [3])
+    create: Callable[..., TrainState]  # (state, slot, seed [2], ranks [2], scale [2], groups [3])
     read: Callable[..., SlotState]  # (state, slot)
-    write: Callable[..., TrainState]  # (state, slot, content, scale)
-    to_bank: Callable[..., Bank]  # (bank, adapter, bank slot, scale)
+    write: Callable[..., TrainState]  # (state, slot, content, scale [2])
+    to_bank: Callable[..., Bank]  # (bank, adapter, bank slot, scale [2])
     weights_of: Callable[..., Adapters[Array]]  # (stack, slot); fp32
 
 
@@ -70,9 +72,9 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
 
     @partial(jax.jit, donate_argnums=0, out_shardings=state_shardings)
     def create(
-        state: TrainState, slot: Array, seed_2: Array, rank: Array, scale: Array, groups_3: Array
+        state: TrainState, slot: Array, seed_2: Array, ranks_2: Array, scale: Array, groups_3: Array
     ) -> TrainState:
-        fresh = initial(state.w, seed_2, rank, groups_3)
+        fresh = initial(state.w, seed_2, ranks_2, groups_3)
         zeros = jax.tree.map(jnp.zeros_like, fresh)
         return write(state, slot, SlotState(fresh, zeros, zeros, jnp.int32(0)), scale)
 
@@ -95,12 +97,16 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
     return AdapterSteps(create, read, write, to_bank, weights_of)
 
 
-def initial(stack: Adapters[Array], seed_2: Array, rank: Array, groups_3: Array) -> Adapters[Array]:
-    """A fresh adapter: A uniform in its rank and its groups (attention, MLP, unembedding), all else zero."""
+def initial(stack: Adapters[Array], seed_2: Array, ranks_2: Array, groups_3: Array) -> Adapters[Array]:
+    """A fresh adapter: A uniform in its rank and its groups (attention, MLP, unembedding), all else zero.
+
+    The two ranks are that of the adapter and that of its factors in experts.
+    """
     key = jax.random.fold_in(jax.random.key(seed_2[0]), seed_2[1])
 
     def pair(name: str, factors: Lora[Array], is_trained: Array) -> Lora[Array]:
         axis = factors.a.ndim - 3
+        rank = ranks_2[1 if axis == EXPERT_AXES else 0]
         shape_a, shape_b = (x.shape[:axis] + x.shape[axis + 1 :] for x in (factors.a, factors.b))
         is_used = is_trained & (jnp.arange(shape_a[-2]) < rank)
         a = jnp.where(

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx import protocol
-from spmd_tx.models import peft
+from spmd_tx.models import lora, peft
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.lora import Adapters
 from spmd_tx.protocol import AdapterSpec, Setup
@@ -80,7 +80,12 @@ class Engine:
         groups = np.array([adapter.train_attn, adapter.train_mlp, adapter.train_unembed])
         with self.log.first("create_adapter"):
             self.state.train = self._adapters.create(
-                self.state.train, _i32(command.slot), seed_2, _i32(adapter.rank), _f32(adapter.scale), groups
+                self.state.train,
+                _i32(command.slot),
+                seed_2,
+                self._ranks(adapter),
+                self._scale(adapter),
+                groups,
             )
         return {}, {}
 
@@ -128,7 +133,7 @@ class Engine:
         like = abstract(self.mesh, slot_weights(self.declared.train))
         slot = restore_state(Path(command.path), like, command.optimizer)
         self.state.train = self._adapters.write(
-            self.state.train, _i32(command.slot), slot, _f32(command.adapter.scale)
+            self.state.train, _i32(command.slot), slot, self._scale(command.adapter)
         )
         return {}, {}
 
@@ -152,21 +157,21 @@ class Engine:
         return {}, {}
 
     def prefill(self, command: protocol.Prefill) -> Result:
-        rows = rows_to_devices(self.mesh, _rows(command.rows))
+        rows = rows_to_devices(self.mesh, self._rows(command.rows))
         pages, copies = rows_to_devices(self.mesh, (command.pages, command.copies))
         what = "prefill with logprobs" if command.logprobs else "prefill"
         with self.log.first(what, rows.tokens.shape):
-            self.state.cache, logprobs = self._prefill[command.logprobs](
+            self.state.cache, logprobs, experts = self._prefill[command.logprobs](
                 self.state.base, self.state.bank, self.state.cache, rows, pages, copies
             )
-        return ({} if logprobs is None else {"logprobs": logprobs}), {}
+        return _present(logprobs=logprobs, experts=experts), {}
 
     def decode(self, command: protocol.Decode) -> Result:
         active, slots = _active_slots(command, self.setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
         rows = rows_to_devices(self.mesh, DecodeRows(**fields))
         with self.log.first("decode", (*rows.tables.shape, active.size)):
-            self.state.cache, self.state.rows, tokens, logprobs = self._decode(
+            self.state.cache, self.state.rows, drawn = self._decode(
                 self.state.base,
                 self.state.bank,
                 self.state.cache,
@@ -175,7 +180,7 @@ class Engine:
                 active,
                 _i32(command.steps),
             )
-        return {"tokens": tokens, "logprobs": logprobs}, {}
+        return _present(tokens=drawn.tokens, logprobs=drawn.logprobs, experts=drawn.experts), {}
 
     def _batch(self, rows: protocol.PackedRows, loss: protocol.LossInputs) -> tuple[Rows, TokenLossInputs]:
         inputs = TokenLossInputs(
@@ -187,17 +192,33 @@ class Engine:
             advantages=loss.advantages,
             sampling_logprobs=loss.sampling_logprobs,
         )
-        return rows_to_devices(self.mesh, (_rows(rows), inputs))
+        return rows_to_devices(self.mesh, (self._rows(rows), inputs))
+
+    def _rows(self, rows: protocol.PackedRows) -> Rows:
+        experts = rows.experts if self.model.n_experts else None
+        if self.model.n_experts and experts is None:
+            # Sent by nobody, but there all the same: with or without, it must be one program.
+            shape = (*rows.tokens.shape, self.model.n_layers, self.model.experts_per_token)
+            experts = np.full(shape, -1, np.int16)
+        return Rows(rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots, experts)
+
+    def _ranks(self, adapter: AdapterSpec) -> np.ndarray:
+        """Of linear maps, and of experts."""
+        return np.array([adapter.rank, lora.rank_of(self.model, "up", adapter.rank)], np.int32)
+
+    def _scale(self, adapter: AdapterSpec) -> np.ndarray:
+        experts = adapter.expert_scale(max(1, self.model.experts_per_token))
+        return np.array([adapter.scale, experts], np.float32)
 
     def _to_bank(self, one: Adapters[Any], bank: int, adapter: AdapterSpec) -> None:
-        self.state.bank = self._adapters.to_bank(self.state.bank, one, _i32(bank), _f32(adapter.scale))
+        self.state.bank = self._adapters.to_bank(self.state.bank, one, _i32(bank), self._scale(adapter))
 
     def _write_peft(self, one: Adapters[Any], path: str, adapter: AdapterSpec) -> None:
         """All processes gather, process 0 writes, and none goes on before the folder is there."""
         whole = self._gather(one)
         if jax.process_index() == 0:
             host = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), whole)
-            peft.write(Path(path), host, adapter, self.setup.model_name)
+            peft.write(Path(path), host, adapter, self.model, self.setup.model_name)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"peft {path}")
 
@@ -214,8 +235,8 @@ def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
 
 
-def _rows(rows: protocol.PackedRows) -> Rows:
-    return Rows(rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots)
+def _present(**arrays: Any) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _i32(value: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from spmd_tx.models.sampling import draw
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
-from spmd_tx.worker.train import Rows, chunked_logprobs
+from spmd_tx.worker.train import Rows, both_loras, chunked_logprobs
 
 
 @jax.tree_util.register_dataclass
@@ -32,7 +32,7 @@ class Bank:
     """Sampler versions by bank slot, in the compute dtype. Slot 0 is the base model: all zero."""
 
     w: Adapters[Any]
-    scale: Any  # float32 [S]
+    scale: Any  # float32 [S, 2], as in TrainState
 
 
 @jax.tree_util.register_dataclass
@@ -77,34 +77,68 @@ class DecodeRows:
         )
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Drawn:
+    """What every step of a decode brings: [K, B, ...], or of one step [B, ...]."""
+
+    tokens: Any  # int32; -1 where the row is dead
+    logprobs: Any  # float32; nats
+    experts: Any  # [K, B, L, k]: what each row's input went through; None without experts
+
+    @classmethod
+    def none(cls, model: ModelConfig, steps: int, rows: int) -> "Drawn":
+        """Of no steps yet."""
+        shape = (steps, rows)
+        choices = jnp.zeros((*shape, model.n_layers, model.experts_per_token), jnp.int32)
+        return cls(
+            tokens=jnp.full(shape, -1, jnp.int32),
+            logprobs=jnp.zeros(shape, jnp.float32),
+            experts=compact(model, choices) if model.n_experts else None,
+        )
+
+
 def make_prefill(
     model: ModelConfig, mesh: Mesh, base: Weights[Weight], bank: Bank, cache: KvCache, *, logprobs: bool
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, rows, pages, copies) -> (cache, logprobs [B, T] or None); donates ``cache``."""
+    """(weights, bank, cache, rows, pages, copies) -> (cache, logprobs [B, T] or None, experts).
+
+    ``experts`` [B, T, L, k] are those that were used; None without any. ``cache`` is donated.
+    """
     in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(DATA))
 
     @partial(jax.jit, donate_argnums=2)
-    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P()))
+    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(), P()))
     def prefill(
         base: Weights[Array], bank: Bank, cache: KvCache, rows: Rows, pages: Array, copies: Array
     ) -> Any:
-        apply_lora = row_lora(rows.slots, bank.scale)
+        loras = both_loras(row_lora, rows.slots, bank.scale)
         adapters = jax.tree.map(varying, bank.w)
-        how = Pass(prefill_attend(rows.segments, pages, rows.positions), apply_lora, sequence_parallel=True)
-        h_BTD, cache = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
+        attend = prefill_attend(rows.segments, pages, rows.positions)
+        how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts)
+        h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
         cache = copy_pages(cache, copies)
+        if experts_BTLC is not None:
+            # All devices of tp chose alike; the maximum says so.
+            experts_BTLC = replicate_rows(compact(model, lax.pmax(experts_BTLC, TP)))
         if not logprobs:
-            return cache, None
-        logprobs_BT = chunked_logprobs(base.unembed, adapters.head, apply_lora, h_BTD, rows.targets)
-        return cache, replicate_rows(logprobs_BT)
+            return cache, None, experts_BTLC
+        unembed = head.whole(base.unembed, model.d_model)
+        logprobs_BT = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
+        return cache, replicate_rows(logprobs_BT), experts_BTLC
 
     return prefill
+
+
+def compact(model: ModelConfig, experts: Array) -> Array:
+    """Numbers of experts in the smallest type that holds them."""
+    return experts.astype(jnp.uint8 if model.n_experts <= 256 else jnp.int16)
 
 
 def make_decode(
     model: ModelConfig, mesh: Mesh, base: Weights[Weight], bank: Bank, cache: KvCache, max_steps: int
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, state, rows, active, steps) -> (cache, state, tokens [K, B], logprobs [K, B]).
+    """(weights, bank, cache, state, rows, active, steps) -> (cache, state, Drawn [K, B, ...]).
 
     ``active`` int32 [A] lists the bank slots in use, and ``rows.slots`` are indices into it: every step
     reads all adapters that it is given. ``cache`` and ``state`` are donated. The cache stays in the loops'
@@ -113,7 +147,7 @@ def make_decode(
     in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(), P())
 
     @partial(jax.jit, donate_argnums=(2, 3))
-    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P(), P()))
+    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P()))
     def decode(
         base: Weights[Array],
         bank: Bank,
@@ -124,11 +158,10 @@ def make_decode(
         steps: Array,
     ) -> Any:
         adapters = jax.tree.map(lambda x: varying(jnp.take(x, active, axis=x.ndim - 3)), bank.w)
-        apply_lora = bank_lora(rows.slots, bank.scale[active])
+        loras = both_loras(bank_lora, rows.slots, bank.scale[active])
         state = rows.resume(previous)
         b = rows.source.shape[0]
-        tokens_KB = varying(jnp.full((max_steps, b), -1, jnp.int32), *DATA)
-        logprobs_KB = varying(jnp.zeros((max_steps, b), jnp.float32), *DATA)
+        drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b))
 
         def alive(state: RowState) -> Array:
             return lax.psum(jnp.sum(state.remaining > 0, dtype=jnp.int32), DATA)
@@ -138,21 +171,15 @@ def make_decode(
             return (step < steps) & (alive_rows > 0)
 
         def step_all(carry: Any) -> Any:
-            step, _, cache, state, tokens_KB, logprobs_KB = carry
-            cache, state, token_B, logprob_B = _step(model, base, adapters, apply_lora, cache, state, rows)
-            return (
-                step + 1,
-                alive(state),
-                cache,
-                state,
-                tokens_KB.at[step].set(token_B),
-                logprobs_KB.at[step].set(logprob_B),
-            )
+            step, _, cache, state, drawn = carry
+            cache, state, one = _step(model, base, adapters, loras, cache, state, rows)
+            drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
+            return step + 1, alive(state), cache, state, drawn
 
-        carry = (jnp.int32(0), alive(state), cache, state, tokens_KB, logprobs_KB)
-        _, _, cache, state, tokens_KB, logprobs_KB = lax.while_loop(go_on, step_all, carry)
+        carry = (jnp.int32(0), alive(state), cache, state, drawn)
+        _, _, cache, state, drawn = lax.while_loop(go_on, step_all, carry)
         padded = jax.tree.map(lambda old, new: old.at[:b].set(new), previous, state)
-        return cache, padded, replicate_rows(tokens_KB.T).T, replicate_rows(logprobs_KB.T).T
+        return cache, padded, jax.tree.map(lambda x: replicate_rows(x.swapaxes(0, 1)).swapaxes(0, 1), drawn)
 
     return decode
 
@@ -161,18 +188,19 @@ def _step(
     model: ModelConfig,
     base: Weights[Array],
     adapters: Adapters[Array],
-    apply_lora: ApplyLora,
+    loras: tuple[ApplyLora, ApplyLora],
     cache: KvCache,
     state: RowState,
     rows: DecodeRows,
-) -> tuple[KvCache, RowState, Array, Array]:
+) -> tuple[KvCache, RowState, Drawn]:
     """Feed every living row its last token and draw the next one."""
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
-    how = Pass(decode_attend(rows.tables, positions_B, is_alive_B), apply_lora, sequence_parallel=False)
+    attend = decode_attend(rows.tables, positions_B, is_alive_B)
+    how = Pass(attend, *loras, sequence_parallel=False, stationary=True)
     tokens_B1, positions_B1 = state.tokens[:, None], positions_B[:, None]
-    h_B1D, cache = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
-    local_BV = head.logits(base.unembed, adapters.head, apply_lora, h_B1D)[:, 0]
+    h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
+    local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]
     logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
     # The position of the token that is drawn keys its random number.
     token_B, logprob_B = draw(
@@ -185,4 +213,9 @@ def _step(
         positions=state.positions + is_alive_B.astype(jnp.int32),
         remaining=jnp.where(is_alive_B, remaining_B, 0),
     )
-    return cache, after, jnp.where(is_alive_B, token_B, -1), jnp.where(is_alive_B, logprob_B, 0.0)
+    drawn = Drawn(
+        tokens=jnp.where(is_alive_B, token_B, -1),
+        logprobs=jnp.where(is_alive_B, logprob_B, 0.0),
+        experts=None if experts_B1LC is None else compact(model, experts_B1LC[:, 0]),
+    )
+    return cache, after, drawn

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import head, lora
+from spmd_tx.models import head, lora, moe
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import attend_segments
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora, row_lora
@@ -38,6 +38,14 @@ class Rows:
     segments: Any  # int32 [B, T]
     positions: Any  # int32 [B, T]
     slots: Any  # int32 [B]
+    experts: Any = None  # int16 [B, T, L, k] for a mixture of experts; -1: the router chooses
+
+
+def both_loras(
+    apply: Callable[[Array, Array], ApplyLora], slots_B: Array, scale_S2: Array
+) -> tuple[ApplyLora, ApplyLora]:
+    """How adapters are applied to this device's rows, and by experts to the rows of all devices of ep."""
+    return apply(slots_B, scale_S2[:, 0]), apply(moe.gather_rows(slots_B), scale_S2[:, 1])
 
 
 def full_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Array]:
@@ -142,10 +150,11 @@ def make_forward(
     def forward(
         base: Weights[Array], w: Adapters[Array], scale: Array, rows: Rows, loss: TokenLossInputs
     ) -> Any:
-        adapters, apply_lora = full_adapters(model, w), row_lora(rows.slots, scale)
-        how = Pass(segment_attend(rows.segments), apply_lora, sequence_parallel=True)
-        h_BTD, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
-        logprobs = chunked_logprobs(base.unembed, adapters.head, apply_lora, h_BTD, rows.targets)
+        adapters, loras = full_adapters(model, w), both_loras(row_lora, rows.slots, scale)
+        how = Pass(segment_attend(rows.segments), *loras, sequence_parallel=True, experts=rows.experts)
+        h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
+        unembed = head.whole(base.unembed, model.d_model)
+        logprobs = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
         return replicate_rows(logprobs), replicate_rows(token_losses(logprobs, loss))
 
     return forward
@@ -167,8 +176,9 @@ def make_forward_backward(
         rows: Rows,
         loss: TokenLossInputs,
     ) -> Any:
-        apply_lora = row_lora(rows.slots, scale)
-        how = Pass(segment_attend(rows.segments), apply_lora, sequence_parallel=True, remat=True)
+        loras = both_loras(row_lora, rows.slots, scale)
+        attend = segment_attend(rows.segments)
+        how = Pass(attend, *loras, sequence_parallel=True, remat=True, experts=rows.experts)
 
         # The local loss is differentiated, not the global one: the gathers in full_adapters add the
         # devices' gradients up on the way back.
@@ -178,7 +188,7 @@ def make_forward_backward(
 
         (h_BTD, factors), pull_back = jax.vjp(run, w)
         losses, logprobs, grad_h, grad_head = head_loss_and_grad(
-            base.unembed, factors, apply_lora, h_BTD, rows.targets, loss
+            head.whole(base.unembed, model.d_model), factors, how.apply_lora, h_BTD, rows.targets, loss
         )
         (grad,) = pull_back((grad_h.astype(h_BTD.dtype), grad_head))
         return jax.tree.map(jnp.add, grad_sum, grad), replicate_rows(logprobs), replicate_rows(losses)

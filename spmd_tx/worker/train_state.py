@@ -27,7 +27,7 @@ class TrainState:
     mu: Adapters[Any]
     nu: Adapters[Any]
     step: Any  # int32 [S]
-    scale: Any  # float32 [S]: alpha / rank
+    scale: Any  # float32 [S, 2]: alpha / rank, and the same with the rank of experts' factors
 
     def with_gradient(self, grad_sum: Adapters[Any]) -> "TrainState":
         return replace(self, grad_sum=grad_sum)
@@ -36,7 +36,7 @@ class TrainState:
 def train_weights(model: ModelConfig, mesh: Mesh, slots: int, rank: int) -> TrainState:
     """Declare the state of ``slots`` adapters."""
     adapters = adapter_weights(model, mesh, slots, rank, jnp.float32, zero=True)
-    step, scale = (Weight((slots,), P(), dtype) for dtype in (jnp.int32, jnp.float32))
+    step, scale = Weight((slots,), P(), jnp.int32), Weight((slots, 2), P(), jnp.float32)
     return TrainState(adapters, adapters, adapters, adapters, step, scale)
 
 

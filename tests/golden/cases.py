@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, widths
+from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, lead, rank_of, widths
 from spmd_tx.protocol import AdapterSpec
 from spmd_tx.tiny_model import Spec
 
@@ -60,8 +60,8 @@ def random_adapters(model: ModelConfig, adapter: AdapterSpec, seed: int) -> Adap
     random = np.random.default_rng(seed)
 
     def pair(name: str) -> Lora[np.ndarray]:
-        lead = () if name == "head" else (model.n_layers,)
-        shapes = ((*lead, adapter.rank, width) for width in widths(model)[name])
+        many = (*lead(model, name), rank_of(model, name, adapter.rank))
+        shapes = ((*many, width) for width in widths(model)[name])
         return Lora(*(0.2 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
 
     return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))

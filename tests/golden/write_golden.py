@@ -18,8 +18,9 @@ def logits(case: Case, directory: Path) -> np.ndarray:
     path = tiny_model.write(directory / "model", case.spec)
     model = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     if case.adapter is not None:
-        adapters = random_adapters(read_model_config(path), case.adapter, case.seed)
-        peft.write(directory / "adapter", adapters, case.adapter, str(path))
+        ours = read_model_config(path)
+        adapters = random_adapters(ours, case.adapter, case.seed)
+        peft.write(directory / "adapter", adapters, case.adapter, ours, str(path))
         model = PeftModel.from_pretrained(model, directory / "adapter").eval()
     with torch.no_grad():
         answer = model(torch.from_numpy(case.tokens.astype(np.int64))[None]).logits[0]

@@ -3,6 +3,7 @@
 It shares no code with the package, so an error would have to be made twice to stay unseen.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from spmd_tx.models.config import ModelConfig
+
+MLP = ("gate", "up", "down")
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -41,7 +44,35 @@ def attention_head(q: Array, k: Array, v: Array) -> Array:
     return jax.nn.softmax(jnp.where(is_past, scores, -jnp.inf), axis=-1) @ v
 
 
-def layer(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, x: Array) -> Array:
+def swiglu(w: Any, lora: dict[str, Any], scale: float, h: Array) -> Array:
+    """(silu(h Wg) · h Wu) Wd (Shazeer 2020)."""
+    gate, up = linear(h, w.gate, lora["gate"], scale), linear(h, w.up, lora["up"], scale)
+    return linear(gate / (1 + jnp.exp(-gate)) * up, w.down, lora["down"], scale)
+
+
+def mixture(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, h: Array) -> Array:
+    """Σ p_e · swiglu_e(h) over the experts of highest probability; the p of those sum to 1."""
+    probabilities = jnp.exp(h @ w.router)
+    probabilities = probabilities / jnp.sum(probabilities, axis=-1, keepdims=True)
+    limit = jnp.sort(probabilities, axis=-1)[:, -model.experts_per_token]
+    weights = jnp.where(probabilities >= limit[:, None], probabilities, 0.0)
+    if model.normalize_expert_weights:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    total = jnp.zeros_like(h)
+    for expert in range(model.n_experts):
+        its_own = SimpleNamespace(gate=w.gate[expert], up=w.up[expert], down=w.down[expert])
+        its_lora = {
+            name: jax.tree.map(lambda leaf, e=expert: leaf[e], lora[name]) for name in lora if name in MLP
+        }
+        total = total + weights[:, expert, None] * swiglu(its_own, its_lora, scale, h)
+    return total
+
+
+Scales = Any  # alpha / rank of linear maps, and of experts
+
+
+def layer(model: ModelConfig, w: Any, lora: dict[str, Any], scales: Scales, x: Array) -> Array:
+    scale, expert_scale = scales[0], scales[1]
     eps, width = model.rms_norm_eps, model.head_dim
     h = rms_norm(x, w.attention_norm, eps)
     q, k, v = (linear(h, getattr(w, name), lora[name], scale) for name in "qkv")
@@ -56,26 +87,27 @@ def layer(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, x: Arr
         attended.append(attention_head(q_head, k_head, v_head))
     x = x + linear(jnp.concatenate(attended, axis=-1), w.o, lora["o"], scale)
     h = rms_norm(x, w.mlp_norm, eps)
-    gate, up = linear(h, w.gate, lora["gate"], scale), linear(h, w.up, lora["up"], scale)
-    return x + linear(gate / (1 + jnp.exp(-gate)) * up, w.down, lora["down"], scale)
+    if model.n_experts:
+        return x + mixture(model, w, lora, expert_scale, h)
+    return x + swiglu(w, lora, scale, h)
 
 
-def logits(model: ModelConfig, base: Any, adapter: Any, scale: float, tokens: Array) -> Array:
+def logits(model: ModelConfig, base: Any, adapter: Any, scales: Scales, tokens: Array) -> Array:
     """[T, V] for one sequence and one adapter without a slot axis."""
     x = base.embed[tokens]
     for index in range(model.n_layers):
         w = jax.tree.map(lambda leaf, i=index: leaf[i], base.layers)
         lora = jax.tree.map(lambda leaf, i=index: leaf[i], adapter.layers)
-        x = layer(model, w, lora, scale, x)
+        x = layer(model, w, lora, scales, x)
     unembed = base.embed if base.head is None else base.head
-    return linear(rms_norm(x, base.final_norm, model.rms_norm_eps), unembed.T, adapter.head, scale)
+    return linear(rms_norm(x, base.final_norm, model.rms_norm_eps), unembed.T, adapter.head, scales[0])
 
 
 def logprobs(
-    model: ModelConfig, base: Any, adapter: Any, scale: float, tokens: Array, targets: Array
+    model: ModelConfig, base: Any, adapter: Any, scales: Scales, tokens: Array, targets: Array
 ) -> Array:
     """log softmax(logits) at the targets, [T]."""
-    z = logits(model, base, adapter, scale, tokens)
+    z = logits(model, base, adapter, scales, tokens)
     z = z - jnp.max(z, axis=-1, keepdims=True)
     return (z - jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True)))[jnp.arange(len(targets)), targets]
 

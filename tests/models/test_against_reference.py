@@ -11,10 +11,10 @@ import pytest
 from tests import tiny_engine
 from tests.models import reference
 from tests.tiny_engine import (
+    BOTH_SCALES,
     LENGTH,
     MESHES,
-    MODEL,
-    SCALES,
+    MODELS,
     Datum,
     mesh_name,
     named_factors,
@@ -28,21 +28,21 @@ LOWEST_RATIO, HIGHEST_RATIO = 0.7, 1.6
 
 
 @functools.cache
-def random_parameters():
-    base = tiny_engine.random_arrays(tiny_engine.tiny_engine().declared_base, seed=0)
-    return jax.tree.map(jnp.asarray, base), tiny_engine.random_adapters(seed=1)
+def random_parameters(kind: str):
+    base = tiny_engine.random_arrays(tiny_engine.tiny_engine(kind=kind).declared_base, seed=0)
+    return jax.tree.map(jnp.asarray, base), tiny_engine.random_adapters(1, MODELS[kind])
 
 
-@jax.jit
-def reference_logprobs(adapter, base, scale, tokens, targets):
-    return reference.logprobs(MODEL, base, adapter, scale, tokens, targets)
+@functools.partial(jax.jit, static_argnums=0)
+def reference_logprobs(kind, adapter, base, scales, tokens, targets):
+    return reference.logprobs(MODELS[kind], base, adapter, scales, tokens, targets)
 
 
-@jax.jit
-def reference_gradient(adapter, *others_and_cotangent):
+@functools.partial(jax.jit, static_argnums=0)
+def reference_gradient(kind, adapter, *others_and_cotangent):
     """Gradient of the sum of cotangent · logprob."""
     *others, cotangent = others_and_cotangent
-    return jax.grad(lambda a: jnp.sum(cotangent * reference_logprobs(a, *others)))(adapter)
+    return jax.grad(lambda a: jnp.sum(cotangent * reference_logprobs(kind, a, *others)))(adapter)
 
 
 def to_the_end(values: np.ndarray) -> np.ndarray:
@@ -50,19 +50,19 @@ def to_the_end(values: np.ndarray) -> np.ndarray:
     return np.pad(values, (0, LENGTH - len(values)))
 
 
-def arguments(datum: Datum):
-    base, adapters = random_parameters()
+def arguments(kind: str, datum: Datum):
+    base, adapters = random_parameters(kind)
     tokens, targets = to_the_end(datum.tokens), to_the_end(datum.targets)
-    return slot_of(adapters, datum.slot), base, SCALES[datum.slot], tokens, targets
+    return kind, slot_of(adapters, datum.slot), base, BOTH_SCALES[datum.slot], tokens, targets
 
 
-def logprobs_of(datum: Datum) -> np.ndarray:
-    return np.asarray(reference_logprobs(*arguments(datum)))[: len(datum.tokens)]
+def logprobs_of(kind: str, datum: Datum) -> np.ndarray:
+    return np.asarray(reference_logprobs(*arguments(kind, datum)))[: len(datum.tokens)]
 
 
-def near_the_sampler(datum: Datum, seed: int) -> Datum:
+def near_the_sampler(kind: str, datum: Datum, seed: int) -> Datum:
     """The datum as if sampled from a slightly different policy: ratios fall on both sides of the clips."""
-    logprobs = logprobs_of(datum)
+    logprobs = logprobs_of(kind, datum)
     log_ratios = np.random.default_rng(seed).uniform(
         np.log(LOWEST_RATIO), np.log(HIGHEST_RATIO), logprobs.shape
     )
@@ -84,7 +84,7 @@ def ignored(datum: Datum, positions: slice) -> Datum:
 
 
 @functools.cache
-def mixed_rows() -> list[tuple[Datum, ...]]:
+def mixed_rows(kind: str) -> list[tuple[Datum, ...]]:
     """Rows of three adapters and five losses: packed, padded and free."""
     rows = [
         (random_datum(1, 0, 40), random_datum(2, 0, 24)),
@@ -96,33 +96,35 @@ def mixed_rows() -> list[tuple[Datum, ...]]:
         (random_datum(9, 2, 24, "cross_entropy"),),
         (random_datum(10, 1, 64, "ppo"),),
     ]
-    near = [tuple(near_the_sampler(datum, len(datum.tokens) + datum.slot) for datum in row) for row in rows]
+    near = [
+        tuple(near_the_sampler(kind, datum, len(datum.tokens) + datum.slot) for datum in row) for row in rows
+    ]
     limits = {"cispo": (0.75, 1.3), "ppo": (0.8, 1.2)}
     clipped = [tuple(replace(d, clip=limits.get(d.loss, d.clip), beta=0.3) for d in row) for row in near]
     return [tuple(ignored(datum, slice(5, 13)) for datum in row) for row in clipped]
 
 
-def reference_datum(datum: Datum):
+def reference_datum(kind: str, datum: Datum):
     """(losses, logprobs, gradient); positions that do not count are left out, not masked."""
     counts = (datum.weights if datum.loss == "cross_entropy" else datum.advantages) != 0
     inputs = {name: getattr(datum, name)[counts] for name in ("weights", "advantages", "sampling_logprobs")}
     loss = functools.partial(reference.LOSSES[datum.loss], datum=replace(datum, **inputs))
-    logprobs = logprobs_of(datum)
+    logprobs = logprobs_of(kind, datum)
     losses, cotangent = np.zeros((2, *counts.shape), np.float32)
     losses[counts] = loss(logprobs[counts])
     cotangent[counts] = jax.grad(lambda x: jnp.sum(loss(x)))(logprobs[counts])
-    return losses, logprobs, reference_gradient(*arguments(datum), to_the_end(cotangent))
+    return losses, logprobs, reference_gradient(*arguments(kind, datum), to_the_end(cotangent))
 
 
 @functools.cache
-def expected():
+def expected(kind: str):
     """What reference_datum says of every datum, in order."""
-    return [(datum, *reference_datum(datum)) for row in mixed_rows() for datum in row]
+    return [(datum, *reference_datum(kind, datum)) for row in mixed_rows(kind) for datum in row]
 
 
 def cut(output: np.ndarray) -> list[np.ndarray]:
     """Each datum's part of an output [B, T], in order."""
-    ends = [np.cumsum([len(datum.tokens) for datum in row]) for row in mixed_rows()]
+    ends = [np.cumsum([len(datum.tokens) for datum in row]) for row in mixed_rows("dense")]
     return [part for line, end in zip(output, ends, strict=True) for part in np.split(line, end)[:-1]]
 
 
@@ -132,21 +134,36 @@ def assert_close(actual: np.ndarray, wanted: np.ndarray, what: str) -> None:
     assert np.abs(actual - wanted).max() <= TOLERANCE * scale, what
 
 
-@pytest.fixture(scope="module", params=MESHES, ids=mesh_name)
+def engine_name(param) -> str:
+    shape, kind, split_base = param
+    return f"{kind}-{mesh_name(shape)}" + ("-split" if split_base else "")
+
+
+DENSE_MESHES = [*((shape, False) for shape in MESHES), ((8, 1, 1), True), ((2, 2, 2), True)]
+MIXTURE_MESHES = [
+    *((shape, False) for shape in [(1, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2)]),
+    *((shape, True) for shape in [(8, 1, 1), (2, 2, 2)]),
+]
+ENGINES = [(shape, "dense", split) for shape, split in DENSE_MESHES]
+ENGINES += [(shape, "mixture", split) for shape, split in MIXTURE_MESHES]
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=engine_name)
 def engine(request):
-    return tiny_engine.tiny_engine(request.param)
+    shape, kind, split_base = request.param
+    return tiny_engine.tiny_engine(shape, kind=kind, split_base=split_base)
 
 
 @pytest.fixture(scope="module")
 def result(engine):
-    return engine.forward_backward(random_parameters()[1], mixed_rows())
+    return engine.forward_backward(random_parameters(engine.kind)[1], mixed_rows(engine.kind))
 
 
 @pytest.mark.parametrize("loss", ["ppo", "cispo"])
 @pytest.mark.parametrize("pays", [True, False])
 def test_the_batch_has_tokens_below_inside_and_above_the_clip(loss, pays):
     sides = []
-    for datum, _, logprobs, _ in expected():
+    for datum, _, logprobs, _ in expected("dense"):
         if datum.loss == loss:
             counts = (datum.advantages > 0) if pays else (datum.advantages < 0)
             ratios = np.exp(logprobs[counts] - datum.sampling_logprobs[counts])
@@ -154,19 +171,19 @@ def test_the_batch_has_tokens_below_inside_and_above_the_clip(loss, pays):
     assert set(sides) == {0, 1, 2}
 
 
-def test_logprobs_equal_the_reference(result):
-    for actual, (datum, _, logprobs, _) in zip(cut(result.logprobs), expected(), strict=True):
+def test_logprobs_equal_the_reference(engine, result):
+    for actual, (datum, _, logprobs, _) in zip(cut(result.logprobs), expected(engine.kind), strict=True):
         assert_close(actual, logprobs, f"logprobs of the {datum.loss} datum of slot {datum.slot}")
 
 
-def test_losses_equal_the_reference(result):
-    for actual, (datum, losses, _, _) in zip(cut(result.losses), expected(), strict=True):
+def test_losses_equal_the_reference(engine, result):
+    for actual, (datum, losses, _, _) in zip(cut(result.losses), expected(engine.kind), strict=True):
         assert_close(actual, losses, f"{datum.loss} of slot {datum.slot}")
 
 
-def test_gradients_equal_the_reference(result):
+def test_gradients_equal_the_reference(engine, result):
     for slot in TRAINED:
-        of_slot = [gradient for datum, _, _, gradient in expected() if datum.slot == slot]
+        of_slot = [gradient for datum, _, _, gradient in expected(engine.kind) if datum.slot == slot]
         total = named_factors(jax.tree.map(lambda *parts: np.sum(parts, axis=0), *of_slot))
         for name, actual in named_factors(slot_of(result.grad_sum, slot)).items():
             assert_close(actual, total[name], f"slot {slot} {name}")
@@ -183,6 +200,6 @@ def test_positions_that_do_not_count_add_exactly_nothing(result):
 
 
 def test_forward_equals_forward_backward(engine, result):
-    logprobs, losses = engine.forward(random_parameters()[1], mixed_rows())
+    logprobs, losses = engine.forward(random_parameters(engine.kind)[1], mixed_rows(engine.kind))
     np.testing.assert_allclose(logprobs, result.logprobs, rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(losses, result.losses, rtol=TOLERANCE, atol=TOLERANCE)

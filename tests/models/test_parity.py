@@ -16,7 +16,7 @@ from spmd_tx.protocol import AdapterSpec
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings, specs
-from spmd_tx.worker.train import full_adapters, segment_attend
+from spmd_tx.worker.train import both_loras, full_adapters, segment_attend
 from tests.golden.cases import CASES, LOGITS, random_adapters
 
 MAX_RANK, OTHER_SLOT, SLOT = 8, 0, 1
@@ -31,10 +31,11 @@ def logits(mesh, case, directory) -> np.ndarray:
     base = huggingface.load(path, declared, mesh, lambda _: None)
     declared_adapters = adapter_weights(model, mesh, 2, MAX_RANK, jnp.float32, zero=True)
     spec = case.adapter or AdapterSpec(rank=1, train_attn=False, train_mlp=False, train_unembed=False)
-    peft.write(directory / "adapter", random_adapters(model, spec, case.seed), spec, str(path))
+    peft.write(directory / "adapter", random_adapters(model, spec, case.seed), spec, model, str(path))
     one = peft.read(directory / "adapter", spec, model, MAX_RANK)
     stack = jax.tree.map(lambda leaf: np.stack([np.full_like(leaf, 9.0), leaf], axis=-3), one)
     adapters = jax.tree.map(to_devices, stack, shardings(mesh, declared_adapters))
+    scales = spec.scale, spec.expert_scale(max(1, model.experts_per_token))
     row_specs = (jax.P(DATA), jax.P(DATA), jax.P(DATA), jax.P(DATA))
 
     @jax.jit
@@ -45,11 +46,11 @@ def logits(mesh, case, directory) -> np.ndarray:
         out_specs=jax.P(DATA, None, TP),
     )
     def run(base, adapters, tokens, segments, positions, slots):
-        apply_lora = row_lora(slots, jnp.array([1.0, spec.scale], jnp.float32))
-        how = Pass(segment_attend(segments), apply_lora, sequence_parallel=True)
+        apply_lora = both_loras(row_lora, slots, jnp.array([(1.0, 1.0), scales], jnp.float32))
+        how = Pass(segment_attend(segments), *apply_lora, sequence_parallel=True)
         whole = full_adapters(model, adapters)
-        h, _ = qwen3.backbone(model, base, whole, tokens, positions, how)
-        return head.logits(base.unembed, whole.head, apply_lora, h)
+        h, *_ = qwen3.backbone(model, base, whole, tokens, positions, how)
+        return head.logits(base.unembed, whole.head, how.apply_lora, h)
 
     rows = mesh.shape["fsdp"] * mesh.shape["ep"]
     length = 64 if case.length <= 64 else -(-case.length // 512) * 512

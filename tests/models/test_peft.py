@@ -10,7 +10,7 @@ from spmd_tx import tiny_model
 from spmd_tx.errors import MeshError
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, widths
+from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, lead, rank_of, widths
 from spmd_tx.protocol import AdapterSpec
 
 SPEC = tiny_model.Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False)
@@ -32,8 +32,8 @@ def random_adapters(model, rank=MAX_RANK, seed=0):
     random = np.random.default_rng(seed)
 
     def pair(name):
-        lead = () if name == "head" else (model.n_layers,)
-        shapes = ((*lead, rank, width) for width in widths(model)[name])
+        many = (*lead(model, name), rank_of(model, name, rank))
+        shapes = ((*many, width) for width in widths(model)[name])
         return Lora(*(0.3 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
 
     return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
@@ -69,7 +69,7 @@ def expected_of(adapters, adapter, rank=MAX_RANK):
 )
 def test_an_adapter_comes_back_without_what_was_not_trained(tmp_path, model, adapter):
     adapters = random_adapters(model)
-    peft.write(tmp_path / "adapter", adapters, adapter, "some/model")
+    peft.write(tmp_path / "adapter", adapters, adapter, model, "some/model")
     for rank in (MAX_RANK, 9):
         jax.tree.map(
             np.testing.assert_array_equal,
@@ -80,7 +80,7 @@ def test_an_adapter_comes_back_without_what_was_not_trained(tmp_path, model, ada
 
 def test_the_folder_is_what_peft_expects(tmp_path, model):
     adapters = random_adapters(model)
-    peft.write(tmp_path / "adapter", adapters, WHOLE, "some/model")
+    peft.write(tmp_path / "adapter", adapters, WHOLE, model, "some/model")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config == {
         "peft_type": "LORA",
@@ -105,7 +105,7 @@ def test_the_folder_is_what_peft_expects(tmp_path, model):
 
 def test_only_trained_modules_are_in_the_folder(tmp_path, model):
     adapter = AdapterSpec(rank=2, train_mlp=False, train_unembed=False)
-    peft.write(tmp_path / "adapter", random_adapters(model), adapter, "some/model")
+    peft.write(tmp_path / "adapter", random_adapters(model), adapter, model, "some/model")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
     assert len(load_file(tmp_path / "adapter" / "adapter_model.safetensors")) == 2 * 2 * 4
@@ -113,7 +113,9 @@ def test_only_trained_modules_are_in_the_folder(tmp_path, model):
 
 def test_an_earlier_folder_is_replaced_and_nothing_else_is_left(tmp_path, model):
     for seed in (1, 2):
-        peft.write(tmp_path / "new" / "adapter", random_adapters(model, seed=seed), WHOLE, "some/model")
+        peft.write(
+            tmp_path / "new" / "adapter", random_adapters(model, seed=seed), WHOLE, model, "some/model"
+        )
         (tmp_path / "new" / "adapter" / f"note-{seed}").touch()
     jax.tree.map(
         np.testing.assert_array_equal,
@@ -145,7 +147,7 @@ KEY = "base_model.model.lm_head.lora_A.weight"
     ],
 )
 def test_a_folder_with_other_contents_is_an_error(tmp_path, model, change, message):
-    peft.write(tmp_path / "adapter", random_adapters(model), WHOLE, "some/model")
+    peft.write(tmp_path / "adapter", random_adapters(model), WHOLE, model, "some/model")
     rewrite(tmp_path / "adapter", change)
     with pytest.raises(MeshError, match=message):
         peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK)
@@ -165,7 +167,7 @@ def test_peft_adds_what_the_adapter_means(tmp_path, tied):
     path = tiny_model.write(tmp_path / "model", dataclasses.replace(SPEC, tied=tied))
     model = read_model_config(path)
     adapters = random_adapters(model)
-    peft.write(tmp_path / "adapter", adapters, WHOLE, str(path))
+    peft.write(tmp_path / "adapter", adapters, WHOLE, model, str(path))
 
     base = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     adapted = peft_library.PeftModel.from_pretrained(base, tmp_path / "adapter")

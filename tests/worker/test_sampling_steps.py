@@ -9,11 +9,11 @@ import pytest
 
 from tests.models import reference
 from tests.tiny_engine import (
+    BOTH_SCALES,
     LENGTH,
     MESHES,
     MODEL,
     ROWS,
-    SCALES,
     Datum,
     mesh_name,
     slot_of,
@@ -90,8 +90,8 @@ def test_prompt_logprobs_agree_with_the_trainer(sampler):
 
 
 @jax.jit
-def reference_logits(base, adapter, scale, tokens):
-    return reference.logits(MODEL, base, adapter, scale, tokens)
+def reference_logits(base, adapter, scales, tokens):
+    return reference.logits(MODEL, base, adapter, scales, tokens)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7, 0.0])
@@ -101,7 +101,7 @@ def test_a_logprob_is_that_of_the_logits_over_the_temperature(temperature):
     sequence = np.concatenate([sample.prompt, drawn.tokens])
     tokens = np.pad(sequence, (0, LENGTH - len(sequence))).astype(np.int32)
     adapter = slot_of(sampler_weights(), sample.slot)
-    logits = np.asarray(reference_logits(tiny_engine().base, adapter, SCALES[sample.slot], tokens))
+    logits = np.asarray(reference_logits(tiny_engine().base, adapter, BOTH_SCALES[sample.slot], tokens))
     logits = logits[len(sample.prompt) - 1 : len(sequence) - 1].astype(np.float64) / (temperature or 1)
     expected = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
     np.testing.assert_allclose(
