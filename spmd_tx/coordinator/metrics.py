@@ -1,0 +1,47 @@
+"""What the coordinator counts and measures, for Prometheus. Whoever knows a number sets it here."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+REGISTRY = CollectorRegistry()
+
+DISK_BYTES = Gauge(
+    "spmd_tx_disk_bytes", "Bytes on disk in the data directory, by kind.", ["kind"], registry=REGISTRY
+)
+DISK_FREE_BYTES = Gauge(
+    "spmd_tx_disk_free_bytes", "Bytes that are free where the data directory is.", registry=REGISTRY
+)
+RECLAIMED_BYTES = Counter(
+    "spmd_tx_reclaimed_bytes", "Bytes that housekeeping has deleted, by kind.", ["kind"], registry=REGISTRY
+)
+STORAGE_IS_PAUSED = Gauge(
+    "spmd_tx_storage_paused", "1 while no new work is taken for want of storage.", registry=REGISTRY
+)
+UNFINISHED_REQUESTS = Gauge(
+    "spmd_tx_unfinished_requests", "Requests that were accepted and have no result yet.", registry=REGISTRY
+)
+
+GENERATION = Gauge("spmd_tx_generation", "Number of the present generation of workers.", registry=REGISTRY)
+GENERATIONS = Counter(
+    "spmd_tx_generations", "Generations of workers that this server has started.", registry=REGISTRY
+)
+REPLAYED_REQUESTS = Counter(
+    "spmd_tx_replayed_requests", "Requests that were run again to restore a model.", registry=REGISTRY
+)
+REPLAY_DIGEST_MISMATCHES = Counter(
+    "spmd_tx_replay_digest_mismatches",
+    "Requests that were run again and gave another result than the stored one.",
+    registry=REGISTRY,
+)
+SNAPSHOT_SECONDS = Histogram(
+    "spmd_tx_snapshot_seconds",
+    "Seconds from a snapshot's command until it is complete on disk.",
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
+    registry=REGISTRY,
+)
+
+
+def exposition() -> bytes:
+    """All of it in the text format of Prometheus."""
+    return generate_latest(REGISTRY)
