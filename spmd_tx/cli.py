@@ -39,6 +39,68 @@ app.command()(serve)
 
 
 @app.command()
+def worker(
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="SPMD_TX_COORDINATOR",
+            help="Where spmd-tx serve runs, and its --worker-port.",
+        ),
+    ],
+    process_id: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="SPMD_TX_PROCESS_ID",
+            help="Which of the --num-processes of the server this is, from 0.",
+        ),
+    ],
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Devices of this process, to be checked against the mesh. Default: what the mesh needs.",
+        ),
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SPMD_TX_SECRET_FILE",
+            help="File with the secret that all hosts share. Default: the environment's SPMD_TX_SECRET.",
+        ),
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPMD_TX_BASE_MODEL",
+            help="Hugging Face id or directory of the model on this host. Default: the server's directory.",
+        ),
+    ] = None,
+    coordinator_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds without the coordinator until this process ends.")
+    ] = 600,
+) -> None:
+    """Run one worker process of a server on another host.
+
+    Starts the worker when the server wants it, starts it again after a loss, and waits for a server that is
+    restarted. Ends with exit code 0 when the server ends in order.
+    """
+    from spmd_tx.coordinator import remote_agent
+    from spmd_tx.coordinator.agent import AgentOptions
+
+    options = AgentOptions(
+        coordinator=coordinator,
+        process=process_id,
+        secret=remote_agent.shared_secret(secret_file),
+        devices=devices,
+        base_model=base_model,
+        patience=coordinator_timeout,
+    )
+    raise typer.Exit(asyncio.run(remote_agent.run(options)))
+
+
+@app.command()
 def demo(
     learning_rate: Annotated[
         float, typer.Option(min=0, help="Of Adam; 0 shows that none is learned.")
@@ -55,7 +117,7 @@ def demo(
 @app.command()
 def make_model(
     directory: Annotated[Path, typer.Argument(help="Folder to write; made if it is not there.")],
-    preset: Annotated[str, typer.Option(help="Shape of the model: tiny or tiny-gqa.")] = "tiny",
+    preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write a small random Qwen3 checkpoint in the Hugging Face layout."""

@@ -1,4 +1,4 @@
-"""Writes small random Qwen3 checkpoints in the Hugging Face layout, for the demo, tests and benchmarks."""
+"""Writes small random Qwen3 checkpoints in the Hugging Face layout, with or without experts, to try and test."""
 
 import json
 import random
@@ -38,7 +38,10 @@ class Spec:
     n_heads: int = 8
     n_kv_heads: int = 8
     head_dim: int = 16
-    d_ff: int = 128
+    d_ff: int = 128  # of one expert, if there are any
+    n_experts: int = 0  # 0: one feed-forward block for all tokens
+    experts_per_token: int = 2
+    normalize_expert_weights: bool = True
     vocab_size: int = 512  # of the model; the tokenizer may have fewer
     max_positions: int = 2048  # tokens
     rope_theta: float = 1e6
@@ -51,6 +54,7 @@ class Spec:
 PRESETS = {
     "tiny": Spec(),
     "tiny-gqa": Spec(n_kv_heads=2, tied=False, n_shards=2),
+    "tiny-moe": Spec(n_kv_heads=2, d_ff=32, n_experts=8),
 }
 
 
@@ -83,10 +87,16 @@ def _weight_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
         "self_attn.o_proj": (spec.d_model, heads),
         "self_attn.q_norm": (spec.head_dim,),
         "self_attn.k_norm": (spec.head_dim,),
-        "mlp.gate_proj": (spec.d_ff, spec.d_model),
-        "mlp.up_proj": (spec.d_ff, spec.d_model),
-        "mlp.down_proj": (spec.d_model, spec.d_ff),
     }
+    feed_forward = {
+        "gate_proj": (spec.d_ff, spec.d_model),
+        "up_proj": (spec.d_ff, spec.d_model),
+        "down_proj": (spec.d_model, spec.d_ff),
+    }
+    blocks = [f"mlp.experts.{expert}" for expert in range(spec.n_experts)] or ["mlp"]
+    layer |= {f"{block}.{name}": shape for block in blocks for name, shape in feed_forward.items()}
+    if spec.n_experts:
+        layer["mlp.gate"] = (spec.n_experts, spec.d_model)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.d_model)}
     for index in range(spec.n_layers):
         shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
@@ -121,8 +131,7 @@ def _write_weights(path: Path, spec: Spec, seed: int) -> None:
 
 def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        **_architecture(spec),
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": ids[END_OF_TEXT],
@@ -131,7 +140,6 @@ def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
         "hidden_act": "silu",
         "hidden_size": spec.d_model,
         "initializer_range": spec.std,
-        "intermediate_size": spec.d_ff,
         "max_position_embeddings": spec.max_positions,
         "max_window_layers": spec.n_layers,
         "num_attention_heads": spec.n_heads,
@@ -146,6 +154,26 @@ def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
         "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": spec.vocab_size,
+    }
+
+
+def _architecture(spec: Spec) -> dict[str, Any]:
+    if not spec.n_experts:
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "intermediate_size": spec.d_ff,
+        }
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "intermediate_size": 3 * spec.d_ff,  # of layers without experts, of which there are none
+        "moe_intermediate_size": spec.d_ff,
+        "num_experts": spec.n_experts,
+        "num_experts_per_tok": spec.experts_per_token,
+        "norm_topk_prob": spec.normalize_expert_weights,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }
 
 

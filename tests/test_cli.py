@@ -175,7 +175,7 @@ def test_make_model_writes_a_checkpoint(run, tmp_path):
 
 def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):
     result = run("make-model", str(tmp_path), "--preset", "huge")
-    assert (result.code, result.err) == (2, "spmd-tx: --preset is 'huge'; presets: tiny, tiny-gqa\n")
+    assert (result.code, result.err) == (2, "spmd-tx: --preset is 'huge'; presets: tiny, tiny-gqa, tiny-moe\n")
 
 
 def test_version_names_what_a_bug_report_needs(run):

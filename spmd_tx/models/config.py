@@ -79,7 +79,7 @@ def _model_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[i
 
 def _mixture(raw: dict[str, Any]) -> dict[str, Any]:
     return {
-        "n_experts": raw["num_experts"],
+        "n_experts": raw.get("num_local_experts") or raw["num_experts"],  # as transformers 5 calls it
         "experts_per_token": raw["num_experts_per_tok"],
         "normalize_expert_weights": raw.get("norm_topk_prob", False),
     }
@@ -93,7 +93,8 @@ def _check_mixture(model_dir: Path, raw: dict[str, Any]) -> None:
                 f"{model_dir}/config.json sets {key} to {raw[key]!r}, so that only some layers have experts; "
                 f"supported are models in which all have ({key} {every_layer!r})"
             )
-    experts, chosen = raw.get("num_experts", 1), raw.get("num_experts_per_tok", 1)
+    experts = raw.get("num_local_experts") or raw.get("num_experts", 1)
+    chosen = raw.get("num_experts_per_tok", 1)
     if not 1 <= chosen <= experts:
         raise StartError(
             f"{model_dir}/config.json has {experts} experts and chooses {chosen} of them for a token; "

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.sharding.weight import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-READERS = 8  # layers that are read and transposed at once
+READERS = 8  # tensors that are read and transposed at once
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 
@@ -49,15 +50,18 @@ def load(model_dir: Path, declared: Any, mesh: Mesh, progress: Callable[[str], N
     return jax.tree.unflatten(structure, arrays)
 
 
-def _names(weight: Weight) -> list[str]:
-    """What the checkpoint calls the weight: one tensor, or one per layer."""
-    if "{layer}" not in weight.hf_name:
-        return [weight.hf_name]
-    return [weight.hf_name.format(layer=layer) for layer in range(weight.shape[0])]
+def _lead(weight: Weight) -> tuple[int, ...]:
+    """How many tensors of the checkpoint are stacked in the weight, along each of its first dimensions."""
+    return weight.shape[: weight.hf_name.count("{")]
+
+
+def _name(weight: Weight, index: tuple[int, ...]) -> str:
+    """What the checkpoint calls one tensor of the weight."""
+    return weight.hf_name.format(**dict(zip(("layer", "expert"), index, strict=False)))
 
 
 def _stored_shape(weight: Weight) -> tuple[int, ...]:
-    shape = weight.shape[1:] if "{layer}" in weight.hf_name else weight.shape
+    shape = weight.shape[len(_lead(weight)) :]
     return _stored(shape) if weight.transposed else shape
 
 
@@ -93,7 +97,7 @@ class _Files:
     def check(self, weight: Weight) -> None:
         """Raise StartError unless the weight is there in its declared shape."""
         expected = _stored_shape(weight)
-        for name in _names(weight):
+        for name in (_name(weight, index) for index in np.ndindex(_lead(weight))):
             found = tuple(self.tensor(name).get_shape())
             if found != expected:
                 raise StartError(
@@ -166,18 +170,17 @@ class _Loading:
     def _read(self, weight: Weight, bounds: Bounds, pool: ThreadPoolExecutor) -> np.ndarray:
         """One part of a weight, in the declared dtype."""
         part = np.empty([stop - start for start, stop in bounds], weight.dtype)
-        names, within, destinations = _names(weight), bounds, [part]
-        if "{layer}" in weight.hf_name:
-            (first, last), *rest = bounds
-            names, within, destinations = names[first:last], tuple(rest), list(part)
-        wanted = tuple(slice(*bound) for bound in within)
+        lead = len(_lead(weight))
+        wanted = tuple(slice(*bound) for bound in bounds[lead:])
 
-        def read(name: str, destination: np.ndarray) -> int:
+        def read(index: tuple[int, ...]) -> int:
+            first = (start for start, _ in bounds[:lead])
+            name = _name(weight, tuple(map(add, first, index)))
             stored = self.files.tensor(name)[_stored(wanted) if weight.transposed else wanted]
-            destination[...] = stored.swapaxes(-1, -2) if weight.transposed else stored
-            return destination.size
+            part[index] = stored.swapaxes(-1, -2) if weight.transposed else stored
+            return stored.size
 
-        for size in pool.map(read, names, destinations):
+        for size in pool.map(read, np.ndindex(part.shape[:lead])):
             self._count(size)
         return part
 

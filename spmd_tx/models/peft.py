@@ -1,8 +1,8 @@
 """Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it.
 
 The experts of a mixture are linear maps of their own, as they are in the checkpoint: expert N has the
-modules ``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their rank,
-and so their scale alpha / rank, is not the adapter's: ``rank_pattern`` in adapter_config.json says it.
+modules ``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their
+rank, and so their scale alpha / rank, is not the adapter's: ``rank_pattern`` in adapter_config.json says it.
 """
 
 import json

@@ -14,7 +14,7 @@ class Weight:
     shape: tuple[int, ...]
     spec: PartitionSpec
     dtype: Any
-    hf_name: str = ""  # "{layer}" stands for the index along the first dimension
+    hf_name: str = ""  # "{layer}" and "{expert}" stand for the indices along the first dimensions, in order
     transposed: bool = False  # Hugging Face stores [out, in], we compute with [in, out]
 
 

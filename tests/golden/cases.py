@@ -4,7 +4,7 @@ For each case the file holds ``<name>/tokens`` int32 [T], ``<name>/rows`` int32 
 ``<name>/logits`` float32 [n, V]: what transformers answers at those positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,18 @@ TIED = Spec(n_layers=3, d_model=48, n_heads=8, n_kv_heads=8, d_ff=64, vocab_size
 LONG = Spec(
     n_layers=2, d_model=32, n_kv_heads=4, d_ff=48, vocab_size=272, tied=False, std=0.2, rope_theta=5e6
 )
+MIXTURE = Spec(
+    n_layers=2,
+    d_model=32,
+    n_kv_heads=2,
+    d_ff=24,
+    vocab_size=272,
+    tied=False,
+    std=0.2,
+    n_experts=8,
+    experts_per_token=3,
+)
+UNNORMALIZED = replace(MIXTURE, experts_per_token=2, normalize_expert_weights=False, tied=True)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,11 @@ CASES = {
     ),
     "attention_adapter": Case(
         GROUPED, 48, (1, 16, 47), seed=6, adapter=AdapterSpec(rank=4, train_mlp=False, train_unembed=False)
+    ),
+    "mixture": Case(MIXTURE, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=7),
+    "unnormalized_mixture": Case(UNNORMALIZED, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=8),
+    "mixture_adapter": Case(
+        MIXTURE, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=9, adapter=AdapterSpec(rank=7, alpha=6.0)
     ),
 }
 

@@ -1,12 +1,17 @@
-"""Writes transformers_logits.npz. Needs torch and peft: python -m tests.golden.write_golden"""
+"""Writes transformers_logits.npz. Needs torch and peft: python -m tests.golden.write_golden
+
+Transformers keeps the experts of a layer in one array, to which peft applies no adapter per expert. So these are
+added to the weights here, and peft applies the rest of an adapter.
+"""
 
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from peft import PeftModel
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from spmd_tx import tiny_model
 from spmd_tx.models import peft
@@ -16,15 +21,37 @@ from tests.golden.cases import CASES, LOGITS, Case, random_adapters
 
 def logits(case: Case, directory: Path) -> np.ndarray:
     path = tiny_model.write(directory / "model", case.spec)
-    model = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **how).eval()
     if case.adapter is not None:
         ours = read_model_config(path)
         adapters = random_adapters(ours, case.adapter, case.seed)
-        peft.write(directory / "adapter", adapters, case.adapter, ours, str(path))
+        for_peft = case.adapter
+        if ours.n_experts:
+            add_to_experts(model, adapters, case.adapter, ours.experts_per_token)
+            for_peft = msgspec.structs.replace(case.adapter, train_mlp=False)
+        peft.write(directory / "adapter", adapters, for_peft, ours, str(path))
         model = PeftModel.from_pretrained(model, directory / "adapter").eval()
     with torch.no_grad():
         answer = model(torch.from_numpy(case.tokens.astype(np.int64))[None]).logits[0]
     return answer[list(case.rows)].numpy()
+
+
+def add_to_experts(model, adapters, adapter, experts_per_token: int) -> None:
+    """W + alpha / r · B A for every expert, where r is the rank divided by the number of active experts."""
+    scale = adapter.alpha / max(1, adapter.rank // experts_per_token)
+
+    def product(name: str, layer: int) -> torch.Tensor:
+        a, b = (
+            torch.from_numpy(factor[layer]) for factor in (adapters.layers[name].a, adapters.layers[name].b)
+        )
+        return scale * torch.einsum("xro,xri->xoi", b, a)
+
+    with torch.no_grad():
+        for index, layer in enumerate(model.model.layers):
+            gate, up = product("gate", index), product("up", index)
+            layer.mlp.experts.gate_up_proj += torch.cat([gate, up], dim=1)
+            layer.mlp.experts.down_proj += product("down", index)
 
 
 def main() -> None:

@@ -64,7 +64,8 @@ def logits(mesh, case, directory) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "name, shape",
-    [(name, (1, 1, 1)) for name in CASES] + [("adapter", (2, 1, 4)), ("tied_adapter", (2, 2, 2))],
+    [(name, (1, 1, 1)) for name in CASES]
+    + [("adapter", (2, 1, 4)), ("tied_adapter", (2, 2, 2)), ("mixture_adapter", (2, 2, 2))],
     ids=str,
 )
 def test_logits_equal_those_of_transformers(tmp_path, name, shape):
