@@ -9,7 +9,7 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import insert
 
 from spmd_tx.coordinator import catalog, listings, validation
-from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
+from spmd_tx.coordinator.dependencies import Service, Services, takes_work
 from spmd_tx.coordinator.request_queue import Kind
 from spmd_tx.coordinator.schemas import (
     CreateModelRequest,
@@ -29,7 +29,7 @@ from spmd_tx.protocol import AdapterSpec
 class ModelsController(Controller):
     path = "/api/v1"
 
-    @post("/create_model", status_code=HTTP_200_OK, guards=[workers_alive])
+    @post("/create_model", status_code=HTTP_200_OK, guards=[takes_work])
     async def create_model(self, data: JSONBody[CreateModelRequest], services: Service) -> FutureResponse:
         """Queue a fresh adapter. The same (session_id, model_seq_id) is the same model."""
         check_base_model(data.base_model, services)
@@ -88,7 +88,6 @@ async def queue_model(
         train_unembed=adapter.train_unembed,
         user_metadata=request.user_metadata,
         created_at=time.time(),
-        is_lost=False,
     )
     request_id = await services.queue.submit(kind, model_id, 0, session_id, payload, also=[row])
     return FutureResponse(request_id, model_id=model_id)

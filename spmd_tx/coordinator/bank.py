@@ -7,7 +7,7 @@ Versions that were never written to disk are written out before their slot is gi
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey
+from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
 from spmd_tx.protocol import AdapterSpec, AnyCommand, LoadSampler, PageOut
 
 BASE_BANK = 0
@@ -47,7 +47,6 @@ class VersionBank:
         self._page_out_dir = page_out_dir
         self._abandoned: list[Path] = []
         self._yielding: set[int] = set()
-        self._written = 0
         self._time = 0
 
     def register(self, version: VersionKey, adapter: AdapterSpec, path: str | None) -> None:
@@ -66,6 +65,13 @@ class VersionBank:
         self._versions[version] = _Version(adapter, None)
         self._move_in(version, bank)
         return Placement(bank, before)
+
+    def write_out(self, version: VersionKey) -> list[AnyCommand]:
+        """What writes a version to disk, without giving its slot away, unless it is there already."""
+        known = self._versions.get(version)
+        if known is None or known.path is not None:
+            return []
+        return [self._page_out(version, known, known.bank)]
 
     def new_round(self) -> None:
         """Forget which slots were to take no more rows because of other versions that wait."""
@@ -143,9 +149,11 @@ class VersionBank:
         self._slots[bank].version = None
         if known.path is not None:
             return bank, []
-        self._written += 1
-        known.path = str(self._page_out_dir / f"version-{self._written}")
-        return bank, [PageOut(bank=bank, adapter=known.adapter, path=known.path)]
+        return bank, [self._page_out(version, known, bank)]
+
+    def _page_out(self, version: VersionKey, known: _Version, bank: int) -> PageOut:
+        known.path = str(self._page_out_dir / folder_name(version))
+        return PageOut(bank=bank, adapter=known.adapter, path=known.path)
 
     def _last_use(self, bank: int) -> tuple[bool, int]:
         return self._slots[bank].version is not None, self._slots[bank].used_at

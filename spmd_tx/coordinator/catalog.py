@@ -6,10 +6,10 @@ This process is the only writer, so what was looked up once is answered from mem
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.schemas import CreateSessionRequest
@@ -112,6 +112,21 @@ class Catalog:
             self._models[model_id] = model
         return model
 
+    async def open_models(self, others: Collection[str]) -> list[Model]:
+        """The models of all open sessions, and ``others``, in the order of their creation."""
+        is_wanted = or_(Model.session_id.in_(list(self._last_seen)), Model.id.in_(list(others)))
+        async with self._database.reading() as db:
+            return list(await db.scalars(select(Model).where(is_wanted).order_by(Model.created_at, Model.id)))
+
+    def has_ended(self, session_id: str) -> bool:
+        return session_id not in self._last_seen
+
+    async def set_version(self, sampler: Sampler, version: str) -> None:
+        """Remember which weights a sampler was opened with."""
+        async with self._database.transaction() as db:
+            await db.execute(update(Sampler).where(Sampler.id == sampler.id).values(version=version))
+        sampler.version = version
+
     async def sampler(self, sampler_id: str) -> Sampler:
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
@@ -124,8 +139,6 @@ class Catalog:
         session = await self.session(row.session_id)
         if session.id not in self._last_seen:
             return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
-        if row.is_lost:
-            return f"{row.id} was lost when the server was restarted; {START_AGAIN}"
         self._last_seen[session.id] = time.time()  # work is a sign of life, too
         return None
 
@@ -143,7 +156,6 @@ class Catalog:
             model_path=path,
             model_id=of,
             created_at=time.time(),
-            is_lost=False,
         )
         async with self._database.transaction() as db:
             known = await db.get(Sampler, sampler.id)
@@ -175,10 +187,8 @@ class Catalog:
 
 
 async def open_catalog(database: Database) -> Catalog:
-    """Continue with what is in the database. What lived on the workers of an earlier run is lost."""
-    async with database.transaction() as db:
-        await db.execute(update(Model).values(is_lost=True))
-        await db.execute(update(Sampler).where(Sampler.model_id.is_not(None)).values(is_lost=True))
+    """Continue with what is in the database."""
+    async with database.reading() as db:
         open_sessions = (await db.scalars(select(Session).where(Session.ended_at.is_(None)))).all()
     return Catalog(database, open_sessions)
 

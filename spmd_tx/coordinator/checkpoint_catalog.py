@@ -23,6 +23,7 @@ class SaveOptions(NamedTuple):
     overwrite: bool = False
     ttl_seconds: int | None = None  # None: for ever
     user_metadata: dict[str, Any] | None = None
+    request_id: str | None = None  # which, carried out once more, may overwrite what it has saved itself
 
 
 class OpenCheckpoint(NamedTuple):
@@ -45,7 +46,8 @@ class CheckpointCatalog:
         checkpoint_files.check_name("a checkpoint", path.name)
         _check_ttl(options.ttl_seconds)
         present = await self._row(path)
-        if present is not None and not options.overwrite and not _is_expired(present):
+        is_in_the_way = present is not None and not options.overwrite and not _is_expired(present)
+        if is_in_the_way and not await self._is_saved_by(path, options.request_id):
             raise InvalidRequest(
                 f"checkpoint {path} exists; choose another name, or save with overwrite=True"
             )
@@ -68,12 +70,17 @@ class CheckpointCatalog:
             expires_at=None if options.ttl_seconds is None else now + options.ttl_seconds,
             user_metadata=options.user_metadata,
             files=await asyncio.to_thread(checkpoint_files.sizes, partial),
+            saved_by=options.request_id,
         )
         folder = path.folder(self._directory)
         await asyncio.to_thread(checkpoint_files.publish, partial, folder, manifest)
         async with self._database.transaction() as db:
             await db.execute(delete(Checkpoint).where(*_is(path)))
             db.add(_new_row(path, manifest))
+
+    async def _is_saved_by(self, path: CheckpointPath, request_id: str | None) -> bool:
+        manifest = await asyncio.to_thread(checkpoint_files.read_manifest, path.folder(self._directory))
+        return request_id is not None and manifest is not None and manifest.saved_by == request_id
 
     async def find(self, path: CheckpointPath) -> Checkpoint:
         row = await self._row(path)

@@ -51,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     user_metadata: dict[str, Any] | None
     files: dict[str, int]  # sizes in bytes, by path within the folder
+    saved_by: str | None = None  # id of the request
     format: int = 1
 
     @property

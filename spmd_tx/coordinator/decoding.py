@@ -82,6 +82,17 @@ class SampleBatch:
         self._jobs[request_id] = job
         self._admission.line.add(job)
 
+    def resume(self, job: SampleJob) -> None:
+        """Go on with a request of an earlier batch, whose workers are gone; the bank knows its version."""
+        self._arrivals += 1
+        job.restart(self._arrivals)
+        self._jobs[job.request_id] = job
+        self._admission.line.add(job)
+
+    def unanswered(self) -> dict[str, SampleJob]:
+        """The requests that are not answered, with the tokens known so far, for another batch to resume."""
+        return dict(self._jobs)
+
     def cancel(self, request_id: str) -> None:
         """Drop a request; the next command no longer works for it. Unknown ids are ignored."""
         job = self._jobs.get(request_id)
@@ -118,7 +129,9 @@ class SampleBatch:
             return
         command = admitted.plan.command(logprobs=bool(admitted.scored))
         scored = [(job, segment, admitted.plan.row_of(segment)) for job, segment in admitted.scored]
-        self._planned.append(Dispatch(command, command.rows.tokens.size, partial(_absorb_prefill, scored)))
+        requests = frozenset(job.request_id for job in admitted.started)
+        absorb = partial(_absorb_prefill, scored)
+        self._planned.append(Dispatch(command, command.rows.tokens.size, absorb, requests))
 
     def _plan_decode(self) -> None:
         candidates = [shard.candidates(self._decodes) for shard in self._shards]
@@ -141,7 +154,8 @@ class SampleBatch:
             for row, sample in enumerate(samples)
         ]
         tokens = steps * len(command.tokens)
-        self._planned.append(Dispatch(command, tokens, partial(self._absorb_decode, drawn)))
+        requests = frozenset(each.sample.job.request_id for each in drawn)
+        self._planned.append(Dispatch(command, tokens, partial(self._absorb_decode, drawn), requests))
 
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
         """The candidates that get pages for so many steps; others make room for them, the oldest never."""

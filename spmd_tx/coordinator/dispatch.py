@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from spmd_tx.protocol import AnyCommand, Reply
@@ -17,6 +19,15 @@ VersionKey = str
 BASE_MODEL: VersionKey = "base"
 
 
+LONGEST_READABLE = 100  # characters
+
+
+def folder_name(version: VersionKey) -> str:
+    """What the folder of a version is called: readable, and unlike that of any other version."""
+    digest = blake2b(version.encode(), digest_size=8).hexdigest()
+    return re.sub(r"[^\w.-]+", "_", version)[:LONGEST_READABLE] + "-" + digest
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """A command that is ready to be sent."""
@@ -24,3 +35,4 @@ class Dispatch:
     command: AnyCommand
     tokens: int  # what it costs, for fair shares
     absorb: Callable[[Reply], list[tuple[str, Outcome]]]  # finished requests: (request_id, outcome)
+    requests: frozenset[str] = frozenset()  # whose samples it works on

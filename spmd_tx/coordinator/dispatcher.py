@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -11,9 +11,20 @@ from spmd_tx.coordinator.batching import MicroBatch
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.fair_shares import FairShares
 from spmd_tx.coordinator.request_queue import Outcome
+from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.schemas import SampleRequest
-from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, TrainedModel
-from spmd_tx.protocol import AnyCommand, Decode, Forward, ForwardBackward, LoadSampler, PageOut, Reply
+from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
+from spmd_tx.errors import MeshError, WorkerLost
+from spmd_tx.protocol import (
+    AnyCommand,
+    Decode,
+    Forward,
+    ForwardBackward,
+    LoadSampler,
+    PageOut,
+    Reply,
+    Written,
+)
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
 
@@ -31,6 +42,9 @@ class Workers(Protocol):
     """All worker processes, as one."""
 
     busy: str | None  # what they do instead of running commands: "compiling decode 4x16"
+    on_written: Callable[
+        [Written], None
+    ]  # called when the files of a Snapshot are complete, or never will be
 
     def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
         """Send to all; replies come in the order of sending. A lost worker is an error of every reply."""
@@ -41,6 +55,10 @@ class Sampling(Protocol):
     """What is used of the sample batch."""
 
     def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None: ...
+
+    def resume(self, job: SampleJob) -> None: ...
+
+    def unanswered(self) -> dict[str, SampleJob]: ...
 
     def cancel(self, request_id: str) -> None: ...
 
@@ -56,14 +74,26 @@ class _Sent:
     reply: asyncio.Future[Reply]
     absorb: Callable[[Reply], Outcomes]
     side: str
+    requests: frozenset[str]  # whose command it is
+    steps: tuple[Step, ...] = ()
 
 
 class Dispatcher:
-    """Keeps a few commands in flight, shared fairly between training and sampling, and among sessions."""
+    """Keeps a few commands in flight, shared fairly between training and sampling, and among sessions.
+
+    As long as there are suspects, requests whose commands may have ended a generation, one command runs at
+    a time, and a suspect's runs without company, so that it is known which one ends the next generation.
+    """
 
     def __init__(
-        self, workers: Workers, sampling: Sampling, data_shards: int, on_reply: Callable[[], None]
+        self,
+        workers: Workers,
+        sampling: Sampling,
+        data_shards: int,
+        on_reply: Callable[[], None],
+        suspects: set[str] | None = None,
     ) -> None:
+        self.suspects = suspects or set()
         self._workers = workers
         self._sampling = sampling
         self._data_shards = data_shards
@@ -79,17 +109,34 @@ class Dispatcher:
         """When it is there, everything sent so far has been carried out; None: it has been."""
         return self._sent[-1].reply if self._sent else None
 
+    @property
+    def in_flight(self) -> set[str]:
+        """The requests whose commands are sent and not answered."""
+        return set().union(*(sent.requests for sent in self._sent))
+
+    @property
+    def blamed(self) -> set[str]:
+        """The requests whose command may be why the workers are lost."""
+        return set().union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
+
+    def lose(self, error: MeshError) -> None:
+        """There will be no more replies."""
+        while self._sent:
+            for step in self._sent.popleft().steps:
+                step.lose(error)
+
     def absorb(self) -> Outcomes:
         """Take in the replies that are there. Raises MeshError when there will be no more."""
         outcomes: Outcomes = []
         while self._sent and self._sent[0].reply.done():
-            sent = self._sent.popleft()
-            outcomes += sent.absorb(sent.reply.result())
+            reply = self._sent[0].reply.result()  # of a lost one, the requests must still be known
+            outcomes += self._sent.popleft().absorb(reply)
         return outcomes
 
     def dispatch(self, models: list[TrainedModel]) -> None:
         """Send what may be sent now."""
-        while len(self._sent) < MOST_IN_FLIGHT and self._send_next([each for each in models if each.unsent]):
+        most = 1 if self.suspects else MOST_IN_FLIGHT
+        while len(self._sent) < most and self._send_next([each for each in models if each.unsent]):
             pass
 
     def _send_next(self, models: list[TrainedModel]) -> bool:
@@ -117,14 +164,14 @@ class Dispatcher:
         company = [order[0]]
         for model in order[1:]:
             head = model.unsent[0]
-            if isinstance(head, ChunkStep) and batch.join(head.chunk):
+            if isinstance(head, ChunkStep) and self._may_meet(step, head) and batch.join(head.chunk):
                 company.append(model)
         self._charge({model: chunk.tokens for model, chunk in zip(company, batch.chunks, strict=True)})
         steps = [model.take() for model in company]
         make = Forward if step.chunk.forward_only else ForwardBackward
         command = make(rows=batch.rows(), loss=batch.loss())
         parts = [step for step in steps if isinstance(step, ChunkStep)]
-        self._send(TRAINING, command, partial(_absorb_batch, batch, parts))
+        self._send(TRAINING, command, partial(_absorb_batch, batch, parts), parts)
         return command.rows.tokens.size
 
     def _send_step(self, model: TrainedModel) -> None:
@@ -133,13 +180,16 @@ class Dispatcher:
         *before, command = step.make()
         for other in before:
             self._send(TRAINING, other, _nothing)
-        self._send(TRAINING, command, partial(_absorb_step, step))
+        self._send(TRAINING, command, partial(_absorb_step, step), [step])
+
+    def _may_meet(self, *steps: ChunkStep) -> bool:
+        return not self.suspects.intersection(step.request_id for step in steps)
 
     def _send_sampling(self) -> float | None:
         """Send the next command of the sample batch, after those that it takes to prepare it."""
         cost = None
         while (dispatch := self._sampling.next_dispatch()) is not None:
-            self._send(SAMPLING, dispatch.command, dispatch.absorb)
+            self._send(SAMPLING, dispatch.command, dispatch.absorb, requests=dispatch.requests)
             command, cost = dispatch.command, (cost or 0) + dispatch.tokens
             if isinstance(command, Decode):
                 return max(cost, command.steps * DECODE_STEP_COST)
@@ -147,10 +197,18 @@ class Dispatcher:
                 break
         return cost
 
-    def _send(self, side: str, command: AnyCommand, absorb: Callable[[Reply], Outcomes]) -> None:
+    def _send(
+        self,
+        side: str,
+        command: AnyCommand,
+        absorb: Callable[[Reply], Outcomes],
+        steps: Sequence[Step] = (),
+        requests: frozenset[str] = frozenset(),
+    ) -> None:
         reply = self._workers.send(command)
         reply.add_done_callback(lambda _: self._on_reply())
-        self._sent.append(_Sent(reply, absorb, side))
+        requests |= {step.request_id for step in steps}
+        self._sent.append(_Sent(reply, absorb, side, requests, tuple(steps)))
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """By what their sessions are owed; the models of a session take turns."""
@@ -177,6 +235,11 @@ def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Ou
 def _absorb_step(step: CommandStep, reply: Reply) -> Outcomes:
     step.reply.set_result(reply)
     return []
+
+
+def _is_blamed(reply: asyncio.Future[Reply]) -> bool:
+    error = reply.exception() if reply.done() else None
+    return isinstance(error, WorkerLost) and error.by_command
 
 
 def _nothing(_: Reply) -> Outcomes:

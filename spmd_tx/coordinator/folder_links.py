@@ -10,14 +10,19 @@ from spmd_tx.errors import InvalidRequest
 
 
 def link(path: CheckpointPath, folder: Path, place: Path) -> Manifest:
-    """Link a complete checkpoint's files under ``place``, and check that all are there."""
+    """Link a complete checkpoint's files as the new folder ``place``, and check that all are there."""
+    partial = place.with_name(f".{place.name}.partial")
+    for leftover in (partial, place):
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
-        shutil.copytree(folder, place, copy_function=_link_or_copy)
+        shutil.copytree(folder, partial, copy_function=_link_or_copy)
     except (FileNotFoundError, shutil.Error):
         raise InvalidRequest(
             f"checkpoint {path} was deleted while it was being opened; use another one"
         ) from None
-    return checkpoint_files.verify(path, place)
+    manifest = checkpoint_files.verify(path, partial)
+    partial.rename(place)
+    return manifest
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -5,6 +5,8 @@ chunk last, and never sends a call before the previous call's requests were answ
 were refused, or never sent, leave gaps.
 """
 
+from collections.abc import Iterable
+
 from spmd_tx.coordinator.request_queue import Request
 from spmd_tx.errors import InvalidRequest
 
@@ -18,11 +20,12 @@ SILENCE_SECONDS = 60.0  # how long it stays open after the last arrival otherwis
 class Line:
     """The requests of one model that wait for their turn. ``now`` is any steady clock, in seconds."""
 
-    def __init__(self, model_id: str) -> None:
+    def __init__(self, model_id: str, next_seq_id: int = 0, closed: Iterable[int] = ()) -> None:
+        """A line that goes on with ``next_seq_id`` (0: creation), and without the ``closed`` numbers."""
         self._model_id = model_id
-        self._next = 0  # creating the model is number 0
+        self._next = next_seq_id
         self._waiting: dict[int, tuple[Request, float]] = {}  # by seq_id: the request, when it arrived
-        self._consumed: set[int] = set()
+        self._consumed = set(closed)
 
     def arrive(self, request: Request, now: float) -> None:
         """Take a request in; refused when the line has already gone on without it."""

@@ -89,7 +89,7 @@ async def _training_run(db: AsyncSession, model: Model) -> schemas.TrainingRun:
         is_lora=True,
         lora_rank=model.rank,
         last_request_time=_rfc3339(last_request_time),
-        corrupted=model.is_lost,
+        corrupted=False,
         last_checkpoint=await _last_checkpoint(db, model, WEIGHTS),
         last_sampler_checkpoint=await _last_checkpoint(db, model, SAMPLER_WEIGHTS),
         user_metadata=model.user_metadata,

@@ -28,6 +28,16 @@ class Grid:
             lengths.append(2 * lengths[-1])
         return tuple(lengths)
 
+    @property
+    def layout(self) -> str:
+        """All that the shapes follow from, besides the requests."""
+        return f"{self.data_shards}x{self.train_tokens}x{self.max_context}"
+
+    def as_recorded(self, layout: str | None) -> "Grid":
+        """The grid with this layout; rows cannot be split over another number of data shards, though."""
+        recorded = Grid(*map(int, layout.split("x"))) if layout else self
+        return recorded if recorded.data_shards == self.data_shards else self
+
     def sizes(self, row_length: int) -> list[int]:
         """How many rows a micro-batch of this row length may have, ascending; at least one per data shard."""
         sizes = [self.data_shards]

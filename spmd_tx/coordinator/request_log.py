@@ -1,8 +1,9 @@
 """Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
 from sqlalchemy import and_, delete, func, insert, select, tuple_, update
@@ -46,6 +47,11 @@ class Finished:
 
     content_type: str
     body: bytes
+    layout: str | None = None  # how the micro-batches were cut
+
+    @property
+    def digest(self) -> str:
+        return blake2b(self.body, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,11 @@ class Failed:
 
     error: str
     category: Literal["user", "server"]
+    executed: bool = False  # its commands were carried out, and count
+
+    @property
+    def digest(self) -> str:
+        return blake2b(self.error.encode(), digest_size=16).hexdigest()
 
 
 Outcome = Finished | Failed
@@ -80,6 +91,29 @@ class Settled(NamedTuple):
     number: int
     outcome: Outcome
     result: Place | None
+
+
+class Executed(NamedTuple):
+    """A request whose commands count."""
+
+    request: Request
+    digest: str | None
+    layout: str | None
+
+
+class History(NamedTuple):
+    """What a model's state follows from."""
+
+    executed: list[Executed]  # in order of seq_id
+    closed: set[int]  # numbers of requests that were refused, or failed without having an effect
+    refusal: str | None  # why there is no model: its creation failed
+
+
+class Losses(NamedTuple):
+    """How many generations ended while a command of a request was out."""
+
+    total: int
+    by_command: int  # for which the command may be to blame
 
 
 async def next_number(db: AsyncSession) -> int:
@@ -109,10 +143,45 @@ async def settle(db: AsyncSession, settled: Iterable[Settled]) -> None:
         await db.execute(update(RequestRow), values)
 
 
-async def fail_unfinished(db: AsyncSession, failure: Failed) -> None:
-    """Settle every request that an earlier run of the server left behind."""
-    values = {"finished_at": time.time(), "error": failure.error, "category": failure.category}
-    await db.execute(update(RequestRow).where(RequestRow.finished_at.is_(None)).values(values))
+async def unfinished(db: AsyncSession) -> list[Request]:
+    """What an earlier run of the server has not answered, in the order of acceptance."""
+    query = select(RequestRow).where(RequestRow.finished_at.is_(None)).order_by(RequestRow.number)
+    return [_request(row) for row in await db.scalars(query)]
+
+
+async def history(db: AsyncSession, line: str, after: int) -> History:
+    """What counts of a model's requests with a seq_id beyond ``after``; -1 for all."""
+    query = (
+        select(RequestRow)
+        .where(RequestRow.line == line, RequestRow.seq_id > after, RequestRow.finished_at.is_not(None))
+        .order_by(RequestRow.seq_id)
+    )
+    found = History([], set(), None)
+    for row in await db.scalars(query):
+        if row.executed:
+            found.executed.append(Executed(_request(row), row.digest, row.layout))
+        else:
+            found.closed.add(row.seq_id)
+    creation = await db.scalar(select(RequestRow).where(RequestRow.line == line, RequestRow.seq_id == 0))
+    if creation is None or (creation.finished_at is not None and not creation.executed):
+        error = creation and creation.error
+        return found._replace(refusal=error or f"{line} was made by an earlier version of this server")
+    return found
+
+
+async def count_losses(
+    db: AsyncSession, in_flight: Collection[str], blamed: Collection[str]
+) -> dict[str, Losses]:
+    """A generation ended while commands of these requests were out; how often that has happened by now."""
+    is_in_flight = RequestRow.id.in_(list(in_flight))
+    await db.execute(update(RequestRow).where(is_in_flight).values(losses=RequestRow.losses + 1))
+    one_more = RequestRow.losses_by_command + 1
+    await db.execute(
+        update(RequestRow).where(RequestRow.id.in_(list(blamed))).values(losses_by_command=one_more)
+    )
+    columns = (RequestRow.id, RequestRow.losses, RequestRow.losses_by_command)
+    rows = await db.execute(select(*columns).where(is_in_flight))
+    return {id: Losses(total, by_command) for id, total, by_command in rows}
 
 
 async def payload_place(db: AsyncSession, request_id: str) -> Place:
@@ -150,6 +219,10 @@ async def _row(db: AsyncSession, request_id: str) -> RequestRow:
     return row
 
 
+def _request(row: RequestRow) -> Request:
+    return Request(row.number, row.id, cast(Kind, row.kind), row.line, row.seq_id, row.session_id)
+
+
 def _new_values(row: NewRow) -> Mapping[str, object]:
     request, refused = row.request, row.refused
     now = time.time()
@@ -179,6 +252,9 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
         "content_type": None if is_failed else outcome.content_type,
         "error": outcome.error if is_failed else None,
         "category": outcome.category if is_failed else None,
+        "executed": not is_failed or outcome.executed,
+        "digest": outcome.digest,
+        "layout": None if is_failed else outcome.layout,
         "result_file": result and result.file,
         "result_offset": result and result.offset,
         "result_length": result and result.length,

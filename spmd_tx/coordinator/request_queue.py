@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,9 +17,11 @@ from spmd_tx.coordinator.payloads import PayloadFiles, Recent
 from spmd_tx.coordinator.request_log import (
     Failed,
     Finished,
+    History,
     Key,
     Kind,
     Known,
+    Losses,
     NewRow,
     Outcome,
     Request,
@@ -30,7 +32,6 @@ from spmd_tx.errors import InvalidRequest, Unavailable
 logger = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20  # each of payloads and results, so that hardly anybody reads files
-LOST = Failed("the server was restarted before this request was finished; send it again", "server")
 RETRY_SECONDS = 1.0  # until outcomes that could not be stored are tried again
 
 
@@ -39,12 +40,28 @@ class RequestLog(Protocol):
 
     on_arrival: Callable[[Request], None]  # called once per new request, when it is durable
 
+    def unfinished(self) -> list[Request]:
+        """Requests without an outcome, in the order of acceptance; those of earlier runs, too."""
+        ...
+
     async def payload(self, request: Request) -> bytes:
         """The body as submitted: protobuf for forward_backward and forward, else JSON (schemas.py)."""
         ...
 
     def resolve(self, request_id: str, outcome: Outcome) -> None:
         """Store an outcome with the next group, then wake whoever waits for it."""
+        ...
+
+    async def stored(self, request_ids: Collection[str] | None) -> None:
+        """Return when these requests, or all that have outcomes (None), have them durably."""
+        ...
+
+    async def history(self, line: str, after: int) -> History:
+        """What counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
+        ...
+
+    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
+        """A generation ended while commands of these were out; how often that has happened by now."""
         ...
 
 
@@ -80,7 +97,9 @@ class RequestQueue:
     the next group, so that one file and one commit serve many requests.
     """
 
-    def __init__(self, database: Database, files: PayloadFiles, next_number: int) -> None:
+    def __init__(
+        self, database: Database, files: PayloadFiles, next_number: int, unfinished: Iterable[Request] = ()
+    ) -> None:
         self.on_arrival: Callable[[Request], None] = lambda request: None
         self._database = database
         self._files = files
@@ -91,7 +110,7 @@ class RequestQueue:
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting = {request.id: _Waiting(request) for request in unfinished}
         self._payloads: Recent[bytes] = Recent(CACHE_BYTES)
         self._results: Recent[Outcome] = Recent(CACHE_BYTES)
 
@@ -119,6 +138,23 @@ class RequestQueue:
         )
         self._wake()
         return await accepted
+
+    def unfinished(self) -> list[Request]:
+        return [waiting.request for waiting in self._waiting.values()]
+
+    async def history(self, line: str, after: int) -> History:
+        async with self._database.reading() as db:
+            return await request_log.history(db, line, after)
+
+    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
+        async with self._database.transaction() as db:
+            return await request_log.count_losses(db, in_flight, blamed)
+
+    async def stored(self, request_ids: Collection[str] | None) -> None:
+        request_ids = list(self._outcomes) if request_ids is None else request_ids
+        waiting = [self._waiting[id].outcome for id in request_ids if id in self._waiting]
+        if waiting:
+            await asyncio.wait(waiting)
 
     async def payload(self, request: Request) -> bytes:
         body = self._payloads.get(request.id)
@@ -244,11 +280,11 @@ class RequestQueue:
 
 
 async def open_queue(database: Database, data_dir: Path) -> RequestQueue:
-    """Continue the log of earlier runs; what they left unfinished has failed."""
+    """Continue the log of earlier runs."""
     files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
-    async with database.transaction() as db:
-        await request_log.fail_unfinished(db, LOST)
-        return RequestQueue(database, files, await request_log.next_number(db))
+    async with database.reading() as db:
+        unfinished = await request_log.unfinished(db)
+        return RequestQueue(database, files, await request_log.next_number(db), unfinished)
 
 
 def _first_of_each_key(submissions: Sequence[Submission], known: Mapping[Key, Known]) -> list[Submission]:

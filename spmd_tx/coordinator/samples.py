@@ -98,6 +98,17 @@ class SampleJob:
     passed_over: int = 0  # jobs that started while it waited for pages, since it last drew a token
     is_overdue: bool = False  # was passed over too often; counts as older than all others that were not
 
+    def restart(self, number: int) -> None:
+        """Wait again, in a new batch, with the tokens that are known."""
+        self.number = number
+        for sample in self.samples:
+            sample.outstanding, sample.decode = 0, NEVER
+            sample.is_resident, sample.pages = False, []
+        self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
+        self.needs_scores = self.scored > 0 and self.prompt_logprobs is None
+        self.has_started = self.is_overdue = False
+        self.passed_over = 0
+
     def next_part(self) -> list[Sample]:
         """The samples to start next with one common prefill: one that had to leave, or all that never ran."""
         resumed = next((sample for sample in self.waiting if sample.tokens), None)

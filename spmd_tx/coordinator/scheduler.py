@@ -1,282 +1,186 @@
-"""The loop: requests come in, their lines move on, commands go out, outcomes are stored. Woken by events."""
+"""What outlives the workers: the unfinished requests, and what to make of the loss of a generation.
+
+One asyncio loop. The log is the truth: each generation starts from what is in it (recovery.py), so that a
+lost worker and a restart of this process are the same thing.
+"""
 
 import asyncio
-import shutil
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import NoReturn, Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator.dispatcher import Dispatcher, Sampling, Workers
-from spmd_tx.coordinator.lines import Line
-from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
-from spmd_tx.coordinator.schemas import SampleRequest
-from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training import Begun, Training, read_body
-from spmd_tx.coordinator.versions import Versions
-from spmd_tx.errors import InvalidRequest, MeshError, RequestError
+from spmd_tx.coordinator.dispatcher import Workers
+from spmd_tx.coordinator.execution import Equipment, Execution, QueueStatus, Remains
+from spmd_tx.coordinator.recovery import Restoration, plan
+from spmd_tx.coordinator.request_queue import Failed, Request, RequestLog
+from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.tables import Model
+from spmd_tx.coordinator.unfinished import Unfinished
+from spmd_tx.errors import MeshError
 
-STORAGE_ERRORS = (OSError, SQLAlchemyError)
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-
-@dataclass(frozen=True)
-class QueueStatus:
-    """What a client is told about a request that is not finished."""
-
-    queue_state: Literal["active", "paused_capacity"]
-    reason: str | None
+MOST_LOSSES_BY_COMMAND = 2  # generations that a command may end before its request is given up
+MOST_LOSSES = 20  # generations that may end for other reasons while a request's commands are out
+RETRY_SECONDS = 1.0  # while the database does not answer
 
 
-@dataclass(eq=False)
-class _ModelLine:
-    """A model, the requests for it, and the task that carries them out."""
+class Models(Protocol):
+    """What is used of the catalog."""
 
-    line: Line
-    model: TrainedModel
-    released: asyncio.Queue[Request] = field(default_factory=asyncio.Queue)  # their turn has come
-    task: asyncio.Task[None] | None = None
+    async def open_models(self, others: Collection[str]) -> list[Model]: ...
+
+    def has_ended(self, session_id: str) -> bool: ...
 
 
 class Scheduler:
-    """Takes requests from the moment it is made; they are carried out while ``run`` runs.
-
-    All of it runs in one asyncio loop. Requests of one model begin one after the other; their commands
-    are in flight together, because workers keep the order.
-    """
+    """Takes requests from the moment it is made; they are carried out while ``run`` runs."""
 
     def __init__(
         self,
         log: RequestLog,
-        workers: Workers,
-        training: Training,
-        versions: Versions,
+        models: Models,
+        snapshots: Snapshots,
+        equip: Callable[[Workers, int], Equipment],
         clock: Callable[[], float],
     ) -> None:
+        self.phase: Callable[[], str | None] = lambda: None  # what goes on while no generation runs
         self._log = log
-        self._workers = workers
-        self._training = training
-        self._versions = versions
+        self._models = models
+        self._snapshots = snapshots
+        self._equip = equip
         self._clock = clock
-        self._work = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._arrivals: list[Request] = []
-        self._unfinished: dict[str, Request] = {}
-        self._by_session: dict[str, set[str]] = {}  # unfinished requests
+        self._unfinished = Unfinished(log.unfinished())
         self._ended: set[str] = set()  # sessions
-        self._lines: dict[str, _ModelLine] = {}  # by model
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._bug: BaseException | None = None
-        self._sampling: Sampling | None = None
-        self._dispatcher: Dispatcher | None = None
+        self._execution: Execution | None = None
+        self._remains = Remains(set(), set(), {})  # of the last generation
+        self._suspects: set[str] = set()  # requests
+        self._beyond_repair: dict[str, str] = {}  # requests that cannot be run again, and why
         log.on_arrival = self.arrive
 
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._unfinished)
+
     def arrive(self, request: Request) -> None:
-        self._unfinished[request.id] = request
-        self._by_session.setdefault(request.session_id, set()).add(request.id)
-        self._arrivals.append(request)
-        self._work.set()
+        self._unfinished.add(request)
+        if self._execution is not None:
+            self._execution.arrive(request)
 
     def consume(self, model_id: str, seq_id: int) -> None:
         """A request with this number was refused before it got into the log."""
-        if model_id in self._lines:
-            self._lines[model_id].line.consume(seq_id)
-            self._work.set()
+        if self._execution is not None:
+            self._execution.consume(model_id, seq_id)
 
     def cancel(self, request_id: str) -> None:
         """Nobody waits for this sample any more. Other requests cannot be cancelled."""
         request = self._unfinished.get(request_id)
-        if request is not None and request.kind == "sample":
-            if self._sampling is not None:
-                self._sampling.cancel(request_id)
-            self._finish(request_id, Failed("the sample was cancelled by its client", "user"))
+        if request is None or request.kind != "sample":
+            return
+        cancelled = Failed("the sample was cancelled by its client", "user")
+        if self._execution is not None:
+            self._execution.cancel(request, cancelled)
+        else:
+            self._unfinished.remove(request)
+            self._log.resolve(request_id, cancelled)
 
     def session_ended(self, session_id: str) -> None:
         """Free what the session holds, as soon as the work that it has given is done."""
         self._ended.add(session_id)
-        if session_id not in self._by_session:
-            self._free(session_id)
+        if self._execution is not None:
+            self._execution.session_ended(session_id)
 
     def status(self, request_id: str) -> QueueStatus:
-        request = self._unfinished.get(request_id)
-        if request is None:
+        if self._execution is not None:
+            return self._execution.status(request_id)
+        if request_id not in self._unfinished:
             return QueueStatus("active", None)
-        if request.kind != "sample":
-            reasons = [self._workers.busy, self._what_is_ahead(request)]
-            return QueueStatus("active", "; ".join(filter(None, reasons)) or None)
-        obstacle = None if self._sampling is None else self._sampling.status(request_id)
-        reasons = [self._workers.busy, obstacle]
-        state = "active" if obstacle is None else "paused_capacity"
-        return QueueStatus(state, "; ".join(filter(None, reasons)) or None)
+        return QueueStatus("paused_capacity", self.phase())
 
-    async def run(self, sampling: Sampling) -> NoReturn:
-        """Carry out requests until the workers are lost; then everything unfinished fails."""
-        self._sampling = sampling
-        self._dispatcher = Dispatcher(
-            self._workers, sampling, self._training.grid.data_shards, self._work.set
+    async def drain(self) -> None:
+        """Take snapshots, so that the next start has little to run again."""
+        if self._execution is not None:
+            await self._execution.take_all_snapshots()
+
+    async def run(self, workers: Workers, pages: int) -> NoReturn:
+        """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
+        await self._through_outages(self._judge)
+        restorations = await self._through_outages(self._plan)
+        equipment = self._equip(workers, pages)
+        self._execution = Execution(
+            self._log,
+            self._snapshots,
+            equipment,
+            self._unfinished,
+            self._ended,
+            self._clock,
+            self._suspects,
+            self._remains.jobs,
         )
         try:
-            while True:
-                await self._work.wait()
-                self._work.clear()
-                self._advance(self._dispatcher)
-        except MeshError as error:
-            for request_id in self._unfinished:
-                self._log.resolve(request_id, Failed(str(error), "server"))
+            await self._execution.run(restorations)
+        except MeshError:
+            self._remains = self._execution.remains
             raise
         finally:
-            self._stop()
+            self._execution = None
 
-    def _advance(self, dispatcher: Dispatcher) -> None:
-        """Do all that can be done now."""
-        if self._bug is not None:
-            raise self._bug
-        for request_id, outcome in dispatcher.absorb():
-            self._finish(request_id, outcome)
-        arrivals, self._arrivals = self._arrivals, []
-        for request in arrivals:
-            self._take_in(request)
-        self._release()
-        dispatcher.dispatch([entry.model for entry in self._lines.values()])
+    async def _judge(self) -> None:
+        """Give up requests that keep ending generations, and be careful with those that may.
 
-    def _take_in(self, request: Request) -> None:
-        if request.kind == "sample":
-            self._spawn(self._admit(request))
-            return
-        try:
-            self._line_of(request).line.arrive(request, self._clock())
-        except RequestError as error:
-            self._finish(request.id, Failed(str(error), "user"))
+        Only a request that was alone on the device is given up for what its command did.
+        """
+        await self._log.stored(None)
+        in_flight, blamed, _ = self._remains
+        self._suspects |= blamed
+        if in_flight:
+            counted = await self._log.count_losses(in_flight, blamed)
+            for request_id, losses in counted.items():
+                is_guilty = losses.by_command >= MOST_LOSSES_BY_COMMAND and blamed == {request_id}
+                if is_guilty or losses.total >= MOST_LOSSES:
+                    await self._give_up(request_id, losses.by_command if is_guilty else losses.total)
+        self._remains = self._remains._replace(in_flight=set(), blamed=set())
 
-    def _line_of(self, request: Request) -> _ModelLine:
-        entry = self._lines.get(request.line)
-        if entry is None and request.seq_id != 0:
-            raise InvalidRequest(
-                f"{request.line} is not on this server any more, its session has ended; "
-                "create a new client, from a saved checkpoint if there is one"
+    async def _give_up(self, request_id: str, times: int) -> None:
+        request = self._unfinished.get(request_id)
+        if request is not None:
+            message = (
+                f"the workers were lost {times} times while this request was carried out; it is given up"
             )
-        if entry is None:
-            model = TrainedModel(request.line, request.session_id, on_step=self._work.set)
-            entry = self._lines[request.line] = _ModelLine(Line(request.line), model)
-            entry.task = self._spawn(self._carry_out(entry))
-        return entry
-
-    def _release(self) -> None:
-        """Move all lines on, and set the alarm for the first gap that may have to be closed."""
-        now = self._clock()
-        for entry in self._lines.values():
-            for request in entry.line.release(now):
-                entry.released.put_nowait(request)
-        if self._alarm is not None:
-            self._alarm.cancel()
-        wake_at = min(filter(None, (entry.line.wake_at() for entry in self._lines.values())), default=None)
-        if wake_at is not None:
-            loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(max(0.0, wake_at - now), self._work.set)
-
-    async def _carry_out(self, entry: _ModelLine) -> None:
-        """Begin the requests of a model, one after the other."""
-        while True:
-            request = await entry.released.get()
-            await entry.model.room()
-            begun = await self._attempt(request, self._begin(entry.model, request))
-            if begun is not None:
-                settling = self._spawn(self._settle(request, begun))
-                if begun.next_waits:
-                    await settling
-
-    async def _begin(self, model: TrainedModel, request: Request) -> Begun:
-        try:
-            return await self._training.begin(model, request, await self._log.payload(request))
-        except (RequestError, *STORAGE_ERRORS) as error:
-            if request.seq_id == 0:
-                model.refusal = f"{model.id} was not created: {error}"
-            raise
-
-    async def _settle(self, request: Request, begun: Begun) -> None:
-        settled = await self._attempt(request, begun.outcome())
-        if settled is not None:
-            self._finish(request.id, settled)
-
-    async def _admit(self, request: Request) -> None:
-        """Let a sample join the batch."""
-        body = await self._attempt(request, self._log.payload(request))
-        version = await self._attempt(request, self._versions.of(request.line))
-        if request.id in self._unfinished and body is not None and version is not None:
-            assert self._sampling is not None
-            self._sampling.admit(request.id, read_body(body, SampleRequest), version)
-            self._work.set()
-
-    async def _attempt(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """Do a part of a request; None when the request has failed because of it."""
-        try:
-            return await work
-        except RequestError as error:
-            self._finish(request.id, Failed(str(error), "user"))
-        except STORAGE_ERRORS as error:
-            self._finish(request.id, Failed(f"the server cannot read or write its data: {error}", "server"))
-        return None
-
-    def _finish(self, request_id: str, outcome: Outcome) -> None:
-        request = self._unfinished.pop(request_id, None)
-        if request is None:
+            logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, message)
+            self._unfinished.remove(request)
+            self._log.resolve(request_id, Failed(message, "server"))
+            await self._log.stored([request_id])
             return
-        self._log.resolve(request_id, outcome)
-        siblings = self._by_session[request.session_id]
-        siblings.discard(request_id)
-        if not siblings:
-            del self._by_session[request.session_id]
-            if request.session_id in self._ended:
-                self._free(request.session_id)
-
-    def _free(self, session_id: str) -> None:
-        """Give back the slots and versions of a session that has no work left."""
-        for model_id, entry in list(self._lines.items()):
-            if entry.model.session_id == session_id:
-                del self._lines[model_id]
-                self._training.free(entry.model)
-                if entry.task is not None:
-                    entry.task.cancel()
-        folders = self._versions.end_session(session_id)
-        if folders:
-            self._spawn(self._delete(folders))
-
-    async def _delete(self, folders: list[Path]) -> None:
-        """Delete what commands that are in flight may still read."""
-        last_reply = self._dispatcher and self._dispatcher.last_reply
-        if last_reply is not None:
-            await asyncio.wait([last_reply])
-        for folder in folders:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    def _what_is_ahead(self, request: Request) -> str | None:
-        entry = self._lines.get(request.line)
-        missing = entry.line.missing if entry is not None else None
-        if missing is not None and missing < request.seq_id:
-            return f"waiting for request {missing} of this model, which has not arrived"
-        ahead = sum(
-            other.line == request.line and other.seq_id < request.seq_id
-            for other in self._unfinished.values()
+        self._beyond_repair[request_id] = (
+            f"the model cannot be restored: the workers were lost {times} times while request {request_id} "
+            "was run again"
         )
-        return f"behind {ahead} earlier requests of this model" if ahead else None
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-        return task
+    async def _plan(self) -> list[Restoration]:
+        """How the models go on that are in use, or have work left."""
+        lines = {request.line for request in self._unfinished if request.kind != "sample"}
+        restorations = []
+        for model in await self._models.open_models(lines):
+            unfinished = self._unfinished.of_line(model.id)
+            restoration = await plan(
+                model.id, model.session_id, unfinished, self._beyond_repair, self._log, self._snapshots
+            )
+            if restoration is not None:
+                restorations.append(restoration)
+            if self._models.has_ended(model.session_id):
+                self._ended.add(model.session_id)
+        return restorations
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._bug = task.exception()
-            self._work.set()
-
-    def _stop(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        for task in self._tasks:
-            task.cancel()
+    async def _through_outages(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Try again as long as the log cannot be read or written."""
+        while True:
+            try:
+                return await work()
+            except (OSError, SQLAlchemyError) as error:
+                logger.warning("cannot read the request log, and try again: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)

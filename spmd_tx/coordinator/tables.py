@@ -46,7 +46,6 @@ class Model(Base):
     train_unembed: Mapped[bool]
     user_metadata: Mapped[dict[str, Any] | None]
     created_at: Mapped[float] = mapped_column(index=True)
-    is_lost: Mapped[bool] = mapped_column(default=False)  # its weights were on workers that are gone
 
     @property
     def adapter(self) -> AdapterSpec:
@@ -63,8 +62,8 @@ class Sampler(Base):
     base_model: Mapped[str]
     model_path: Mapped[str | None]  # tinker:// path of a named checkpoint
     model_id: Mapped[str | None]  # whose weights an ephemeral version is; both null: the base model
+    version: Mapped[str | None]  # which weights it was opened with, should the checkpoint be overwritten
     created_at: Mapped[float]
-    is_lost: Mapped[bool] = mapped_column(default=False)
 
 
 class Checkpoint(Base):
@@ -114,3 +113,31 @@ class RequestRow(Base):
     result_length: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None]
     category: Mapped[str | None]  # "user" or "server"
+    executed: Mapped[bool] = mapped_column(default=False)  # its commands count: a replay runs it again
+    digest: Mapped[str | None]  # of the outcome, to compare a replay's with
+    layout: Mapped[str | None]  # how its micro-batches were cut (packing.Grid)
+    losses: Mapped[int] = mapped_column(default=0)  # generations that ended while its command was out
+    losses_by_command: Mapped[int] = mapped_column(default=0)  # those for which the command may be to blame
+
+
+class SnapshotRow(Base):
+    """A model's state right behind one of its requests, as an Orbax checkpoint."""
+
+    __tablename__ = "snapshots"
+
+    model_id: Mapped[str] = mapped_column(primary_key=True)
+    seq_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    path: Mapped[str]
+    optimizer: Mapped[bool]  # whether the moments are read, too
+    adapter: Mapped[dict[str, Any]]  # AdapterSpec
+    created_at: Mapped[float]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class ServerState(Base):
+    """The one row of what the server must remember of itself."""
+
+    __tablename__ = "server"
+
+    id: Mapped[int] = mapped_column(primary_key=True)  # 1
+    generation: Mapped[int] = mapped_column(BigInteger)  # of workers, the last one that was started

@@ -4,9 +4,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from spmd_tx.coordinator.batching import Chunk, ChunkOutput
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import InvalidRequest, MeshError
 from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply
 
 MOST_UNSENT = 4  # steps that are prepared ahead
@@ -16,19 +17,34 @@ MOST_UNSENT = 4  # steps that are prepared ahead
 class ChunkStep:
     """A part of a forward or forward_backward request; chunks of other models may share its command."""
 
+    request_id: str
     chunk: Chunk
     output: asyncio.Future[ChunkOutput] = field(default_factory=asyncio.Future)
+
+    def lose(self, error: MeshError) -> None:
+        fail(self.output, error)
 
 
 @dataclass(eq=False)
 class CommandStep:
     """Commands that are made when they are sent, together. The reply to the last one counts."""
 
+    request_id: str
     make: Callable[[], list[AnyCommand]]
     reply: asyncio.Future[Reply] = field(default_factory=asyncio.Future)
 
+    def lose(self, error: MeshError) -> None:
+        fail(self.reply, error)
+
 
 Step = ChunkStep | CommandStep
+
+
+def fail(answer: asyncio.Future[Any], error: MeshError) -> None:
+    """Give an error to whoever waits; that nobody does is no reason to complain."""
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()
 
 
 class TrainingSlots:
@@ -59,6 +75,8 @@ class TrainedModel:
         self.session_id = session_id
         self.refusal: str | None = None  # why no request is carried out: the creation failed
         self.unsent: deque[Step] = deque()
+        self.request_id = ""  # of the request whose steps are put in now
+        self._lost: MeshError | None = None
         self._slot: int | None = None
         self._adapter: AdapterSpec | None = None
         self._on_step = on_step
@@ -85,7 +103,7 @@ class TrainedModel:
         self._adapter = adapter
 
     def put_chunk(self, chunk: Chunk) -> asyncio.Future[ChunkOutput]:
-        step = ChunkStep(chunk)
+        step = ChunkStep(self.request_id, chunk)
         self._put(step)
         return step.output
 
@@ -93,7 +111,7 @@ class TrainedModel:
         return self.put_later(lambda: [command])
 
     def put_later(self, make: Callable[[], list[AnyCommand]]) -> asyncio.Future[Reply]:
-        step = CommandStep(make)
+        step = CommandStep(self.request_id, make)
         self._put(step)
         return step.reply
 
@@ -105,10 +123,20 @@ class TrainedModel:
 
     async def room(self) -> None:
         """Return when there is room to prepare more."""
-        while len(self.unsent) >= MOST_UNSENT:
+        while len(self.unsent) >= MOST_UNSENT and self._lost is None:
             self._sent.clear()
             await self._sent.wait()
 
+    def lose(self, error: MeshError) -> None:
+        """No step will be sent any more."""
+        self._lost = error
+        while self.unsent:
+            self.unsent.popleft().lose(error)
+        self._sent.set()
+
     def _put(self, step: Step) -> None:
+        if self._lost is not None:
+            step.lose(self._lost)
+            return
         self.unsent.append(step)
         self._on_step()

@@ -1,7 +1,6 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +11,12 @@ import msgspec
 
 from spmd_tx.coordinator import folder_links, schemas
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest, pack
+from spmd_tx.coordinator.catalog import sampler_id
 from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath, parse
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
 from spmd_tx.coordinator.validation import (
@@ -38,7 +39,10 @@ from spmd_tx.protocol import (
     Reply,
     SaveSampler,
     SaveState,
+    Snapshot,
 )
+
+WITHOUT_EFFECT = frozenset({"forward", "save_weights"})  # on the model's state
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -87,21 +91,28 @@ class Training:
     limits: Limits
     grid: Grid
     base_model: str
-    scratch: Path  # absolute
+    snapshots: Snapshots
 
-    async def begin(self, model: TrainedModel, request: Request, body: bytes) -> Begun:
-        """Raises RequestError when the request cannot be carried out; then nothing of it was sent."""
+    async def begin(
+        self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
+    ) -> Begun:
+        """Raises RequestError when the request cannot be carried out; then nothing of it was sent.
+
+        ``layout`` is how its micro-batches were cut the first time, if this is not the first time.
+        """
         if model.refusal is not None:
             raise InvalidRequest(model.refusal)
+        model.request_id = request.id
         match request.kind:
             case "create_model":
                 return self._create(model, read_body(body, schemas.CreateModelRequest))
             case "load_weights":
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
-                packed = await asyncio.to_thread(self._pack, model.slot, body)
+                grid = self.grid.as_recorded(layout)
+                packed = await asyncio.to_thread(self._pack, model.slot, body, grid)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
-                return Begun(partial(_forward_backward, packed, outputs))
+                return Begun(partial(_forward_backward, packed, outputs, grid.layout))
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
@@ -113,6 +124,46 @@ class Training:
                 return await self._save_named(model, request, wish, wish.path)
             case "sample":
                 raise AssertionError("samples have no line")
+
+    async def begin_again(
+        self, model: TrainedModel, request: Request, body: bytes, layout: str | None
+    ) -> Begun | None:
+        """The same for a request whose outcome is known; None when the model's state needs nothing of it."""
+        if request.kind in WITHOUT_EFFECT:
+            return None
+        if request.kind == "save_weights_for_sampler":
+            wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
+            if wish.path is not None:
+                return None
+            assert wish.sampling_session_seq_id is not None
+            version = sampler_id(model.session_id, wish.sampling_session_seq_id)
+            if await self.versions.find_on_disk(version, model.session_id):
+                return None
+        return await self.begin(model, request, body, layout)
+
+    def restore(self, model: TrainedModel, found: Found) -> None:
+        """Put a model in the state of a snapshot."""
+        model.occupy(self.slots.take())
+        model.become(found.adapter)
+        model.put(
+            LoadState(slot=model.slot, path=str(found.path), optimizer=found.optimizer, adapter=found.adapter)
+        )
+
+    def take_snapshot(self, model: TrainedModel, seq_id: int) -> Coroutine[Any, Any, str | None]:
+        """Take a snapshot of what the steps put in so far lead to; wait for the files, or what went wrong.
+
+        What is only on the device, and which a restoration from the snapshot could not make again, is
+        written to disk before.
+        """
+        path, adapter = self.snapshots.place(model.id, seq_id), model.adapter
+        written = self.snapshots.begin(model.id, path)
+        model.request_id = ""
+
+        def commands() -> list[AnyCommand]:
+            snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
+            return [*self.versions.write_out(model.id), snapshot]
+
+        return _written(model.put_later(commands), written)
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
@@ -138,7 +189,7 @@ class Training:
             )
         folder, manifest = await self.checkpoints.open(path)
         check_rank(path, manifest.adapter, self.limits.max_rank)
-        place = self.scratch / f"load-{request.id}"
+        place = self.snapshots.place(model.id, request.seq_id)
         await asyncio.to_thread(folder_links.link, path, folder, place)
         if not model.has_slot:
             model.occupy(self.slots.take())
@@ -146,12 +197,21 @@ class Training:
         reply = model.put(
             LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=manifest.adapter)
         )
-        return Begun(partial(_loaded, reply, place, schemas.LoadWeightsResult(wish.path, model.id)))
 
-    def _pack(self, slot: int, body: bytes) -> PackedRequest:
+        async def outcome() -> Outcome:
+            await reply
+            # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from.
+            await self.snapshots.record(
+                model.id, request.seq_id, place, manifest.adapter, optimizer=wish.optimizer
+            )
+            return _json(schemas.LoadWeightsResult(wish.path, model.id))
+
+        return Begun(outcome)
+
+    def _pack(self, slot: int, body: bytes, grid: Grid) -> PackedRequest:
         request = decode_forward_backward(body)
         loss = check_forward_backward(request, self.limits)
-        return pack(request.data, loss, slot, request.forward_only, self.grid)
+        return pack(request.data, loss, slot, request.forward_only, grid)
 
     def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
         adam = check_adam(wish)
@@ -172,7 +232,7 @@ class Training:
         self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
     ) -> Begun:
         path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata)
+        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
         partial = (await self.checkpoints.begin(path, options)).absolute()
         reply = model.put(SaveState(slot=model.slot, path=str(partial), adapter=model.adapter))
 
@@ -187,7 +247,7 @@ class Training:
         self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest, name: str
     ) -> Begun:
         path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata)
+        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
         partial = (await self.checkpoints.begin(path, options)).absolute()
         reply = self._save_sampler(model, version=request.id, path=str(partial))
 
@@ -208,24 +268,28 @@ class Training:
         sampler = await self.samplers.add_sampler(
             model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id
         )
-        reply = self._save_sampler(model, version=sampler.id, path=None)
+        reply = self._save_sampler(model, version=sampler.id, path=None, of=model.id)
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
         return Begun(partial(_json_after, reply, result))
 
-    def _save_sampler(self, model: TrainedModel, version: str, path: str | None) -> asyncio.Future[Reply]:
+    def _save_sampler(
+        self, model: TrainedModel, version: str, path: str | None, of: str | None = None
+    ) -> asyncio.Future[Reply]:
         """The place in the bank is chosen when the command is sent, so that it is free by then."""
 
         adapter = model.adapter  # a load that comes next may change it before this is sent
 
         def commands() -> list[AnyCommand]:
-            place = self.versions.reserve(version, adapter, model.session_id)
+            place = self.versions.reserve(version, adapter, model.session_id, of)
             save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
 
         return model.put_later(commands)
 
 
-async def _forward_backward(packed: PackedRequest, outputs: Sequence[Awaitable[ChunkOutput]]) -> Outcome:
+async def _forward_backward(
+    packed: PackedRequest, outputs: Sequence[Awaitable[ChunkOutput]], layout: str
+) -> Outcome:
     received = [await output for output in outputs]
 
     def encode() -> bytes:
@@ -237,20 +301,19 @@ async def _forward_backward(packed: PackedRequest, outputs: Sequence[Awaitable[C
         }
         return encode_forward_backward_output(logprobs, metrics)
 
-    return Finished(PROTOBUF, await asyncio.to_thread(encode))
+    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout)
 
 
 async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
     metrics = (await reply).metrics
     if not metrics["applied"]:
-        return Failed(NOT_FINITE, "user")
+        return Failed(NOT_FINITE, "user", executed=True)
     return _json(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
 
 
-async def _loaded(reply: Awaitable[Reply], place: Path, result: schemas.LoadWeightsResult) -> Outcome:
+async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
     await reply
-    await asyncio.to_thread(shutil.rmtree, place)
-    return _json(result)
+    return await written
 
 
 async def _json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:

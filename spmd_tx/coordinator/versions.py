@@ -2,27 +2,32 @@
 
 A version lives until the last session that uses it has ended. What a sampler reads from disk are hard
 links of its own, so that deleting or overwriting a checkpoint takes nothing away from an open sampler.
+Folders outlive the workers and this process; what was only on the device comes back with its model.
 """
 
 import asyncio
-import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from spmd_tx.coordinator import checkpoint_files, folder_links
 from spmd_tx.coordinator.bank import Placement, VersionBank
 from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, CheckpointPath
-from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey
+from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol import AdapterSpec, AnyCommand
 
 
 class Samplers(Protocol):
     """What is used of the catalog."""
 
     async def sampler(self, sampler_id: str) -> Sampler: ...
+
+    async def set_version(self, sampler: Sampler, version: str) -> None: ...
 
 
 class Checkpoints(Protocol):
@@ -32,35 +37,56 @@ class Checkpoints(Protocol):
 
 
 class Versions:
-    """The versions in use, by sampler and by session."""
+    """The versions in use, by sampler and by session; new with every generation of workers."""
 
     def __init__(
         self, samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
     ) -> None:
+        self.restored: Callable[[str], Awaitable[None]] = _at_once  # until a model's versions are there again
         self._samplers = samplers
         self._checkpoints = checkpoints
         self._bank = bank
         self._directory = directory
         self._max_rank = max_rank
         self._of_sampler: dict[str, VersionKey] = {}
-        self._published: dict[CheckpointPath, VersionKey] = {}  # what this run saved under a name
+        self._published: dict[CheckpointPath, VersionKey] = {}  # what this generation saved under a name
         self._linked: set[VersionKey] = set()
-        self._links = 0
+        self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, since the workers have started
         self._used_by: dict[str, set[VersionKey]] = {}  # by session
         self._opening = asyncio.Lock()
 
     async def of(self, sampler_id: str) -> VersionKey:
         """The version of a sampler, ready to be placed on the device. The first answer stays for ever."""
         if sampler_id not in self._of_sampler:
+            sampler = await self._samplers.sampler(sampler_id)
+            if sampler.model_id is not None:
+                await self.restored(sampler.model_id)
             async with self._opening:
                 if sampler_id not in self._of_sampler:
-                    self._of_sampler[sampler_id] = await self._find(await self._samplers.sampler(sampler_id))
+                    self._of_sampler[sampler_id] = await self._find(sampler)
         return self._of_sampler[sampler_id]
 
-    def reserve(self, version: VersionKey, adapter: AdapterSpec, session_id: str) -> Placement:
-        """A place on the device for a version that is about to be saved by a session."""
+    def reserve(
+        self, version: VersionKey, adapter: AdapterSpec, session_id: str, model_id: str | None = None
+    ) -> Placement:
+        """A place on the device for a version that a session is about to save, of a model if ephemeral."""
         self._use(version, session_id)
+        if model_id is not None:
+            self._ephemeral.setdefault(model_id, set()).add(version)
         return self._bank.reserve(version, adapter)
+
+    def write_out(self, model_id: str) -> list[AnyCommand]:
+        """What writes those ephemeral versions of a model to disk that are only on the device."""
+        versions = sorted(self._ephemeral.pop(model_id, ()))
+        return [command for version in versions for command in self._bank.write_out(version)]
+
+    async def find_on_disk(self, version: VersionKey, session_id: str) -> bool:
+        """Take up a version that an earlier generation has written to disk, if it has."""
+        adapter = await asyncio.to_thread(_read_adapter, self._directory / folder_name(version))
+        if adapter is not None:
+            self._bank.register(version, adapter, str(self._directory / folder_name(version)))
+            self._use(version, session_id)
+        return adapter is not None
 
     def publish(self, path: CheckpointPath, version: VersionKey, adapter: AdapterSpec, folder: Path) -> None:
         """The version on the device is also the checkpoint under this path."""
@@ -81,34 +107,45 @@ class Versions:
 
     async def _find(self, sampler: Sampler) -> VersionKey:
         if sampler.model_path is not None:
-            return await self._open(checkpoint_files.parse(sampler.model_path), sampler.session_id)
+            return await self._open(checkpoint_files.parse(sampler.model_path), sampler)
         if sampler.model_id is None:
             return BASE_MODEL
-        if not self._bank.knows(sampler.id):
+        if self._bank.knows(sampler.id):
+            self._use(sampler.id, sampler.session_id)
+        elif not await self.find_on_disk(sampler.id, sampler.session_id):
             raise InvalidRequest(
                 f"the weights of sampler {sampler.id} are not there: their save has not finished, "
                 "or the session they belong to has ended; save them again"
             )
-        self._use(sampler.id, sampler.session_id)
         return sampler.id
 
-    async def _open(self, path: CheckpointPath, session_id: str) -> VersionKey:
+    async def _open(self, path: CheckpointPath, sampler: Sampler) -> VersionKey:
         if path.kind != SAMPLER_WEIGHTS:
             raise InvalidRequest(
                 f"checkpoint {path} cannot be sampled; use one that save_weights_for_sampler has saved "
                 f"(tinker://RUN/{SAMPLER_WEIGHTS}/NAME)"
             )
+        before = sampler.version  # that it was opened with, by an earlier generation
+        if before is not None and (before in self._linked or await self._link_is_there(before, sampler)):
+            self._use(before, sampler.session_id)
+            return before
         folder, manifest = await self._checkpoints.open(path)
         check_rank(path, manifest.adapter, self._max_rank)
         version = self._published.get(path, f"{path}#{manifest.created_at}")
         if version not in self._linked:
-            self._links += 1
-            place = self._directory / f"named-{self._links}"
+            place = self._directory / folder_name(version)
             await asyncio.to_thread(folder_links.link, path, folder, place)
             self._bank.register(version, manifest.adapter, str(place))
             self._linked.add(version)
-        self._use(version, session_id)
+        await self._samplers.set_version(sampler, version)
+        self._use(version, sampler.session_id)
         return version
+
+    async def _link_is_there(self, version: VersionKey, sampler: Sampler) -> bool:
+        is_there = await self.find_on_disk(version, sampler.session_id)
+        if is_there:
+            self._linked.add(version)
+        return is_there
 
     def _use(self, version: VersionKey, session_id: str) -> None:
         self._used_by.setdefault(session_id, set()).add(version)
@@ -125,8 +162,35 @@ def check_rank(path: CheckpointPath, adapter: AdapterSpec, max_rank: int) -> Non
 def open_versions(
     samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
 ) -> Versions:
-    """Start with an empty directory: what an earlier run left there is of no use."""
+    """Continue with the folders that are there. Blocks."""
     assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     return Versions(samplers, checkpoints, bank, directory, max_rank)
+
+
+class _PeftConfig(msgspec.Struct):
+    """What matters of adapter_config.json."""
+
+    r: int
+    lora_alpha: float
+    target_modules: list[str]
+
+
+def _read_adapter(folder: Path) -> AdapterSpec | None:
+    """What a PEFT folder holds; None when it is not there. It is complete if it is there at all."""
+    try:
+        config = msgspec.json.decode((folder / "adapter_config.json").read_bytes(), type=_PeftConfig)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    modules = {module.rpartition(".")[2] for module in config.target_modules}
+    return AdapterSpec(
+        rank=config.r,
+        alpha=config.lora_alpha,
+        train_attn="q_proj" in modules,
+        train_mlp="gate_proj" in modules,
+        train_unembed="lm_head" in modules,
+    )
+
+
+async def _at_once(_: Any) -> None:
+    """Nothing has to be restored."""

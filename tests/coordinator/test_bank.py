@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.coordinator.bank import VersionBank
-from spmd_tx.coordinator.dispatch import BASE_MODEL
+from spmd_tx.coordinator.dispatch import BASE_MODEL, folder_name
 from spmd_tx.protocol import AdapterSpec, LoadSampler, PageOut
 
 ADAPTER = AdapterSpec(rank=4)
@@ -51,11 +51,13 @@ def test_a_version_that_is_nowhere_on_disk_is_written_out_before_its_slot_is_reu
     places = [bank.place(name) for name in ("a", "b", "c")]
     assert places[-1].bank == saved.bank
     page_out, load = places[-1].before
-    assert page_out == PageOut(bank=saved.bank, adapter=ADAPTER, path="/paged-out/version-1")
+    assert page_out == PageOut(bank=saved.bank, adapter=ADAPTER, path=f"/paged-out/{folder_name('s')}")
     assert isinstance(load, LoadSampler)
 
     back = bank.place("s").before
-    assert back == [LoadSampler(bank=bank.place("s").bank, adapter=ADAPTER, path="/paged-out/version-1")]
+    assert back == [
+        LoadSampler(bank=bank.place("s").bank, adapter=ADAPTER, path=f"/paged-out/{folder_name('s')}")
+    ]
 
 
 def test_a_version_with_a_folder_is_not_written_out(bank):
@@ -114,7 +116,7 @@ def test_forgotten_versions_leave_their_slot_and_their_written_out_folder(bank):
         bank.place(name)
     bank.forget("s")
     bank.forget("a")
-    assert bank.take_abandoned() == [FOLDER / "version-1"], (
+    assert bank.take_abandoned() == [FOLDER / folder_name("s")], (
         "a checkpoint's own folder is not the bank's to delete"
     )
     assert bank.take_abandoned() == []

@@ -35,7 +35,6 @@ async def add_model(database, session, number=0):
                 train_mlp=True,
                 train_unembed=False,
                 created_at=0.0,
-                is_lost=False,
             )
         )
     return model_id
@@ -88,19 +87,21 @@ async def test_work_is_a_sign_of_life(catalog, database, session, monkeypatch):
     assert await catalog.expire_sessions(later + 1, TIMEOUT) == []
 
 
-async def test_after_a_restart_sessions_go_on_but_models_are_lost(catalog, database, session):
+async def test_after_a_restart_sessions_models_and_samplers_go_on(catalog, database, session):
     model_id = await add_model(database, session)
     ephemeral = await catalog.add_sampler(session.id, 0, "base", of=model_id)
-    base = await catalog.add_sampler(session.id, 1, "base")
-    named = await catalog.add_sampler(session.id, 2, "base", path="tinker://r/sampler_weights/n")
+    ended = await catalog.create_session(CreateSessionRequest())
+    other = await add_model(database, ended)
+    await catalog.end_session(ended.id, "its client has closed it")
 
     restarted = await open_catalog(database)
 
     assert await restarted.heartbeat(session.id)
-    assert "saved checkpoint" in await restarted.problem(await restarted.model(model_id))
-    assert "lost" in await restarted.problem(await restarted.sampler(ephemeral.id))
-    assert await restarted.problem(await restarted.sampler(base.id)) is None
-    assert await restarted.problem(await restarted.sampler(named.id)) is None
+    assert await restarted.problem(await restarted.model(model_id)) is None
+    assert await restarted.problem(await restarted.sampler(ephemeral.id)) is None
+    assert [model.id for model in await restarted.open_models([])] == [model_id]
+    assert {model.id for model in await restarted.open_models([other])} == {model_id, other}
+    assert (restarted.has_ended(session.id), restarted.has_ended(ended.id)) == (False, True)
 
 
 async def test_an_ended_session_stays_ended_after_a_restart(catalog, database, session):

@@ -114,7 +114,7 @@ async def test_a_refused_request_is_recorded_but_not_announced(queue, arrivals):
 
 
 async def test_other_rows_become_true_together_with_the_request(queue, database):
-    row = {"id": "x", "session_id": "s", "base_model": "b", "created_at": 0.0, "is_lost": False}
+    row = {"id": "x", "session_id": "s", "base_model": "b", "created_at": 0.0}
     await asyncio.gather(*(submit(queue, also=[insert(Sampler).values(row)]) for _ in range(2)))
     async with database.reading() as db:
         assert await db.scalar(select(Sampler.id)) == "x"
@@ -155,7 +155,7 @@ async def test_when_the_workers_are_gone_everything_fails_and_nothing_is_taken(q
         await submit(queue, seq_id=2)
 
 
-async def test_results_survive_a_restart_and_unfinished_requests_fail(running_queue, database, tmp_path):
+async def test_results_survive_a_restart_and_unfinished_requests_wait_on(running_queue, database, tmp_path):
     async with running_queue(database, tmp_path) as queue:
         finished, failed, unfinished = [await submit(queue, seq_id=seq_id) for seq_id in (1, 2, 3)]
         queue.resolve(finished, RESULT)
@@ -164,11 +164,36 @@ async def test_results_survive_a_restart_and_unfinished_requests_fail(running_qu
     async with running_queue(database, tmp_path) as queue:
         assert await queue.wait(finished, timeout=0) == RESULT
         assert await queue.wait(failed, timeout=0) == Failed("bad datum", "user")
-        outcome = await queue.wait(unfinished, timeout=0)
-        assert outcome.category == "server"
-        assert "restarted" in outcome.error
+        assert [request.id for request in queue.unfinished()] == [unfinished]
+        assert await queue.wait(unfinished, timeout=0) is None
+        queue.resolve(unfinished, RESULT)
+        assert await queue.wait(unfinished, timeout=10) == RESULT
         assert await submit(queue, seq_id=1) == finished
         assert await submit(queue, seq_id=4) not in (finished, failed, unfinished)
+
+
+async def test_the_history_of_a_model_is_what_counts_and_what_is_closed(running_queue, database, tmp_path):
+    async with running_queue(database, tmp_path) as queue:
+        ids = [await submit(queue, seq_id=seq_id) for seq_id in range(5)]
+        queue.resolve(ids[0], RESULT)
+        queue.resolve(ids[1], Failed("bad datum", "user"))
+        queue.resolve(ids[2], Failed("not finite", "user", executed=True))
+        queue.resolve(ids[4], Finished("x", b"y", layout="1x2x3"))
+        await queue.stored(ids[:3] + ids[4:])
+        history = await queue.history("s:train:0", after=-1)
+        assert [each.request.seq_id for each in history.executed] == [0, 2, 4]
+        assert history.executed[2].layout == "1x2x3"
+        assert history.executed[2].digest == Finished("x", b"y").digest
+        assert (history.closed, history.refusal) == ({1}, None)
+        assert [each.request.seq_id for each in (await queue.history("s:train:0", after=2)).executed] == [4]
+
+
+async def test_losses_are_counted_over_restarts(running_queue, database, tmp_path):
+    async with running_queue(database, tmp_path) as queue:
+        ids = [await submit(queue, seq_id=seq_id) for seq_id in range(3)]
+        await queue.count_losses(ids[:2], ids[:1])
+    async with running_queue(database, tmp_path) as queue:
+        assert await queue.count_losses(ids[:2], []) == {ids[0]: (2, 1), ids[1]: (2, 0)}
 
 
 async def test_payloads_are_read_from_disk_when_memory_has_forgotten_them(no_cache, queue, arrivals):

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,9 +15,12 @@ from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import open_database
+from spmd_tx.coordinator.execution import Equipment
 from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.request_log import Executed, History, Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
@@ -30,6 +34,8 @@ from spmd_tx.protocol import (
     Reply,
     SaveSampler,
     SaveState,
+    Snapshot,
+    Written,
 )
 
 BASE_MODEL = "tiny"
@@ -46,14 +52,45 @@ class FakeLog:
         self.payloads = {}
         self.outcomes = {}
         self.order = []  # of outcomes
+        self.requests = {}
+        self.losses = Counter()
+        self.losses_by_command = Counter()
         self._settled = defaultdict(asyncio.Event)
 
     def submit(self, kind, line, seq_id, payload):
         number = len(self.payloads)
         request = Request(number, f"request-{number}", kind, line, seq_id, line.split(":")[0])
         self.payloads[request.id] = payload
+        self.requests[request.id] = request
         self.on_arrival(request)
         return request.id
+
+    def unfinished(self):
+        return [request for id, request in self.requests.items() if id not in self.outcomes]
+
+    async def stored(self, request_ids):
+        for request_id in request_ids or ():
+            await self.outcome(request_id)
+
+    async def history(self, line, after):
+        executed, closed = [], set()
+        mine = [request for request in self.requests.values() if request.line == line]
+        for request in sorted(mine, key=lambda request: request.seq_id):
+            outcome = self.outcomes.get(request.id)
+            if outcome is None or request.seq_id <= after:
+                continue
+            if isinstance(outcome, Finished) or outcome.executed:
+                layout = getattr(outcome, "layout", None)
+                executed.append(Executed(request, outcome.digest, layout))
+            else:
+                closed.add(request.seq_id)
+        creation = next((self.outcomes.get(each.id) for each in mine if each.seq_id == 0), None)
+        return History(executed, closed, creation.error if isinstance(creation, Failed) else None)
+
+    async def count_losses(self, in_flight, blamed):
+        self.losses.update(in_flight)
+        self.losses_by_command.update(blamed)
+        return {id: Losses(self.losses[id], self.losses_by_command[id]) for id in in_flight}
 
     async def payload(self, request):
         payload = self.payloads[request.id]
@@ -77,9 +114,11 @@ class FakeTrainer:
     busy = None
 
     def __init__(self):
+        self.on_written = lambda report: None
         self.commands = []
         self.held = []  # replies on their way, oldest first
         self.is_holding = False
+        self.holds = ()  # kinds of commands whose replies are held back all the same
         self.gradients = defaultdict(float)
         self.weights = {}
 
@@ -88,7 +127,7 @@ class FakeTrainer:
         arrays, metrics = self._execute(command)
         reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
         answer = asyncio.get_running_loop().create_future()
-        if self.is_holding:
+        if self.is_holding or isinstance(command, self.holds):
             self.held.append((answer, reply))
         else:
             asyncio.get_running_loop().call_soon(answer.set_result, reply)
@@ -126,6 +165,10 @@ class FakeTrainer:
                 return {}, {"grad_norm": abs(gradient), "applied": float(applied)}
             case SaveState(slot=slot, path=path):
                 _write(path, "state", self.weights[slot])
+            case Snapshot(slot=slot, path=path):
+                _write(path, "state", self.weights[slot])
+                report = Written(generation=1, process=0, path=path)
+                asyncio.get_running_loop().call_soon(lambda: self.on_written(report))
             case LoadState(slot=slot, path=path):
                 self.weights[slot] = float((Path(path) / "state").read_text())
             case SaveSampler(slot=slot, path=path) if path is not None:
@@ -144,32 +187,67 @@ class NoSampling:
     def waiting(self):
         return False
 
+    def unanswered(self):
+        return {}
+
+
+class BenchModels:
+    """The models that were ever created, in the order of their creation."""
+
+    def __init__(self, log):
+        self._log = log
+
+    async def open_models(self, others):
+        creations = [request for request in self._log.requests.values() if request.seq_id == 0]
+        lines = [request for request in creations if request.kind in ("create_model", "load_weights")]
+        return [BenchModel(request.line, request.session_id) for request in lines]
+
+    def has_ended(self, session_id):
+        return False
+
+
+class BenchModel(NamedTuple):
+    id: str
+    session_id: str
+
 
 class TrainingBench:
     """Sessions are named by what stands before the first ``:`` of a model."""
 
-    def __init__(self, directory: Path, catalog: Catalog, checkpoints, slots: int, workers):
+    def __init__(
+        self, directory: Path, database, catalog: Catalog, checkpoints, slots: int, workers, sampling
+    ):
         self.log, self.workers = FakeLog(), workers
         self.catalog, self.checkpoints, self.directory = catalog, checkpoints, directory
-        self.bank = VersionBank(slots=6, page_out_dir=directory / "versions")
-        versions = open_versions(catalog, checkpoints, self.bank, directory / "versions", LIMITS.max_rank)
+        self.slots, self.sampling = slots, sampling
+        clock = asyncio.get_running_loop().time
+        self.snapshots = Snapshots(database, directory / "snapshots", 3600.0, clock)
+        self.models = BenchModels(self.log)
+        self.scheduler = Scheduler(self.log, self.models, self.snapshots, self.equip, clock)
+
+    def equip(self, workers, pages):
+        self.bank = VersionBank(slots=6, page_out_dir=self.directory / "versions")
+        versions = open_versions(
+            self.catalog, self.checkpoints, self.bank, self.directory / "versions", LIMITS.max_rank
+        )
         training = Training(
-            checkpoints=checkpoints,
-            samplers=catalog,
+            checkpoints=self.checkpoints,
+            samplers=self.catalog,
             versions=versions,
-            slots=TrainingSlots(slots),
+            slots=TrainingSlots(self.slots),
             limits=LIMITS,
             grid=GRID,
             base_model=BASE_MODEL,
-            scratch=directory / "versions",
+            snapshots=self.snapshots,
         )
         self.versions = versions
-        self.scheduler = Scheduler(
-            self.log, self.workers, training, versions, asyncio.get_running_loop().time
-        )
+        sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling
+        return Equipment(workers, training, versions, sampling or NoSampling())
 
-    def start(self, sampling):
-        self.run = asyncio.create_task(self.scheduler.run(sampling))
+    async def start(self):
+        """Begin a generation with the present workers."""
+        self.run = asyncio.create_task(self.scheduler.run(self.workers, 1))
+        await self.until(lambda: self.scheduler._execution is not None)
 
     def create(self, model, seed=0, **lora):
         return self.submit(
@@ -240,7 +318,7 @@ class TrainingBench:
 
     async def prepared(self, model, steps=1):
         """Return when a model has this many steps ready to be sent."""
-        await self.until(lambda: len(self.scheduler._lines[model].model.unsent) >= steps)
+        await self.until(lambda: len(self.scheduler._execution.lines[model].model.unsent) >= steps)
 
     async def hold(self, model, seq_id):
         """Fill the pipeline, so that what comes next waits; returns the next free seq_id."""
@@ -262,8 +340,10 @@ async def running(directory: Path, slots: int = 2, sampling=None, workers=None):
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
-    bench = TrainingBench(directory, catalog, checkpoints, slots, workers or FakeTrainer())
-    bench.start(sampling(bench.bank) if callable(sampling) else sampling or NoSampling())
+    bench = TrainingBench(
+        directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling
+    )
+    await bench.start()
     try:
         yield bench
     finally:

@@ -1,0 +1,399 @@
+"""Requests and one generation of workers: lines move on, commands go out, outcomes are stored."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from spmd_tx.coordinator.dispatcher import Dispatcher, Sampling, Workers
+from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.recovery import Restoration
+from spmd_tx.coordinator.replay import Replay
+from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
+from spmd_tx.coordinator.samples import SampleJob
+from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.coordinator.training import Begun, Training, read_body
+from spmd_tx.coordinator.unfinished import Unfinished
+from spmd_tx.coordinator.versions import Versions
+from spmd_tx.errors import InvalidRequest, MeshError, RequestError
+
+logger = logging.getLogger(__name__)
+
+STORAGE_ERRORS = (OSError, SQLAlchemyError)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class QueueStatus:
+    """What a client is told about a request that is not finished."""
+
+    queue_state: Literal["active", "paused_capacity"]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What is made anew for each generation."""
+
+    workers: Workers
+    training: Training
+    versions: Versions
+    sampling: Sampling
+
+
+class Remains(NamedTuple):
+    """What a generation leaves behind."""
+
+    in_flight: set[str]  # requests whose commands were out
+    blamed: set[str]  # those whose command may have ended the generation
+    jobs: dict[str, SampleJob]  # unanswered samples, with the tokens that are known
+
+
+class Execution:
+    """Requests of one model begin one after the other; their commands are in flight together.
+
+    Workers keep the order. A restored model's line starts with the requests that have to be run again.
+    """
+
+    def __init__(
+        self,
+        log: RequestLog,
+        snapshots: Snapshots,
+        equipment: Equipment,
+        unfinished: Unfinished,
+        ended: set[str],
+        clock: Callable[[], float],
+        suspects: set[str],
+        jobs: dict[str, SampleJob],
+    ) -> None:
+        self.lines: dict[str, ModelLine] = {}  # by model
+        self.remains = Remains(set(), set(), {})
+        self._log = log
+        self._snapshots = snapshots
+        self._workers = equipment.workers
+        self._training = equipment.training
+        self._versions = equipment.versions
+        self._sampling = equipment.sampling
+        self._unfinished = unfinished
+        self._ended = ended
+        self._clock = clock
+        self._suspects = suspects
+        self._jobs = jobs
+        self._work = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._arrivals: list[Request] = []
+        self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
+        self._alone: str | None = None  # the suspected sample that is on the device
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting_tasks: set[asyncio.Task[None]] = set()  # for outcomes: they end with the workers
+        self._bug: BaseException | None = None
+        grid = self._training.grid
+        self._dispatcher = Dispatcher(
+            self._workers, self._sampling, grid.data_shards, self._work.set, suspects
+        )
+        self._replay = Replay(log, self._training, self._spawn)
+        self._versions.restored = self._restored
+        self._workers.on_written = snapshots.written
+
+    def arrive(self, request: Request) -> None:
+        self._arrivals.append(request)
+        self._work.set()
+
+    def consume(self, model_id: str, seq_id: int) -> None:
+        if model_id in self.lines:
+            self.lines[model_id].line.consume(seq_id)
+            self._work.set()
+
+    def cancel(self, request: Request, cancelled: Failed) -> None:
+        self._sampling.cancel(request.id)
+        self._finish(request, cancelled)
+
+    def session_ended(self, session_id: str) -> None:
+        if not self._unfinished.has_session(session_id):
+            self._free(session_id)
+
+    def status(self, request_id: str) -> QueueStatus:
+        request = self._unfinished.get(request_id)
+        if request is None:
+            return QueueStatus("active", None)
+        if request.kind != "sample":
+            reasons = [self._workers.busy, self._what_is_ahead(request)]
+            return QueueStatus("active", "; ".join(filter(None, reasons)) or None)
+        obstacle = self._sampling.status(request_id)
+        reasons = [self._workers.busy, obstacle]
+        state = "active" if obstacle is None else "paused_capacity"
+        return QueueStatus(state, "; ".join(filter(None, reasons)) or None)
+
+    async def run(self, restorations: Iterable[Restoration]) -> NoReturn:
+        """Carry out requests until the workers are lost: a MeshError. All tasks have ended by then."""
+        in_line: set[str] = set()
+        for restoration in restorations:
+            in_line.update(request.id for request in restoration.requests)
+            self._add_line(restoration.model_id, restoration.session_id, restoration)
+        self._arrivals = [request for request in self._unfinished if request.id not in in_line]
+        self._work.set()
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                self._advance()
+        except (MeshError, asyncio.CancelledError) as end:
+            error = end if isinstance(end, MeshError) else MeshError("the workers were stopped")
+            await _uninterrupted(self._wind_down(error))
+            raise
+        finally:
+            self._stop()
+
+    async def take_all_snapshots(self) -> None:
+        """Of every model whose state is that behind an optimizer step; one after the other."""
+        for entry in list(self.lines.values()):
+            seq_id = entry.stepped
+            if seq_id is not None and not self._snapshots.is_behind(entry.model.id, seq_id):
+                await self._keep(entry, seq_id, self._training.take_snapshot(entry.model, seq_id))
+
+    def _advance(self) -> None:
+        """Do all that can be done now."""
+        if self._bug is not None:
+            raise self._bug
+        for request_id, outcome in self._dispatcher.absorb():
+            request = self._unfinished.get(request_id)
+            if request is not None:
+                self._finish(request, outcome)
+        arrivals, self._arrivals = self._arrivals, []
+        for request in arrivals:
+            self._take_in(request)
+        self._admit_those_who_may()
+        self._release()
+        self._dispatcher.dispatch([entry.model for entry in self.lines.values()])
+
+    def _take_in(self, request: Request) -> None:
+        if request.kind == "sample":
+            self._held.append(request)
+            return
+        try:
+            self._line_of(request).line.arrive(request, self._clock())
+        except RequestError as error:
+            self._finish(request, Failed(str(error), "user"))
+
+    def _line_of(self, request: Request) -> ModelLine:
+        entry = self.lines.get(request.line)
+        if entry is None and request.seq_id != 0:
+            raise InvalidRequest(
+                f"{request.line} is not on this server any more, its session has ended; "
+                "create a new client, from a saved checkpoint if there is one"
+            )
+        return entry or self._add_line(request.line, request.session_id)
+
+    def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
+        model = TrainedModel(model_id, session_id, on_step=self._work.set)
+        entry = self.lines[model_id] = ModelLine(model, restoration)
+        entry.task = self._spawn(self._carry_out(entry))
+        return entry
+
+    def _release(self) -> None:
+        """Move all lines on, and set the alarm for the first gap that may have to be closed."""
+        now = self._clock()
+        for entry in self.lines.values():
+            for request in entry.line.release(now):
+                entry.turn.put_nowait(request)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        wake_at = min(filter(None, (entry.line.wake_at() for entry in self.lines.values())), default=None)
+        if wake_at is not None:
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_later(max(0.0, wake_at - now), self._work.set)
+
+    def _admit_those_who_may(self) -> None:
+        """All waiting samples; but suspects first, each of them alone on the device."""
+        if self._alone is not None:
+            return
+        suspects = [request for request in self._held if request.id in self._suspects]
+        if not suspects:
+            held, self._held = self._held, []
+            for request in held:
+                self._spawn(self._admit(request))
+        elif not self._sampling.waiting():
+            self._alone = suspects[0].id
+            self._held.remove(suspects[0])
+            self._spawn(self._admit(suspects[0]))
+
+    async def _carry_out(self, entry: ModelLine) -> None:
+        """Begin the requests of a model, one after the other."""
+        if entry.start is not None:
+            try:
+                self._training.restore(entry.model, entry.start)
+            except RequestError as error:
+                entry.refuse(f"{entry.model.id} cannot be restored: {error}")
+        while (request := await entry.turn.get()) is not None:
+            await entry.model.room()
+            if request.id in entry.again:
+                await self._replay.run_again(entry, request)
+                continue
+            begun = await self._attempt(request, self._begin(entry, request))
+            if begun is not None:
+                settling = self._spawn(self._settle(request, begun))
+                if begun.next_waits:
+                    await settling
+
+    async def _begin(self, entry: ModelLine, request: Request) -> Begun:
+        model = entry.model
+        try:
+            begun = await self._training.begin(model, request, await self._log.payload(request))
+        except (RequestError, *STORAGE_ERRORS) as error:
+            if request.seq_id == 0:
+                model.refusal = f"{model.id} was not created: {error}"
+            raise
+        entry.begun(request)
+        if request.kind == "optim_step" and self._snapshots.is_due(model.id):
+            taking = self._training.take_snapshot(model, request.seq_id)
+            self._spawn(self._keep(entry, request.seq_id, taking), self._waiting_tasks)
+        return begun
+
+    async def _settle(self, request: Request, begun: Begun) -> None:
+        settled = await self._attempt(request, begun.outcome())
+        if settled is not None:
+            self._finish(request, settled)
+
+    async def _keep(self, entry: ModelLine, seq_id: int, taking: Coroutine[Any, Any, str | None]) -> None:
+        """Make a snapshot count once its files are complete and nobody waits for a request in it."""
+        model = entry.model
+        try:
+            problem = await taking
+            if problem is None:
+                line = self._unfinished.of_line(model.id)
+                await self._log.stored([request.id for request in line if request.seq_id <= seq_id])
+                path = self._snapshots.place(model.id, seq_id)
+                await self._snapshots.record(model.id, seq_id, path, model.adapter)
+        except MeshError:
+            return
+        except STORAGE_ERRORS as error:
+            problem = str(error)
+        if problem is not None:
+            logger.warning("no snapshot of %s behind request %d: %s", model.id, seq_id, problem)
+
+    async def _admit(self, request: Request) -> None:
+        """Let a sample join the batch."""
+        body = await self._attempt(request, self._log.payload(request))
+        version = await self._attempt(request, self._versions.of(request.line))
+        if request.id not in self._unfinished or body is None or version is None:
+            return
+        job = self._jobs.pop(request.id, None)
+        if job is None:
+            self._sampling.admit(request.id, read_body(body, SampleRequest), version)
+        else:
+            self._sampling.resume(job)
+        self._work.set()
+
+    async def _attempt(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """Do a part of a request; None when the request has failed because of it, or the workers are lost."""
+        try:
+            return await work
+        except MeshError:
+            return None
+        except RequestError as error:
+            self._finish(request, Failed(str(error), "user"))
+        except STORAGE_ERRORS as error:
+            self._finish(request, Failed(f"the server cannot read or write its data: {error}", "server"))
+        return None
+
+    def _finish(self, request: Request, outcome: Outcome) -> None:
+        if request.id not in self._unfinished:
+            return
+        self._unfinished.remove(request)
+        self._suspects.discard(request.id)
+        if self._alone == request.id:
+            self._alone = None
+            self._work.set()
+        self._log.resolve(request.id, outcome)
+        session_id = request.session_id
+        if session_id in self._ended and not self._unfinished.has_session(session_id):
+            self._free(session_id)
+
+    def _free(self, session_id: str) -> None:
+        """Give back the slots and versions of a session that has no work left."""
+        for model_id, entry in list(self.lines.items()):
+            if entry.model.session_id == session_id:
+                del self.lines[model_id]
+                self._training.free(entry.model)
+                if entry.task is not None:
+                    entry.task.cancel()
+        folders = self._versions.end_session(session_id)
+        if folders:
+            self._spawn(self._delete(folders))
+
+    async def _delete(self, folders: list[Path]) -> None:
+        """Delete what commands that are in flight may still read."""
+        last_reply = self._dispatcher.last_reply
+        if last_reply is not None:
+            await asyncio.wait([last_reply])
+        for folder in folders:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _restored(self, model_id: str) -> None:
+        if model_id in self.lines:
+            await self.lines[model_id].restored.wait()
+
+    def _what_is_ahead(self, request: Request) -> str | None:
+        entry = self.lines.get(request.line)
+        if entry is None:
+            return None
+        if entry.to_run_again:
+            return f"restoring the model: {entry.to_run_again} of its requests are run again"
+        missing = entry.line.missing
+        if missing is not None and missing < request.seq_id:
+            return f"waiting for request {missing} of this model, which has not arrived"
+        line = self._unfinished.of_line(request.line)
+        ahead = sum(other.seq_id < request.seq_id for other in line)
+        return f"behind {ahead} earlier requests of this model" if ahead else None
+
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None
+    ) -> asyncio.Task[None]:
+        tasks = self._tasks if tasks is None else tasks
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(self._notice_bug)
+        return task
+
+    def _notice_bug(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._bug = task.exception()
+            self._work.set()
+
+    async def _wind_down(self, error: MeshError) -> None:
+        """End all tasks without leaving anything half done, and say what remains."""
+        dispatcher = self._dispatcher
+        self.remains = Remains(dispatcher.in_flight, dispatcher.blamed, self._sampling.unanswered())
+        self._dispatcher.lose(error)
+        self._snapshots.abandon()
+        for entry in self.lines.values():
+            entry.lose(error)
+        for task in self._waiting_tasks:
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for task in (*self._tasks, *self._waiting_tasks):
+            task.cancel()
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Do something to its end, whoever loses patience."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue

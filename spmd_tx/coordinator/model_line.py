@@ -1,0 +1,60 @@
+"""A model in one generation of workers: the order of its requests, and which of them are run again."""
+
+import asyncio
+
+from spmd_tx.coordinator.lines import Line
+from spmd_tx.coordinator.recovery import Restoration
+from spmd_tx.coordinator.request_queue import Request
+from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.errors import MeshError
+
+CHANGES_STATE = frozenset({"create_model", "load_weights", "forward_backward", "optim_step"})
+
+
+class ModelLine:
+    """Requests come in by their number, and go out when their turn has come."""
+
+    def __init__(self, model: TrainedModel, restoration: Restoration | None = None) -> None:
+        how = restoration or Restoration(model.id, model.session_id)
+        self.model = model
+        self.line = Line(model.id, how.next_seq_id, how.closed)
+        self.start = how.start
+        self.again = how.again
+        self.turn: asyncio.Queue[Request | None] = asyncio.Queue()  # None: there are no more
+        self.restored = asyncio.Event()  # all that was known of the model is there again
+        self.task: asyncio.Task[None] | None = None
+        self.stepped: int | None = None  # the optimizer step that the state has not changed since
+        self._missing = set(how.again)
+        model.refusal = how.refusal
+        for request in how.requests:
+            self.turn.put_nowait(request)
+        self._note_whether_restored()
+
+    @property
+    def to_run_again(self) -> int:
+        """How many requests are still to be run again."""
+        return len(self._missing)
+
+    def begun(self, request: Request) -> None:
+        if request.kind in CHANGES_STATE:
+            self.stepped = request.seq_id if request.kind == "optim_step" else None
+
+    def ran_again(self, request: Request) -> None:
+        self._missing.discard(request.id)
+        self._note_whether_restored()
+
+    def refuse(self, why: str) -> None:
+        """The model cannot be used any more."""
+        self.model.refusal = why
+        self._missing.clear()
+        self._note_whether_restored()
+
+    def lose(self, error: MeshError) -> None:
+        """The workers are gone; everything that waits ends."""
+        self.model.lose(error)
+        self.turn.put_nowait(None)
+        self.restored.set()
+
+    def _note_whether_restored(self) -> None:
+        if not self._missing:
+            self.restored.set()

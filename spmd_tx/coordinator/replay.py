@@ -1,0 +1,88 @@
+"""Requests whose outcome is known are run again for their effect; a stored result never changes."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.request_queue import Request
+from spmd_tx.coordinator.training import Begun, Training
+from spmd_tx.errors import MeshError, RequestError
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0  # while the database does not answer
+
+Result = TypeVar("Result")
+
+
+class Payloads(Protocol):
+    """What is used of the log."""
+
+    async def payload(self, request: Request) -> bytes: ...
+
+
+class Replay:
+    """Runs requests again, one model at a time each, and compares what comes out."""
+
+    def __init__(
+        self,
+        log: Payloads,
+        training: Training,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._log = log
+        self._training = training
+        self._spawn = spawn
+
+    async def run_again(self, entry: ModelLine, request: Request) -> None:
+        """Begin with a request; its outcome is compared later."""
+        known = entry.again[request.id]
+        try:
+            body = await _patiently(lambda: self._log.payload(request))
+            begun = await self._training.begin_again(entry.model, request, body, known.layout)
+        except MeshError:
+            return
+        except (RequestError, OSError) as error:
+            why = (
+                f"{entry.model.id} cannot be restored: request {request.seq_id} cannot be run again: {error}"
+            )
+            if entry.model.refusal is None:
+                logger.error("%s", why)
+                entry.refuse(why)
+            return
+        entry.begun(request)
+        if begun is None:
+            entry.ran_again(request)
+            return
+        comparing = self._spawn(self._compare(entry, request, begun, known.digest))
+        if begun.next_waits:
+            await comparing
+
+    async def _compare(self, entry: ModelLine, request: Request, begun: Begun, digest: str | None) -> None:
+        try:
+            outcome = await _patiently(begun.outcome)
+        except MeshError:
+            return
+        if outcome.digest != digest:
+            logger.error(
+                "%s %d of %s, run again, did not give the same result; the stored one stays. Is this the "
+                "same kind of device, and the same mesh, as before?",
+                request.kind,
+                request.seq_id,
+                request.line,
+            )
+        entry.ran_again(request)
+
+
+async def _patiently(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Try again as long as the database does not answer."""
+    while True:
+        try:
+            return await work()
+        except SQLAlchemyError as error:
+            logger.warning("the database does not answer: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)

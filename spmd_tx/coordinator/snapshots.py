@@ -1,0 +1,134 @@
+"""Snapshots of models: which there are, and when the next one is taken.
+
+A snapshot is a model's state right behind one of its requests. It only shortens a restoration: the
+requests behind it are run again. The two newest ones of each model are kept, should one be damaged.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from sqlalchemy import delete, insert, select
+
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.dispatch import folder_name
+from spmd_tx.coordinator.folder_manifest import is_intact, write_manifest
+from spmd_tx.coordinator.tables import SnapshotRow
+from spmd_tx.protocol import AdapterSpec, Written
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2  # of each model
+
+
+@dataclass(frozen=True)
+class Found:
+    """The state that a restoration starts from."""
+
+    seq_id: int
+    path: Path
+    optimizer: bool
+    adapter: AdapterSpec
+
+
+@dataclass
+class Snapshots:
+    """The snapshots on disk, and the one that is being taken: one at a time."""
+
+    database: Database
+    directory: Path  # absolute; workers write there
+    seconds_between: float  # at least, for each model
+    clock: Callable[[], float]
+    _taken_at: dict[str, float] = field(default_factory=dict)  # by model
+    _behind: dict[str, int] = field(default_factory=dict)  # by model: the request the newest one is behind
+    _writing: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)  # by path
+
+    def is_due(self, model_id: str) -> bool:
+        """Whether a snapshot should be taken of a model that has just made a step."""
+        due_at = self._taken_at.setdefault(model_id, self.clock()) + self.seconds_between
+        return not self._writing and self.clock() >= due_at
+
+    def is_behind(self, model_id: str, seq_id: int) -> bool:
+        """Whether a model's newest snapshot holds all up to this request."""
+        return self._behind.get(model_id, -1) >= seq_id
+
+    def place(self, model_id: str, seq_id: int) -> Path:
+        return self.directory / folder_name(model_id) / str(seq_id)
+
+    def begin(self, model_id: str, path: Path) -> asyncio.Future[str | None]:
+        """Expect the files of a snapshot: None when they are complete, or what went wrong."""
+        self._taken_at[model_id] = self.clock()
+        written: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._writing[str(path)] = written
+        written.add_done_callback(lambda _: self._writing.pop(str(path)))
+        return written
+
+    def written(self, report: Written) -> None:
+        """A worker reports the end of a snapshot."""
+        written = self._writing.get(report.path)
+        if written is not None and not written.done():
+            written.set_result(report.error)
+
+    def abandon(self) -> None:
+        """The workers are gone: what they were writing will never be complete."""
+        for written in list(self._writing.values()):
+            if not written.done():
+                written.set_result("the workers were lost")
+
+    async def record(
+        self, model_id: str, seq_id: int, path: Path, adapter: AdapterSpec, *, optimizer: bool = True
+    ) -> None:
+        """Make a complete folder count, and give up the model's older snapshots."""
+        await asyncio.to_thread(write_manifest, path)
+        size = await asyncio.to_thread(_size, path)
+        this_one = (SnapshotRow.model_id == model_id, SnapshotRow.seq_id == seq_id)
+        async with self.database.transaction() as db:
+            await db.execute(delete(SnapshotRow).where(*this_one))
+            values = {
+                "model_id": model_id,
+                "seq_id": seq_id,
+                "path": str(path),
+                "optimizer": optimizer,
+                "adapter": msgspec.to_builtins(adapter),
+                "created_at": time.time(),
+                "size_bytes": size,
+            }
+            await db.execute(insert(SnapshotRow).values(values))
+            newest_first = (
+                select(SnapshotRow)
+                .where(SnapshotRow.model_id == model_id)
+                .order_by(SnapshotRow.seq_id.desc())
+            )
+            outdated = (await db.scalars(newest_first)).all()[KEPT:]
+            for row in outdated:
+                await db.delete(row)
+        self._behind[model_id] = seq_id
+        for row in outdated:
+            await asyncio.to_thread(shutil.rmtree, row.path, ignore_errors=True)
+
+    async def newest(self, model_id: str, before: int | None) -> tuple[Found | None, str | None]:
+        """The newest good snapshot behind a request earlier than ``before``; else why there is none."""
+        query = select(SnapshotRow).where(SnapshotRow.model_id == model_id)
+        async with self.database.reading() as db:
+            rows = (await db.scalars(query.order_by(SnapshotRow.seq_id.desc()))).all()
+        problems = []
+        for row in rows:
+            if before is not None and row.seq_id >= before:
+                continue
+            problem = await asyncio.to_thread(is_intact, Path(row.path))
+            if problem is None:
+                adapter = msgspec.convert(row.adapter, AdapterSpec)
+                return Found(row.seq_id, Path(row.path), row.optimizer, adapter), None
+            logger.error("snapshot %s of %s cannot be used: %s", row.path, model_id, problem)
+            problems.append(f"{row.path}: {problem}")
+        is_complete = len(rows) < KEPT  # no request was forgotten yet, so that all can be run again
+        return None, None if is_complete else "; ".join(problems)
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
