@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.request_queue import Request
 from spmd_tx.coordinator.training import Begun, Training
@@ -67,7 +68,9 @@ class Replay:
             outcome = await _patiently(begun.outcome)
         except MeshError:
             return
+        metrics.REPLAYED_REQUESTS.inc()
         if outcome.digest != digest:
+            metrics.REPLAY_DIGEST_MISMATCHES.inc()
             logger.error(
                 "%s %d of %s, run again, did not give the same result; the stored one stays. Is this the "
                 "same kind of device, and the same mesh, as before?",

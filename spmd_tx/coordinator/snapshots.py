@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 from sqlalchemy import delete, insert, select
 
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.folder_manifest import is_intact, write_manifest
@@ -108,6 +109,7 @@ class Snapshots:
             for row in outdated:
                 await db.delete(row)
         self._behind[model_id] = seq_id
+        metrics.SNAPSHOT_SECONDS.observe(self.clock() - self._taken_at.get(model_id, self.clock()))
         for row in outdated:
             await asyncio.to_thread(shutil.rmtree, row.path, ignore_errors=True)
 
