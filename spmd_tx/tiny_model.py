@@ -1,4 +1,4 @@
-"""Writes small random Qwen3 checkpoints in the Hugging Face layout, with or without experts, to try and test."""
+"""Writes small random Qwen3 checkpoints, with or without experts, in the Hugging Face layout."""
 
 import json
 import random

@@ -57,8 +57,21 @@ BOTH_SCALES = np.stack([SCALES, 0.7 * SCALES], axis=1).astype(np.float32)  # of 
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 1, 8), (2, 1, 4), (2, 2, 2)]
 
 
+ENGINES = [  # mesh, kind of model, whether base weights are split over fsdp
+    *((shape, "dense", False) for shape in MESHES),
+    *((shape, "dense", True) for shape in [(8, 1, 1), (2, 2, 2)]),
+    *((shape, "mixture", False) for shape in [(1, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2)]),
+    *((shape, "mixture", True) for shape in [(8, 1, 1), (2, 2, 2)]),
+]
+
+
 def mesh_name(shape: tuple[int, int, int]) -> str:
     return "fsdp{}-ep{}-tp{}".format(*shape)
+
+
+def engine_name(engine: tuple[tuple[int, int, int], str, bool]) -> str:
+    shape, kind, split_base = engine
+    return f"{kind}-{mesh_name(shape)}" + ("-split" if split_base else "")
 
 
 def random_arrays(declared: Any, seed: int, std: float = 0.1) -> Any:
@@ -153,6 +166,7 @@ def deal(data_shards: int, requests: Sequence[Sequence[Row]]) -> list[Row]:
         for index, row in enumerate(request):
             shards[index % data_shards].append(row)
     places = ROWS // data_shards
+    assert max(map(len, shards)) <= places, "the requests do not fit"
     return [row for shard in shards for row in (*shard, *[()] * (places - len(shard)))]
 
 

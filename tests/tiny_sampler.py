@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import DATA
@@ -36,9 +37,9 @@ BANK_SLOTS = SLOTS
 ALL_SLOTS = np.arange(BANK_SLOTS, dtype=np.int32)
 
 
-def sampler_weights() -> Any:
+def sampler_weights(model: ModelConfig = MODEL) -> Any:
     """The random adapters, but slot 0 is the base model."""
-    w = random_adapters(seed=1)
+    w = random_adapters(1, model)
     for leaf in jax.tree.leaves(w):
         leaf[..., 0, :, :] = 0
     return w
@@ -82,13 +83,19 @@ class Place:
 class Drawn:
     tokens: np.ndarray
     logprobs: np.ndarray
+    experts: np.ndarray  # [K, L, k] that the inputs of the steps went through; empty without experts
 
     def __add__(self, other: "Drawn") -> "Drawn":
-        return Drawn(np.append(self.tokens, other.tokens), np.append(self.logprobs, other.logprobs))
+        pairs = zip(self.parts, other.parts, strict=True)
+        return Drawn(*(np.concatenate(pair) for pair in pairs))
+
+    @property
+    def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.tokens, self.logprobs, self.experts
 
     def living(self) -> "Drawn":
         """Without what a dead row replies."""
-        return Drawn(self.tokens[self.tokens >= 0], self.logprobs[self.tokens >= 0])
+        return Drawn(*(part[self.tokens >= 0] for part in self.parts))
 
 
 class TinySampler:
@@ -96,19 +103,20 @@ class TinySampler:
 
     def __init__(self, engine: TinyEngine, dtype: Any) -> None:
         self.engine, self.mesh, self.data_shards = engine, engine.mesh, engine.data_shards
-        bank = adapter_weights(MODEL, self.mesh, BANK_SLOTS, RANK, dtype, zero=False)
+        model = engine.model
+        bank = adapter_weights(model, self.mesh, BANK_SLOTS, RANK, dtype, zero=False)
         self._bank = Bank(bank, Weight((BANK_SLOTS, 2), jax.P(), jnp.float32))
-        self._cache = cache_weights(MODEL, self.mesh, PAGES, PAGE_SIZE, dtype)
+        self._cache = cache_weights(model, self.mesh, PAGES, PAGE_SIZE, dtype)
         row = Weight((MOST_ROWS * self.data_shards,), jax.P(DATA), jnp.int32)
         self._rows = RowState(row, row, row)
-        declared = (MODEL, self.mesh, engine.declared_base, self._bank, self._cache)
+        declared = (model, self.mesh, engine.declared_base, self._bank, self._cache)
         self._prefill = make_prefill(*declared, logprobs=True)
         self._decode = make_decode(*declared, MOST_STEPS)
         self.reset()
 
     def reset(self, stale: float = 0.0, w: Any = None) -> "TinySampler":
         """Pages full of ``stale``, no rows, and the given adapters in the bank."""
-        w = sampler_weights() if w is None else w
+        w = sampler_weights(self.engine.model) if w is None else w
         cast = jax.tree.map(lambda leaf, weight: leaf.astype(weight.dtype), w, self._bank.w)
         self.bank = self._place(Bank(cast, BOTH_SCALES), self._bank)
         self.cache = self._filled(self._cache, stale)
@@ -119,6 +127,12 @@ class TinySampler:
         self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = ()
     ) -> list[np.ndarray]:
         """Prompt log-probabilities of each; a copy is (data shard, from page, to page)."""
+        return [logprobs for logprobs, _ in self.prefill_all(places, copies)]
+
+    def prefill_all(
+        self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = ()
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The same, and the experts [T, L, k] that the tokens went through."""
         shape = (PREFILL_ROWS * self.data_shards, LENGTH)
         tokens, targets, segments, positions, pages = np.zeros((5, *shape), np.int32)
         slots, used = np.zeros(shape[0], np.int32), [0] * self.data_shards
@@ -135,11 +149,14 @@ class TinySampler:
         copy_pages = np.zeros((self.data_shards, COPIES, 2), np.int32)
         for number, (shard, *from_to) in enumerate(copies):
             copy_pages[shard, number] = from_to
-        rows = Rows(tokens, targets, segments, positions, slots)
+        model, experts = self.engine.model, None
+        if model.n_experts:
+            experts = np.full((*shape, model.n_layers, model.experts_per_token), -1, np.int16)
+        rows = Rows(tokens, targets, segments, positions, slots, experts)
         batch = rows_to_devices(self.mesh, (rows, pages, copy_pages.reshape(-1, 2)))
-        self.cache, logprobs, _ = self._prefill(self.engine.base, self.bank, self.cache, *batch)
-        logprobs = np.asarray(logprobs)
-        return [logprobs[place] for place in where]
+        self.cache, *brought = self._prefill(self.engine.base, self.bank, self.cache, *batch)
+        logprobs, experts = (np.zeros(shape) if part is None else np.asarray(part) for part in brought)
+        return [(logprobs[place], experts[place]) for place in where]
 
     def decode(
         self, places: Sequence[Place], rows: int = 4, width: int = 8, steps: int = MOST_STEPS
@@ -175,8 +192,9 @@ class TinySampler:
         self.cache, self.rows, drawn = self._decode(
             self.engine.base, self.bank, self.cache, self.rows, placed, ALL_SLOTS, np.int32(steps)
         )
-        tokens, logprobs = to_numpy((drawn.tokens, drawn.logprobs))
-        return [Drawn(tokens[:steps, row], logprobs[:steps, row]) for row in where], Drawn(tokens, logprobs)
+        experts = np.zeros(drawn.tokens.shape) if drawn.experts is None else drawn.experts
+        parts = to_numpy((drawn.tokens, drawn.logprobs, experts))
+        return [Drawn(*(part[:steps, row] for part in parts)) for row in where], Drawn(*parts)
 
     def _place(self, arrays: Any, declared: Any) -> Any:
         return jax.tree.map(to_devices, arrays, shardings(self.mesh, declared))
@@ -215,7 +233,12 @@ def run(sampler: TinySampler, places: Sequence[Place], **how: int) -> list[Drawn
 
 
 @functools.cache
-def tiny_sampler(shape: tuple[int, int, int] = (1, 1, 1), dtype: str = "float32") -> TinySampler:
-    """One per mesh and dtype for the whole test session; ``reset`` it before use."""
+def tiny_sampler(
+    shape: tuple[int, int, int] = (1, 1, 1),
+    dtype: str = "float32",
+    kind: str = "dense",
+    split_base: bool = False,
+) -> TinySampler:
+    """One of each for the whole test session; ``reset`` it before use."""
     dtypes = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-    return TinySampler(tiny_engine(shape, dtype), dtypes[dtype])
+    return TinySampler(tiny_engine(shape, dtype, kind, split_base), dtypes[dtype])

@@ -1,7 +1,7 @@
 """Writes transformers_logits.npz. Needs torch and peft: python -m tests.golden.write_golden
 
-Transformers keeps the experts of a layer in one array, to which peft applies no adapter per expert. So these are
-added to the weights here, and peft applies the rest of an adapter.
+Transformers keeps the experts of a layer in one array, to which peft applies no adapter per expert. So these
+are added to the weights here, and peft applies the rest of an adapter.
 """
 
 import tempfile

@@ -50,12 +50,17 @@ def swiglu(w: Any, lora: dict[str, Any], scale: float, h: Array) -> Array:
     return linear(gate / (1 + jnp.exp(-gate)) * up, w.down, lora["down"], scale)
 
 
+def chosen(model: ModelConfig, probabilities: Array) -> Array:
+    """Which experts are the most likely ones."""
+    limit = jnp.sort(probabilities, axis=-1)[:, -model.experts_per_token]
+    return probabilities >= limit[:, None]
+
+
 def mixture(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, h: Array) -> Array:
     """Σ p_e · swiglu_e(h) over the experts of highest probability; the p of those sum to 1."""
     probabilities = jnp.exp(h @ w.router)
     probabilities = probabilities / jnp.sum(probabilities, axis=-1, keepdims=True)
-    limit = jnp.sort(probabilities, axis=-1)[:, -model.experts_per_token]
-    weights = jnp.where(probabilities >= limit[:, None], probabilities, 0.0)
+    weights = jnp.where(chosen(model, probabilities), probabilities, 0.0)
     if model.normalize_expert_weights:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     total = jnp.zeros_like(h)

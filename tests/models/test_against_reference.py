@@ -12,11 +12,11 @@ from tests import tiny_engine
 from tests.models import reference
 from tests.tiny_engine import (
     BOTH_SCALES,
+    ENGINES,
     LENGTH,
-    MESHES,
     MODELS,
     Datum,
-    mesh_name,
+    engine_name,
     named_factors,
     random_datum,
     slot_of,
@@ -132,20 +132,6 @@ def assert_close(actual: np.ndarray, wanted: np.ndarray, what: str) -> None:
     scale = np.abs(wanted).max()
     assert scale > 0, f"{what}: the reference is zero, so the test says nothing"
     assert np.abs(actual - wanted).max() <= TOLERANCE * scale, what
-
-
-def engine_name(param) -> str:
-    shape, kind, split_base = param
-    return f"{kind}-{mesh_name(shape)}" + ("-split" if split_base else "")
-
-
-DENSE_MESHES = [*((shape, False) for shape in MESHES), ((8, 1, 1), True), ((2, 2, 2), True)]
-MIXTURE_MESHES = [
-    *((shape, False) for shape in [(1, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2)]),
-    *((shape, True) for shape in [(8, 1, 1), (2, 2, 2)]),
-]
-ENGINES = [(shape, "dense", split) for shape, split in DENSE_MESHES]
-ENGINES += [(shape, "mixture", split) for shape, split in MIXTURE_MESHES]
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=engine_name)

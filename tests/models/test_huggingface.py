@@ -48,6 +48,26 @@ def test_every_weight_is_the_stored_one_in_its_place(checkpoint, mesh_shape):
     assert specs == jax.tree.map(lambda weight: weight.spec, declared)
 
 
+@pytest.mark.parametrize("mesh_shape", [(1, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("split", [False, True])
+def test_experts_are_stacked_in_their_order(tmp_path, mesh_shape, split):
+    path = tiny_model.write(tmp_path, dataclasses.replace(SPEC, d_ff=16, n_experts=4, n_shards=2))
+    mesh, model = make_mesh(*mesh_shape), read_model_config(path)
+    declared = qwen3.weights(model, mesh, jnp.float32, split_over_fsdp=split)
+    loaded = huggingface.load(path, declared, mesh, lambda message: None)
+    stored = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for layer in range(3):
+        for expert in range(4):
+            up = stored[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"].T
+            np.testing.assert_array_equal(loaded.layers.up[layer, expert], up)
+        np.testing.assert_array_equal(
+            loaded.layers.router[layer], stored[f"model.layers.{layer}.mlp.gate.weight"].T
+        )
+    parts = {shard.data.size for shard in loaded.layers.down.addressable_shards}
+    fsdp, ep, tp = mesh_shape
+    assert parts == {loaded.layers.down.size // (ep * tp * (fsdp if split else 1))}
+
+
 def test_tied_embeddings_have_no_head(tmp_path):
     path = tiny_model.write(tmp_path, dataclasses.replace(SPEC, tied=True))
     assert load(path).head is None

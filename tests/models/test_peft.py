@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from spmd_tx.protocol import AdapterSpec
 SPEC = tiny_model.Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False)
 MAX_RANK = 6
 WHOLE = AdapterSpec(rank=4, alpha=10.0)
+MIXTURE = dataclasses.replace(SPEC, d_ff=24, n_experts=4, experts_per_token=2)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,11 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def model(checkpoint):
     return read_model_config(checkpoint)
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    return read_model_config(tiny_model.write(tmp_path / "mixture", MIXTURE))
 
 
 def random_adapters(model, rank=MAX_RANK, seed=0):
@@ -43,9 +50,11 @@ def expected_of(adapters, adapter, rank=MAX_RANK):
     """What reading brings back: zero beyond the rank, and where nothing was trained."""
 
     def factor(x, is_trained):
-        kept = np.zeros((*x.shape[:-2], rank, x.shape[-1]), np.float32)
+        active = MIXTURE.experts_per_token if x.ndim == 4 else 1  # [L, X, R, width]
+        kept = np.zeros((*x.shape[:-2], rank // active, x.shape[-1]), np.float32)
         if is_trained:
-            kept[..., : adapter.rank, :] = x[..., : adapter.rank, :]
+            used = max(1, adapter.rank // active)
+            kept[..., :used, :] = x[..., :used, :]
         return kept
 
     def pair(lora, is_trained):
@@ -101,6 +110,28 @@ def test_the_folder_is_what_peft_expects(tmp_path, model):
     assert tensors["base_model.model.lm_head.lora_B.weight"].shape == (272, 4)
     assert len(tensors) == 2 * (2 * 7 + 1)
     assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("rank, share", [(1, 1), (3, 1), (4, 2), (6, 3)])
+def test_experts_are_modules_with_their_share_of_the_rank(tmp_path, mixture, rank, share):
+    adapters, adapter = random_adapters(mixture), AdapterSpec(rank=rank)
+    peft.write(tmp_path / "adapter", adapters, adapter, mixture, "some/model")
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    prefix = "base_model.model.model.layers.1.mlp.experts.3.down_proj"
+    down = adapters.layers["down"]
+    np.testing.assert_array_equal(tensors[f"{prefix}.lora_A.weight"], down.a[1, 3, :share])
+    np.testing.assert_array_equal(tensors[f"{prefix}.lora_B.weight"], down.b[1, 3, :share].T)
+    assert len(tensors) == 2 * (2 * (4 + 4 * 3) + 1)
+
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    module = prefix.removeprefix("base_model.model.")
+    ranks = {r for key, r in config["rank_pattern"].items() if re.match(rf"(.*\.)?({key})$", module)}
+    assert ranks == {share}
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        peft.read(tmp_path / "adapter", adapter, mixture, MAX_RANK),
+        expected_of(adapters, adapter),
+    )
 
 
 def test_only_trained_modules_are_in_the_folder(tmp_path, model):

@@ -49,8 +49,13 @@ def with_a_broken_adapter(w, value):
 
 @pytest.fixture(
     scope="module",
-    params=[((1, 1, 1), "float32"), ((2, 1, 4), "float32"), ((1, 1, 1), "bfloat16"), ((2, 1, 4), "bfloat16")],
-    ids=lambda param: f"{mesh_name(param[0])}-{param[1]}",
+    params=[
+        *((shape, dtype, "dense") for dtype in ("float32", "bfloat16") for shape in ((1, 1, 1), (2, 1, 4))),
+        ((2, 1, 4), "float32", "dense", True),
+        *((shape, "float32", "mixture") for shape in ((1, 1, 1), (1, 2, 2))),
+        ((2, 1, 4), "bfloat16", "mixture", True),
+    ],
+    ids=lambda param: "-".join([mesh_name(param[0]), *param[1:3], *(["split"] if param[3:] else [])]),
 )
 def engine(request):
     return tiny_engine(*request.param)
@@ -66,7 +71,7 @@ def ours(engine, w, rows):
 
 @pytest.fixture(scope="module")
 def alone(engine):
-    return ours(engine, random_adapters(seed=1), deal(engine.data_shards, [A]))
+    return ours(engine, random_adapters(1, engine.model), deal(engine.data_shards, [A]))
 
 
 def assert_identical(actual, expected):
@@ -79,13 +84,14 @@ def assert_identical(actual, expected):
     "requests", [[A, B], [B, A], [C, A, B], [B, C, A]], ids=["before", "after", "between", "after two"]
 )
 def test_company_changes_no_bit(engine, alone, requests):
-    assert_identical(ours(engine, random_adapters(seed=1), deal(engine.data_shards, requests)), alone)
+    w = random_adapters(1, engine.model)
+    assert_identical(ours(engine, w, deal(engine.data_shards, requests)), alone)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38], ids=str)
 @pytest.mark.parametrize("requests", [[D, A], [A, D]], ids=["before", "after"])
 def test_a_broken_adapter_in_company_changes_no_bit(engine, alone, requests, value):
-    w = with_a_broken_adapter(random_adapters(seed=1), value)
+    w = with_a_broken_adapter(random_adapters(1, engine.model), value)
     rows = deal(engine.data_shards, requests)
     assert_identical(ours(engine, w, rows), alone)
     assert not np.isfinite(engine.forward_backward(w, rows).logprobs).all()
@@ -100,7 +106,7 @@ def test_free_rows_between_ours_change_no_bit():
 
 
 def test_forward_gives_company_no_say(engine):
-    w = random_adapters(seed=1)
+    w = random_adapters(1, engine.model)
     rows = {False: deal(engine.data_shards, [A]), True: deal(engine.data_shards, [B, D, A])}
     outputs = []
     for is_joined in (False, True):

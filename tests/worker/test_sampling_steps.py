@@ -10,11 +10,12 @@ import pytest
 from tests.models import reference
 from tests.tiny_engine import (
     BOTH_SCALES,
+    ENGINES,
     LENGTH,
-    MESHES,
     MODEL,
     ROWS,
     Datum,
+    engine_name,
     mesh_name,
     slot_of,
     tiny_engine,
@@ -46,24 +47,25 @@ def trainer_logprobs(engine, sample: Sample, drawn: np.ndarray) -> np.ndarray:
     sequence = np.concatenate([sample.prompt, drawn]).astype(np.int32)
     nothing = np.zeros(len(sequence) - 1, np.float32)
     datum = Datum(sample.slot, sequence[:-1], sequence[1:], nothing, nothing, nothing)
-    logprobs, _ = engine.forward(sampler_weights(), [()] * (ROWS - 1) + [(datum,)])
+    logprobs, _ = engine.forward(sampler_weights(engine.model), [()] * (ROWS - 1) + [(datum,)])
     return logprobs[-1, : len(sequence) - 1]
 
 
 @functools.cache
-def on_one_device():
-    return run(tiny_sampler().reset(), stand(SAMPLES))
+def on_one_device(kind: str = "dense"):
+    return run(tiny_sampler(kind=kind).reset(), stand(SAMPLES))
 
 
-@pytest.fixture(scope="module", params=MESHES, ids=mesh_name)
+@pytest.fixture(scope="module", params=ENGINES, ids=engine_name)
 def sampler(request):
-    return tiny_sampler(request.param).reset()
+    shape, kind, split_base = request.param
+    return tiny_sampler(shape, kind=kind, split_base=split_base).reset()
 
 
 def test_the_sampler_agrees_with_the_trainer_and_with_one_device(sampler):
     places = stand(SAMPLES, shards=sampler.data_shards)
     drawn = run(sampler, places)
-    for sample, one, expected in zip(SAMPLES, drawn, on_one_device(), strict=True):
+    for sample, one, expected in zip(SAMPLES, drawn, on_one_device(sampler.engine.kind), strict=True):
         assert np.array_equal(one.tokens, expected.tokens)
         assert len(one.tokens) == sample.max_tokens
         trainer = trainer_logprobs(sampler.engine, sample, one.tokens)[len(sample.prompt) - 1 :]

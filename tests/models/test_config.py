@@ -1,0 +1,55 @@
+"""What a model directory must say of its model, and what is refused."""
+
+import json
+
+import pytest
+
+from spmd_tx import tiny_model
+from spmd_tx.errors import StartError
+from spmd_tx.models.config import read_model_config
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tiny_model.write(tmp_path, tiny_model.PRESETS["tiny-moe"])
+
+
+def change(path, **values):
+    raw = json.loads((path / "config.json").read_text()) | values
+    kept = {key: value for key, value in raw.items() if value != "absent"}
+    (path / "config.json").write_text(json.dumps(kept))
+
+
+def test_the_experts_of_a_mixture_are_read(path):
+    model = read_model_config(path)
+    assert (model.n_experts, model.experts_per_token, model.d_ff) == (8, 2, 32)
+    assert model.normalize_expert_weights
+
+
+def test_the_number_of_experts_has_two_names(path):
+    change(path, num_experts="absent", num_local_experts=8)
+    assert read_model_config(path).n_experts == 8
+
+
+@pytest.mark.parametrize(
+    "values", [{"decoder_sparse_step": "absent", "mlp_only_layers": "absent"}, {"mlp_only_layers": None}]
+)
+def test_a_stack_of_experts_need_not_say_so(path, values):
+    change(path, **values)
+    assert read_model_config(path).n_experts == 8
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"decoder_sparse_step": 2}, "sets decoder_sparse_step to 2, so that only some layers have experts"),
+        ({"mlp_only_layers": [0]}, r"sets mlp_only_layers to \[0\], so that only some layers have experts"),
+        ({"num_experts_per_tok": 9}, "has 8 experts and chooses 9 of them"),
+        ({"moe_intermediate_size": "absent"}, "lacks the key 'moe_intermediate_size'"),
+        ({"architectures": ["MixtralForCausalLM"]}, "holds a MixtralForCausalLM; supported architectures: "),
+    ],
+)
+def test_what_is_not_supported_is_refused(path, values, message):
+    change(path, **values)
+    with pytest.raises(StartError, match=message):
+        read_model_config(path)
