@@ -7,6 +7,15 @@ import msgspec
 
 from spmd_tx.errors import StartError
 
+MAY_BE_ZERO = (
+    "kv_cache_tokens",
+    "port",
+    "worker_port",
+    "local_processes",
+    "drain_seconds",
+    "snapshot_seconds",
+)
+
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All options of ``spmd-tx serve``, under their long names."""
@@ -19,6 +28,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fully_sharded_data_parallel_size: int = 1
     expert_parallel_size: int = 1
     tensor_parallel_size: int = 1
+    shard_base_weights: Literal["auto", "yes", "no"] = "auto"  # over fsdp; auto: if they are too large
     num_processes: int = 1
 
     max_lora_adapters: int = 8
@@ -29,6 +39,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_dir: Path = Path("spmd-tx-data")
     database_url: str | None = None  # None: SQLite in data_dir
     session_timeout: float = 1800.0  # seconds without a heartbeat until a session's adapters are freed
+    snapshot_seconds: float = 60.0  # between two snapshots of a model, at least
+    drain_seconds: float = 30.0  # for unfinished work, when the server is to end
+
+    worker_host: str = "127.0.0.1"
+    worker_port: int = 0
+    secret_file: Path | None = None  # None: SPMD_TX_SECRET, or a secret of this run
+    local_processes: int | None = None  # None: all
+    command_timeout: float = 600.0  # seconds
 
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     sampler_slots: int = 8  # saved versions on the device at once
@@ -40,7 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            least = 0 if name in ("kv_cache_tokens", "port") else 1
+            least = 0 if name in MAY_BE_ZERO else 1
             if isinstance(value, int | float) and value < least:
                 option = "--" + name.replace("_", "-")
                 raise StartError(f"{option} is {value}; it must be at least {least}")
@@ -57,6 +75,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def mesh_size(self) -> int:
         return self.data_shards * self.tensor_parallel_size
+
+    @property
+    def devices_per_process(self) -> int:
+        return self.mesh_size // self.num_processes
+
+    @property
+    def agents_here(self) -> int:
+        """How many of the processes, from 0, the server starts itself."""
+        return self.num_processes if self.local_processes is None else self.local_processes
 
     @property
     def checkpoints_dir(self) -> Path:

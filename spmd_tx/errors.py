@@ -7,7 +7,11 @@ SpmdTxError
 │   ├── NotFound          404
 │   └── TooManyRequests   429
 ├── StartError            the operator can fix it: the message names the option or file, and the remedy
+│   ├── DatabaseDamaged   also ends a server that runs
+│   └── DatabaseTaken     by another server; also ends one that runs
+├── DamagedBody           a payload or result is not what was written
 ├── Unavailable           503: the service cannot take the request now
+├── CrashLoop             the workers end again and again: the server gives up, with a diagnosis
 └── MeshError             the worker processes may disagree about state; the generation must end
     ├── CommandGap        a command was lost on its way to a worker
     └── WorkerLost        a worker process died, hung or reported an exception
@@ -52,8 +56,24 @@ class StartError(SpmdTxError):
     """The server cannot start as configured. Printed without a traceback; exit code 2."""
 
 
+class DatabaseDamaged(StartError):
+    """The database file is not what SQLite has written; going on would make it worse."""
+
+
+class DatabaseTaken(StartError):
+    """Another server has the database."""
+
+
+class DamagedBody(SpmdTxError):
+    """A payload or a result on disk is lost; trying again does not help."""
+
+
 class Unavailable(SpmdTxError):
     """The service is starting, draining or has lost its workers."""
+
+
+class CrashLoop(SpmdTxError):
+    """Starting the workers once more would not help. Unfinished requests stay in the log."""
 
 
 class MeshError(SpmdTxError):

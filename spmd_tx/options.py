@@ -22,8 +22,10 @@ HELP = {
     },
     "Mesh": {
         "fully_sharded_data_parallel_size": "Ways to split rows, adapters and optimizer state.",
-        "expert_parallel_size": "More ways to split rows; a mixture of experts will be split over it.",
+        "expert_parallel_size": "More ways to split rows; the experts of a mixture are split over it.",
         "tensor_parallel_size": "Ways to split the base weights and every matrix product.",
+        "shard_base_weights": "Whether the first of these splits the base weights, too; auto does it when "
+        "they would take more than half of a device's memory.",
         "num_processes": "Worker processes; each takes an equal part of the devices. The three sizes above "
         "multiply to the number of devices.",
     },
@@ -38,6 +40,18 @@ HELP = {
         "database_url": "SQLAlchemy URL, for instance postgresql+asyncpg://user@host/name. "
         "Default: an SQLite file in --data-dir.",
         "session_timeout": "Seconds without a sign of life until a client's adapters are freed.",
+        "snapshot_seconds": "Least time between two snapshots of an adapter; 0 takes one after every step. "
+        "What was done since the last one is run again after a crash.",
+        "drain_seconds": "Seconds for unfinished work after SIGTERM; what is left goes on at the next start.",
+    },
+    "Hosts": {
+        "worker_host": "Address where workers connect; other hosts need one that they can reach, or 0.0.0.0.",
+        "worker_port": "TCP port where workers connect; 0 takes a free one.",
+        "secret_file": "File with the secret that all hosts share. Default: SPMD_TX_SECRET, or, when all "
+        "processes are on this host, a new one.",
+        "local_processes": "Worker processes to start on this host, from number 0; the others join by "
+        "spmd-tx worker. Default: all.",
+        "command_timeout": "Seconds that one step may take, without compilation, until workers are restarted.",
     },
     "Advanced": {
         "train_tokens": "Most tokens of one training micro-batch, per data shard.",

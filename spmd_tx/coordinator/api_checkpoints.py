@@ -10,7 +10,7 @@ from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
 from spmd_tx.coordinator.bodies import read_json
 from spmd_tx.coordinator.checkpoint_files import WEIGHTS, CheckpointPath
-from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
+from spmd_tx.coordinator.dependencies import Service, Services, takes_work
 from spmd_tx.coordinator.schemas import (
     CheckpointsResponse,
     FutureResponse,
@@ -30,21 +30,21 @@ CHECKPOINT = "/training_runs/{run_id:str}/checkpoints/{kind:str}/{name:str}"
 class CheckpointsController(Controller):
     path = "/api/v1"
 
-    @post("/save_weights", status_code=HTTP_200_OK, guards=[workers_alive])
+    @post("/save_weights", status_code=HTTP_200_OK, guards=[takes_work])
     async def save_weights(self, request: Request, services: Service) -> FutureResponse:
         """Queue a checkpoint to train on."""
         save = await read_json(request, SaveWeightsRequest, services.scheduler)
         payload = msgspec.json.encode(save)
         return await queue_training(services, "save_weights", save.model_id, save.seq_id, payload)
 
-    @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[workers_alive])
+    @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[takes_work])
     async def save_weights_for_sampler(self, request: Request, services: Service) -> FutureResponse:
         """Queue a version to sample from: a named checkpoint, or one for a single sampling session."""
         save = await read_json(request, SaveWeightsForSamplerRequest, services.scheduler)
         payload = msgspec.json.encode(save)
         return await queue_training(services, "save_weights_for_sampler", save.model_id, save.seq_id, payload)
 
-    @post("/load_weights", status_code=HTTP_200_OK, guards=[workers_alive])
+    @post("/load_weights", status_code=HTTP_200_OK, guards=[takes_work])
     async def load_weights(self, request: Request, services: Service) -> FutureResponse:
         """Queue loading into a model that exists, or into a new one of a session."""
         load = await read_json(request, LoadWeightsRequest, services.scheduler)

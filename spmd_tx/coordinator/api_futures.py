@@ -1,5 +1,7 @@
 """Routes that wait for results."""
 
+import asyncio
+
 from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
@@ -27,14 +29,14 @@ class FuturesController(Controller):
         self, data: JSONBody[RetrieveFutureRequest], services: Service
     ) -> FutureOutcome:
         """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
-        failure = services.health.failure
-        timeout = LONG_POLL_SECONDS if failure is None else 0.0
-        outcome = await services.queue.wait(data.request_id, timeout)
+        waiting = asyncio.create_task(services.queue.wait(data.request_id, LONG_POLL_SECONDS))
+        try:
+            await asyncio.wait([waiting, services.health.closing], return_when=asyncio.FIRST_COMPLETED)
+            outcome = waiting.result() if waiting.done() else None
+        finally:
+            waiting.cancel()
         if outcome is not None:
             return _response(outcome)
-        failure = services.health.failure
-        if failure is not None:
-            return _response(Failed(failure, "server"))
         status = services.scheduler.status(data.request_id)
         pending = TryAgainResponse(data.request_id, status.queue_state, status.reason)
         return Response(pending, status_code=HTTP_408_REQUEST_TIMEOUT)

@@ -8,7 +8,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.coordinator import checkpoint_files, validation
 from spmd_tx.coordinator.api_models import check_base_model
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS
-from spmd_tx.coordinator.dependencies import Service, workers_alive
+from spmd_tx.coordinator.dependencies import Service, takes_work
 from spmd_tx.coordinator.schemas import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
@@ -22,7 +22,7 @@ from spmd_tx.errors import InvalidRequest
 class SamplingController(Controller):
     path = "/api/v1"
 
-    @post("/create_sampling_session", status_code=HTTP_200_OK, guards=[workers_alive])
+    @post("/create_sampling_session", status_code=HTTP_200_OK, guards=[takes_work])
     async def create_sampling_session(
         self, data: JSONBody[CreateSamplingSessionRequest], services: Service
     ) -> CreateSamplingSessionResponse:
@@ -53,7 +53,7 @@ class SamplingController(Controller):
         sampler = await services.catalog.sampler(sampler_id)
         return SamplerResponse(sampler.id, sampler.base_model, sampler.model_path)
 
-    @post("/asample", status_code=HTTP_200_OK, guards=[workers_alive])
+    @post("/asample", status_code=HTTP_200_OK, guards=[takes_work])
     async def asample(self, data: JSONBody[SampleRequest], services: Service) -> FutureResponse:
         """Queue samples of one prompt. What cannot be sampled is refused here, not through the future."""
         if data.sampling_session_id is None or data.seq_id is None:

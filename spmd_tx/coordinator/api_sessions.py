@@ -2,13 +2,10 @@
 
 from litestar import Controller, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
-from litestar.status_codes import (
-    HTTP_200_OK,
-    HTTP_410_GONE,
-    HTTP_503_SERVICE_UNAVAILABLE,
-)
+from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator import listings
+from spmd_tx.coordinator.api_health import readiness
 from spmd_tx.coordinator.dependencies import Service
 from spmd_tx.coordinator.http_errors import ErrorResponse, error_response
 from spmd_tx.coordinator.schemas import (
@@ -43,16 +40,7 @@ class SessionsController(Controller):
     @get("/healthz")
     async def healthz(self, services: Service) -> Response[HealthResponse]:
         """200 once a request would be served at once."""
-        health = services.health
-        if health.failure is not None:
-            return Response(
-                HealthResponse("failed", health.failure), status_code=HTTP_503_SERVICE_UNAVAILABLE
-            )
-        if not health.ready:
-            return Response(
-                HealthResponse("starting", health.phase), status_code=HTTP_503_SERVICE_UNAVAILABLE
-            )
-        return Response(HealthResponse("ok"), status_code=HTTP_200_OK)
+        return readiness(services.health)
 
     @get("/get_server_capabilities")
     async def capabilities(self, services: Service) -> ServerCapabilitiesResponse:

@@ -9,7 +9,7 @@ from litestar import Controller, Request, post
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.bodies import read_forward_backward, read_json
-from spmd_tx.coordinator.dependencies import Service, Services, workers_alive
+from spmd_tx.coordinator.dependencies import Service, Services, takes_work
 from spmd_tx.coordinator.request_queue import Failed, Kind
 from spmd_tx.coordinator.schemas import FutureResponse, OptimStepRequest
 from spmd_tx.errors import InvalidRequest
@@ -17,7 +17,7 @@ from spmd_tx.errors import InvalidRequest
 
 class TrainingController(Controller):
     path = "/api/v1"
-    guards = [workers_alive]  # noqa: RUF012 (Litestar's own name)
+    guards = [takes_work]  # noqa: RUF012 (Litestar's own name)
 
     @post("/forward_backward", status_code=HTTP_200_OK)
     async def forward_backward(self, request: Request, services: Service) -> FutureResponse:

@@ -1,36 +1,42 @@
 """Builds the coordinator's parts from the configuration, and closes them again. Has no logic of its own."""
 
 import asyncio
-import shutil
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.broadcast import Hub
-from spmd_tx.coordinator.catalog import open_catalog
-from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.catalog import Catalog, open_catalog
+from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.dispatcher import Workers
+from spmd_tx.coordinator.execution import Equipment
+from spmd_tx.coordinator.generation_counter import next_generation
+from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
+from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length, free_port
+from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
+from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import Ready, Setup
-
-GENERATION = 1
+from spmd_tx.protocol import Setup
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Parts:
     scheduler: Scheduler
     hub: Hub
     health: ServerHealth
-    bank: VersionBank
+    generations: Generations
 
 
 def open_model(config: ServerConfig) -> ServedModel:
@@ -65,17 +71,18 @@ def open_model(config: ServerConfig) -> ServedModel:
 def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
     """What the workers are told."""
     return Setup(
-        generation=GENERATION,
+        generation=0,  # each has its own number, and address
         num_processes=config.num_processes,
-        jax_coordinator=f"127.0.0.1:{free_port()}",
+        jax_coordinator="",
         model_dir=str(model.directory),
         model_name=config.model_name,
         dtype=config.dtype,
         fsdp=config.fully_sharded_data_parallel_size,
         ep=config.expert_parallel_size,
         tp=config.tensor_parallel_size,
+        shard_base_weights=config.shard_base_weights,
         adapter_slots=config.max_lora_adapters,
-        bank_slots=config.sampler_slots + 2,  # the base model; and one that is free for the next save
+        bank_slots=bank_slots(config),
         max_rank=config.max_lora_rank,
         max_context=model.max_context,
         page_size=config.page_size,
@@ -86,7 +93,9 @@ def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
     )
 
 
-async def open_parts(config: ServerConfig, model: ServedModel, stack: AsyncExitStack) -> Parts:
+async def open_parts(
+    config: ServerConfig, model: ServedModel, port: WorkerPort, stack: AsyncExitStack
+) -> Parts:
     """Open database and files, and connect everything; the stack closes them."""
     database = await open_database(config.database_url, config.data_dir)
     stack.push_async_callback(database.close)
@@ -94,26 +103,26 @@ async def open_parts(config: ServerConfig, model: ServedModel, stack: AsyncExitS
     stack.callback(queue.close)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
-    setup = make_setup(config, model)
-    hub = Hub(setup)
-    stack.callback(hub.close)
-
-    versions_dir, scratch = config.data_dir / "versions", config.data_dir / "scratch"
-    await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
-    bank = VersionBank(setup.bank_slots, versions_dir)
-    versions = open_versions(catalog, checkpoints, bank, versions_dir, config.max_lora_rank)
-    training = Training(
-        checkpoints=checkpoints,
-        samplers=catalog,
-        versions=versions,
-        slots=TrainingSlots(config.max_lora_adapters),
-        limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
-        grid=Grid(config.data_shards, config.train_tokens, model.max_context),
-        base_model=config.model_name,
-        scratch=scratch,
+    hub = Hub(port.send)
+    roster = AgentRoster(port.send, config.num_processes, config.devices_per_process)
+    plan = Plan(
+        setup=make_setup(config, model),
+        devices=config.devices_per_process,
+        model_files=await asyncio.to_thread(fingerprint, model.directory),
+        command_timeout=config.command_timeout,
+        next_number=partial(next_generation, database),
     )
-    scheduler = Scheduler(queue, hub, training, versions, clock=asyncio.get_running_loop().time)
+
+    snapshots = Snapshots(
+        database,
+        config.data_dir / "snapshots",
+        config.snapshot_seconds,
+        clock=asyncio.get_running_loop().time,
+    )
+    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots)
+    scheduler = Scheduler(queue, catalog, snapshots, equip, clock=asyncio.get_running_loop().time)
     health = ServerHealth(hub)
+    scheduler.phase = lambda: health.phase
     services = Services(
         config=config,
         model=model.config,
@@ -126,18 +135,44 @@ async def open_parts(config: ServerConfig, model: ServedModel, stack: AsyncExitS
         scheduler=scheduler,
         health=health,
     )
-    return Parts(services, scheduler, hub, health, bank)
+    return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 
 
-def make_batch(config: ServerConfig, model: ServedModel, bank: VersionBank, ready: Ready) -> SampleBatch:
-    """The sample batch, once it is known how many pages there are."""
-    check_pages(ready.pages, config.page_size, model.max_context)
+def make_equipment(
+    config: ServerConfig,
+    model: ServedModel,
+    catalog: Catalog,
+    checkpoints: CheckpointCatalog,
+    snapshots: Snapshots,
+    workers: Workers,
+    pages: int,
+) -> Equipment:
+    """What one generation of workers, which hold nothing yet, is driven with."""
+    check_pages(pages, config.page_size, model.max_context)
+    bank = VersionBank(bank_slots(config), config.data_dir / "versions")
+    versions = open_versions(catalog, checkpoints, bank, config.data_dir / "versions", config.max_lora_rank)
+    training = Training(
+        checkpoints=checkpoints,
+        samplers=catalog,
+        versions=versions,
+        slots=TrainingSlots(config.max_lora_adapters),
+        limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
+        grid=Grid(config.data_shards, config.train_tokens, model.max_context),
+        base_model=config.model_name,
+        snapshots=snapshots,
+    )
     limits = SamplingLimits(
         shards=config.data_shards,
         rows_per_shard=config.decode_rows,
         page_size=config.page_size,
-        pages_per_shard=ready.pages,
+        pages_per_shard=pages,
         decode_steps=config.decode_steps,
         prefill_tokens=config.train_tokens,
     )
-    return SampleBatch(SamplingModel(model.config, model.max_context, model.tokenizer), bank, limits)
+    batch = SampleBatch(SamplingModel(model.config, model.max_context, model.tokenizer), bank, limits)
+    return Equipment(workers, training, versions, batch)
+
+
+def bank_slots(config: ServerConfig) -> int:
+    """The versions on the device, the base model, and one that is free for the next save."""
+    return config.sampler_slots + 2

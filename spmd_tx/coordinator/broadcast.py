@@ -1,34 +1,33 @@
-"""The hub: sends every command to all workers over ZeroMQ, numbered, and gathers their replies in order."""
+"""The hub: sends every command to all workers, numbered, and gathers their replies in order."""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
 from spmd_tx.protocol import (
     PROTOCOL_VERSION,
     AnyCommand,
     AnyReport,
+    Beat,
     Envelope,
-    Failure,
     Hello,
     Progress,
     Ready,
     Reply,
     Setup,
     Written,
-    decode_report,
     encode,
 )
 
 logger = logging.getLogger(__name__)
+
+Send = Callable[[bytes, bytes], bool]  # identity and message; False when nobody is there any more
 
 
 @dataclass
@@ -36,106 +35,174 @@ class _Worker:
     """What is known of one worker of this generation."""
 
     identity: bytes
+    jax_port: int
     ready: Ready | None = None
     replies: int = 0  # so far; also the number of the next one
 
 
 @dataclass
 class _Sent:
-    """A command on its way, or waiting until all workers are ready."""
+    """A command on its way."""
 
+    name: str
     answer: asyncio.Future[Reply]
     missing: int  # workers that have not replied
     reply: Reply | None = field(default=None)  # of process 0
 
 
 class Hub:
-    """All worker processes of one generation, as one. Lives in one asyncio loop."""
+    """All workers, as one, for the coordinator's life; between generations there are none."""
 
-    def __init__(self, setup: Setup, host: str = "127.0.0.1") -> None:
+    def __init__(self, send: Send) -> None:
         self.on_written: Callable[[Written], None] = lambda report: None
-        self.busy: str | None = "starting"  # what process 0 does instead of running commands
-        self._setup = setup
-        self._workers: dict[int, _Worker] = {}
-        self._sent: deque[_Sent] = deque()  # oldest first
-        self._answered = 0
-        self._held: list[bytes] = []  # commands from before all workers were ready
-        self._all_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._lost: MeshError | None = None
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.set_hwm(0)  # a dropped command would be a gap
-        self._port = self._socket.bind_to_random_port(f"tcp://{host}")
-        self._host = host
+        self.on_loss: Callable[[], None] = lambda: None
+        self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
+        self.busy: str | None = "starting"  # what the workers do instead of running commands
+        self._send = send
+        self._generation: _Generation | None = None
 
-    @property
-    def address(self) -> str:
-        return f"tcp://{self._host}:{self._port}"
+    def begin(self, setup: Setup) -> None:
+        """Welcome the workers of a generation. Of ``jax_coordinator``, only the host is known yet."""
+        self._generation = _Generation(setup, self._send)
 
     def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
-        """Send to all workers, or hold back until all are ready; the reply is there when all have replied."""
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        if self._lost is not None:
-            _fail(answer, self._lost)
+        """Send to all workers; the reply is there when all have replied. WorkerLost when there are none."""
+        if self._generation is None:
+            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            _fail(answer, self.loss or WorkerLost("the workers have not started"))
             return answer
-        sequence = self._answered + len(self._sent)
-        envelope = encode(Envelope(generation=self._setup.generation, sequence=sequence, command=command))
-        self._sent.append(_Sent(answer, missing=self._setup.num_processes))
-        if self._all_ready.done():
-            self._send_to_all(envelope)
-        else:
-            self._held.append(envelope)
-        return answer
+        return self._generation.send(command)
 
     async def all_ready(self) -> Ready:
         """What process 0 said when it was ready, once all are."""
-        return await asyncio.shield(self._all_ready)
+        assert self._generation is not None
+        ready = await asyncio.shield(self._generation.all_ready)
+        self.loss = self.busy = None
+        return ready
 
-    async def run(self) -> NoReturn:
-        """Receive, until a worker reports a failure or breaks the protocol: a MeshError.
-
-        Commands hear of it from ``lose``, by when more may be known of what happened.
-        """
-        while True:
-            identity, *frames = await self._socket.recv_multipart()
-            report = _decode(b"".join(frames))
-            if report is not None and self._is_of_this_generation(report):
-                self._take(identity, report)
-
-    def lose(self, error: MeshError) -> None:
-        """There will be no more replies: every command, sent or still to be sent, has this error."""
-        self._lost = self._lost or error
-        while self._sent:
-            _fail(self._sent.popleft().answer, self._lost)
-
-    def close(self) -> None:
-        self._socket.close(linger=0)
-        self._context.term()
-
-    def _take(self, identity: bytes, report: AnyReport) -> None:
-        if isinstance(report, Hello):
-            self._welcome(identity, report)
+    def take(self, identity: bytes, report: AnyReport) -> None:
+        """Take in what a worker says. Raises MeshError when it breaks the protocol."""
+        generation = self._generation
+        if generation is None or not self.includes(report):
+            if not isinstance(report, Beat):
+                logger.warning("ignored a %s of %s", type(report).__name__, _origin(report))
             return
         if isinstance(report, Written):  # sent aside, while a command is carried out
             self.on_written(report)
             return
-        worker = self._workers.get(report.process)
-        if worker is None or worker.identity != identity:
-            logger.warning("ignored a %s of a stranger as worker %d", type(report).__name__, report.process)
+        if isinstance(report, Progress) and report.process == 0:
+            self.be_busy(report.message)
+            logger.info("workers: %s", report.message or "running")
+        generation.take(identity, report)
+        if isinstance(report, Ready) and not generation.all_ready.done():
+            self.be_busy("waiting for worker " + ", ".join(map(str, generation.absent())))
+
+    def be_busy(self, what: str) -> None:
+        """Say what the workers do; after a loss, with its reason."""
+        why = f"restarting the workers: {self.loss}" if self.loss else None
+        self.busy = "; ".join(filter(None, (why, what))) or None
+
+    def lose(self, loss: WorkerLost, culprit: int | None = None) -> None:
+        """End the generation: every command that has no reply is lost.
+
+        Only the ``culprit``, if its number is known, may be the cause.
+        """
+        self.loss = loss
+        self.be_busy("")
+        generation, self._generation = self._generation, None
+        if generation is not None:
+            generation.lose(loss, culprit)
+        self.on_loss()
+
+    def includes(self, report: AnyReport) -> bool:
+        """Whether its sender belongs to this generation."""
+        if self._generation is None:
+            return False
+        setup = self._generation.setup
+        return report.generation == setup.generation and 0 <= report.process < setup.num_processes
+
+    @property
+    def answered(self) -> int:
+        """How many commands of this generation all workers have carried out."""
+        return 0 if self._generation is None else self._generation.answered
+
+    def late(self) -> list[int]:
+        """The workers that have not carried out the oldest command."""
+        return [] if self._generation is None else self._generation.late()
+
+    def current(self, worker: int | None = None) -> int | None:
+        """The number of the command that a worker, or the slowest, carries out; None: nothing."""
+        return None if self._generation is None else self._generation.current(worker)
+
+    def name_of(self, sequence: int) -> str:
+        """What a command is that not all workers have carried out."""
+        return "unknown" if self._generation is None else self._generation.name_of(sequence)
+
+
+class _Generation:
+    """The commands of one generation."""
+
+    def __init__(self, setup: Setup, send: Send) -> None:
+        self.setup = setup
+        self.all_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.answered = 0
+        self._send = send
+        self._workers: dict[int, _Worker] = {}
+        self._sent: deque[_Sent] = deque()  # oldest first
+
+    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        sequence = self.answered + len(self._sent)
+        envelope = encode(Envelope(generation=self.setup.generation, sequence=sequence, command=command))
+        name = str(type(command).__struct_config__.tag)
+        self._sent.append(_Sent(name, answer, missing=self.setup.num_processes))
+        for worker in self._workers.values():
+            self._send(worker.identity, envelope)  # who is not there any more is noticed elsewhere
+        return answer
+
+    def take(self, identity: bytes, report: AnyReport) -> None:
+        if isinstance(report, Hello):
+            self._welcome(identity, report)
             return
-        match report:
-            case Progress(message=message):
-                if report.process == 0:
-                    self.busy = message or None
-                    logger.info("workers: %s", message or "running")
-            case Ready():
-                worker.ready = report
-                self._start_when_all_are_ready()
-            case Reply():
-                self._take_reply(worker, report)
-            case Failure(process=process, message=message, traceback=traceback):
-                logger.error("worker %d failed:\n%s", process, traceback)
-                raise WorkerLost(f"worker {process} failed: {message}")
+        worker = self._workers.get(report.process)
+        if isinstance(report, Beat):  # comes over a connection of its own
+            return
+        if worker is None or worker.identity != identity:
+            logger.warning("ignored a %s of a stranger as %s", type(report).__name__, _origin(report))
+            return
+        if isinstance(report, Ready):
+            worker.ready = report
+            if not self.absent() and not self.all_ready.done():
+                leader = self._workers[0].ready
+                assert leader is not None
+                self.all_ready.set_result(leader)
+        elif isinstance(report, Reply):
+            self._take_reply(worker, report)
+
+    def absent(self) -> list[int]:
+        """The workers that are not ready."""
+        return [
+            number
+            for number in range(self.setup.num_processes)
+            if number not in self._workers or self._workers[number].ready is None
+        ]
+
+    def late(self) -> list[int]:
+        return [number for number, worker in self._workers.items() if worker.replies <= self.answered]
+
+    def current(self, worker: int | None) -> int | None:
+        known = self._workers.get(worker) if worker is not None else None
+        number = self.answered if known is None else known.replies
+        return number if number < self.answered + len(self._sent) else None
+
+    def name_of(self, sequence: int) -> str:
+        place = sequence - self.answered
+        return self._sent[place].name if 0 <= place < len(self._sent) else "done"
+
+    def lose(self, loss: WorkerLost, culprit: int | None) -> None:
+        for number, sent in enumerate(self._sent, start=self.answered):
+            _fail(sent.answer, WorkerLost(str(loss), loss.by_command and culprit in (None, number)))
+        _fail(self.all_ready, loss)
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
@@ -146,73 +213,40 @@ class Hub:
         if hello.process in self._workers:
             logger.warning("ignored a second worker %d", hello.process)
             return
-        self._workers[hello.process] = _Worker(identity)
-        self._socket.send_multipart([identity, encode(self._setup)])
-
-    def _start_when_all_are_ready(self) -> None:
-        if self._all_ready.done():
-            return
-        absent = [
-            number
-            for number in range(self._setup.num_processes)
-            if number not in self._workers or self._workers[number].ready is None
-        ]
-        if absent:
-            self.busy = "waiting for worker " + ", ".join(map(str, absent))
-            return
-        self.busy = None
-        leader = self._workers[0].ready
-        assert leader is not None
-        self._all_ready.set_result(leader)
-        held, self._held = self._held, []
-        for envelope in held:
-            self._send_to_all(envelope)
+        self._workers[hello.process] = _Worker(identity, hello.jax_port)
+        leader = self._workers.get(0)
+        if leader is None:
+            return  # whoever joins has to know where
+        address = f"{self.setup.jax_coordinator}:{leader.jax_port}"
+        setup = encode(msgspec.structs.replace(self.setup, jax_coordinator=address))
+        waiting = self._workers.values() if hello.process == 0 else [self._workers[hello.process]]
+        for worker in waiting:
+            self._send(worker.identity, setup)
 
     def _take_reply(self, worker: _Worker, reply: Reply) -> None:
-        if reply.sequence != worker.replies or reply.sequence >= self._answered + len(self._sent):
+        if reply.sequence != worker.replies or reply.sequence >= self.answered + len(self._sent):
             raise CommandGap(
                 f"worker {reply.process}: expected the reply to command {worker.replies}, "
                 f"received {reply.sequence}"
             )
         worker.replies += 1
-        sent = self._sent[reply.sequence - self._answered]
+        sent = self._sent[reply.sequence - self.answered]
         sent.missing -= 1
         if reply.process == 0:
             sent.reply = reply
         while self._sent and not self._sent[0].missing:
             first = self._sent.popleft()
-            self._answered += 1
+            self.answered += 1
             if not first.answer.done():
                 assert first.reply is not None
                 first.answer.set_result(first.reply)
 
-    def _send_to_all(self, envelope: bytes) -> None:
-        for worker in self._workers.values():
-            self._socket.send_multipart([worker.identity, envelope], copy=False)
 
-    def _is_of_this_generation(self, report: AnyReport) -> bool:
-        if report.generation == self._setup.generation and report.process < self._setup.num_processes:
-            return True
-        logger.warning(
-            "ignored a %s of worker %d, generation %d; this is generation %d with %d workers",
-            type(report).__name__,
-            report.process,
-            report.generation,
-            self._setup.generation,
-            self._setup.num_processes,
-        )
-        return False
+def _origin(report: AnyReport) -> str:
+    return f"worker {report.process}, generation {report.generation}"
 
 
-def _decode(message: bytes) -> AnyReport | None:
-    try:
-        return decode_report(message)
-    except (msgspec.DecodeError, ValueError, TypeError) as problem:
-        logger.warning("ignored a message that is no report: %s", problem)
-        return None
-
-
-def _fail(answer: asyncio.Future[Reply], error: MeshError) -> None:
+def _fail(answer: asyncio.Future[Any], error: MeshError) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()  # it is known to whoever waits for any of them; no need to complain about the rest

@@ -1,5 +1,6 @@
 """What a route is handed: everything the application is made of."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,7 +53,10 @@ class Health(Protocol):
     def ready(self) -> bool: ...
 
     @property
-    def failure(self) -> str | None: ...  # why no request will be served any more
+    def refusal(self) -> str | None: ...  # why no more work is taken
+
+    @property
+    def closing(self) -> asyncio.Future[None]: ...  # done when nobody should wait for a result any more
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ def give_services(state: State) -> Services:
     return state.services
 
 
-def workers_alive(connection: ASGIConnection, _: BaseRouteHandler) -> None:
-    """Guards the routes that take work: it is queued while workers start, and refused after they died."""
-    failure = connection.app.state.services.health.failure
-    if failure is not None:
-        raise Unavailable(failure)
+def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
+    """Guards the routes that take work: it waits while workers start, and is refused at the end."""
+    refusal = connection.app.state.services.health.refusal
+    if refusal is not None:
+        raise Unavailable(refusal)

@@ -1,5 +1,7 @@
 """Whether a request would be served now, as the routes see it."""
 
+import asyncio
+
 from spmd_tx.coordinator.dispatcher import Workers
 
 
@@ -7,8 +9,9 @@ class ServerHealth:
     """Set by the server as it starts, runs and ends."""
 
     def __init__(self, workers: Workers) -> None:
-        self.ready = False
-        self.failure: str | None = None  # why no request will be served any more
+        self.ready = False  # whether workers run commands
+        self.refusal: str | None = None  # why no more work is taken
+        self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._workers = workers
 
     @property

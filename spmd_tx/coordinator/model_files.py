@@ -64,12 +64,13 @@ def _check(directory: Path) -> None:
     for name in ("config.json", TOKENIZER):
         if not (directory / name).is_file():
             raise StartError(f"{directory} has no {name}; it is no complete model in the Hugging Face layout")
-    for name in _weight_files(directory):
+    for name in weight_files(directory):
         if not (directory / name).is_file():
             raise StartError(f"{directory} has no {name}; the model's weights are missing or incomplete")
 
 
-def _weight_files(directory: Path) -> list[str]:
+def weight_files(directory: Path) -> list[str]:
+    """The names of the files with the weights, whether they are there or not."""
     index = directory / INDEX
     if not index.is_file():
         return [WHOLE]

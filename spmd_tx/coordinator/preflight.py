@@ -7,6 +7,10 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.buckets import SHORTEST_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.secret import REMEDY
+
+LOOPBACK = ("127.0.0.1", "localhost")
+GIVE_SECRET = f"give all of them the same --secret-file ({REMEDY})"
 
 BACKLOG = 2048  # connections; a client opens hundreds at once
 
@@ -31,10 +35,42 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
             f"--tensor-parallel-size is {tp}, but it neither divides nor is a multiple of the "
             f"model's {model.n_kv_heads} key-value heads; change it so that it does"
         )
+    fsdp, ep = config.fully_sharded_data_parallel_size, config.expert_parallel_size
+    if config.shard_base_weights == "yes" and model.d_model % fsdp:
+        raise StartError(
+            f"--shard-base-weights is yes and --fully-sharded-data-parallel-size is {fsdp}, but the model's "
+            f"width {model.d_model} cannot be split {fsdp} ways; set the size to a number that divides it"
+        )
+    if model.n_experts % ep:
+        raise StartError(
+            f"--expert-parallel-size is {ep}, but {model.n_experts} experts cannot be split {ep} ways; "
+            f"set it to a number that divides {model.n_experts}"
+        )
     if config.mesh_size % config.num_processes:
         raise StartError(
             f"--num-processes is {config.num_processes}, but the mesh of {config.mesh_size} devices (the "
             "product of the three parallel sizes) cannot be split evenly; set it to a number that divides it"
+        )
+
+
+def check_hosts(config: ServerConfig, secret: str | None) -> None:
+    """Refuse workers from elsewhere without a secret that they could know."""
+    if config.agents_here > config.num_processes:
+        raise StartError(
+            f"--local-processes is {config.agents_here}, but --num-processes is {config.num_processes}; "
+            "lower the first or raise the second"
+        )
+    if secret is not None:
+        return
+    if config.agents_here < config.num_processes:
+        raise StartError(
+            f"--local-processes is {config.agents_here} of {config.num_processes}, so workers join from "
+            f"elsewhere, without a shared secret; {GIVE_SECRET}"
+        )
+    if config.worker_host not in LOOPBACK:
+        raise StartError(
+            f"--worker-host {config.worker_host} lets other hosts connect, without a shared secret; "
+            + GIVE_SECRET
         )
 
 

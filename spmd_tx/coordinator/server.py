@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NoReturn
@@ -13,25 +13,24 @@ from typing import Any, NoReturn
 import msgspec
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.app import make_app
-from spmd_tx.coordinator.assembly import GENERATION, Parts, ServedModel, make_batch, open_model, open_parts
-from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
 from spmd_tx.coordinator.housekeeping import keep_house
-from spmd_tx.coordinator.http_server import HttpServer, quiet
-from spmd_tx.coordinator.preflight import listen
-from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit
-from spmd_tx.errors import MeshError, StartError, WorkerLost
-from spmd_tx.protocol import Shutdown
+from spmd_tx.coordinator.http_server import HttpServer
+from spmd_tx.coordinator.preflight import check_hosts, listen
+from spmd_tx.coordinator.worker_port import WorkerPort
+from spmd_tx.errors import CrashLoop, StartError
+from spmd_tx.protocol import Ready
+from spmd_tx.secret import Keys, read_secret
 
 logger = logging.getLogger(__name__)
 
-WORKER = ("-m", "spmd_tx.worker.main")
-
-GRACE_SECONDS = 10.0  # after workers are lost: for clients to be told
-QUIET_SECONDS = 2.0  # without any request: they all have been
+STOPPING = "the server is shutting down; send the request again when it is back"
+DRAIN_LOOK_SECONDS = 0.1  # between looks whether all work is done
+SNAPSHOT_SECONDS = 60.0  # for the snapshots of a server that ends
 FLUSH_SECONDS = 5.0
-SHUTDOWN_SECONDS = 10.0  # for workers to finish what they are doing
-STORY_SECONDS = 1.0  # between a worker's report and its end, whichever comes first
+LINGER_SECONDS = 1.0  # for agents to hear that the server ends
 
 
 async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
@@ -39,15 +38,26 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
 
     Raises StartError when the configuration cannot work. ``worker`` is what Python runs as a worker.
     """
-    _log_to_stderr()
+    log_to_stderr()
     config = msgspec.structs.replace(config, data_dir=config.data_dir.absolute())
+    secret = read_secret(config.secret_file)
+    check_hosts(config, secret)
+    secret = secret or secrets.token_hex(32)
     listening = listen(config.host, config.port)
     with listening:
         model = await asyncio.to_thread(open_model, config)
         _make_directory(config)
         async with AsyncExitStack() as stack:
-            parts = await open_parts(config, model, stack)
-            server = _Server(config, model, parts, listening, worker)
+            port = WorkerPort(config.worker_host, config.worker_port, Keys.of(secret))
+            stack.callback(port.close, LINGER_SECONDS)
+            parts = await open_parts(config, model, port, stack)
+            agents = [
+                Agent(AgentOptions(port.local_address, process, secret), worker)
+                for process in range(config.agents_here)
+            ]
+            server = _Server(config, parts, agents, listening)
+            if config.agents_here < config.num_processes:
+                logger.info("workers join at %s, port %d", port.host, port.port)
             stack.push_async_callback(server.close)
             return await server.run()
 
@@ -56,143 +66,108 @@ class _Server:
     """A server whose parts are there."""
 
     def __init__(
-        self,
-        config: ServerConfig,
-        model: ServedModel,
-        parts: Parts,
-        listening: socket.socket,
-        worker: Sequence[str],
+        self, config: ServerConfig, parts: Parts, agents: Sequence[Agent], listening: socket.socket
     ) -> None:
         self._config = config
-        self._model = model
         self._parts = parts
-        self._host, self._port = config.host, listening.getsockname()[1]
+        self._agents = agents
+        self._url = f"http://{config.host}:{listening.getsockname()[1]}"
         self._http = HttpServer(make_app(parts.services), listening)
-        self._worker = worker
-        self._supervisor = Supervisor(self._worker_command, config.num_processes)
+        self._has_been_ready = False
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def run(self) -> int:
-        """Start everything, wait for the first thing that ends, and let clients know."""
-        parts = self._parts
+        """Start everything, and wait for the first thing that ends."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
-        writing = self._spawn(parts.services.queue.run())
+        generations = self._parts.generations
         answering = self._spawn(self._http.run())
-        await self._supervisor.start()
-        losing = self._spawn(_loss(parts.hub, self._supervisor))
-        working = self._spawn(self._work())
-        keeping = self._spawn(keep_house(parts.services))
         stopping = self._spawn(self._stop.wait())
-        await asyncio.wait(
-            [writing, answering, losing, working, keeping, stopping],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        for lasting in (
+            self._parts.services.queue.run(),
+            generations.receive(),
+            generations.watch(),
+            generations.run(self._work),
+            keep_house(self._parts.services),
+            *(agent.run() for agent in self._agents),
+        ):
+            self._spawn(lasting)
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             await self._end_in_order(answering)
             return 0
-        problem = working.exception() if working.done() else None
-        if isinstance(problem, StartError):
-            raise problem
-        if isinstance(problem, MeshError):
-            await asyncio.wait([losing])
-        if losing.done():
-            await self._tell_clients(losing.result(), answering)
+        error = _first_error(self._tasks)
+        if isinstance(error, CrashLoop):
+            logger.error("%s", error)
+        await self._close_api(answering)
+        await generations.shut_down()
+        if isinstance(error, CrashLoop):
             return 1
-        await self._tell_clients("the server has failed because of a bug; its log says more", answering)
-        raise _first_error(self._tasks)
+        raise error
 
     async def close(self) -> None:
         """End what is still running."""
-        await self._supervisor.stop(patience=0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    async def _work(self) -> NoReturn:
-        """Serve requests as soon as the workers are ready."""
+    async def _work(self, ready: Ready) -> NoReturn:
+        """Serve requests, now that the workers of a generation are ready."""
         parts = self._parts
-        ready = await parts.hub.all_ready()
-        batch = make_batch(self._config, self._model, parts.bank, ready)
-        parts.health.ready = True
         logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.pages)
-        print(f"ready: http://{self._host}:{self._port}", flush=True)
-        await parts.scheduler.run(batch)
+        parts.health.ready = True
+        if not self._has_been_ready:
+            print(f"ready: {self._url}", flush=True)
+            self._has_been_ready = True
+        try:
+            await parts.scheduler.run(parts.hub, ready.pages)
+        finally:
+            parts.health.ready = False
 
     async def _end_in_order(self, answering: asyncio.Task[None]) -> None:
+        """Finish what can be finished in time; the rest is in the log, for the next start."""
         logger.info("shutting down")
-        await self._fail_requests("the server is shutting down; send the request again when it is back")
+        parts = self._parts
+        parts.health.refusal = STOPPING
+        await self._finish(self._config.drain_seconds)
+        try:
+            async with asyncio.timeout(SNAPSHOT_SECONDS):
+                await parts.scheduler.drain()
+        except TimeoutError:
+            logger.warning("snapshots take too long; the next start will run more requests again")
+        await self._close_api(answering)
+        await asyncio.wait([self._spawn(parts.services.queue.flush())], timeout=FLUSH_SECONDS)
+        await parts.generations.shut_down()
+
+    async def _close_api(self, answering: asyncio.Task[None]) -> None:
+        """Answer who waits, and take no more requests."""
+        self._parts.health.closing.set_result(None)
         self._http.stop()
         await asyncio.wait([answering])
-        if self._parts.health.ready:
-            self._parts.hub.send(Shutdown())
-            await self._supervisor.stop(patience=SHUTDOWN_SECONDS)
 
-    async def _tell_clients(self, message: str, answering: asyncio.Task[None]) -> None:
-        """Fail all that is pending, and answer until clients have heard of it."""
-        logger.error("%s", message)
-        self._parts.hub.lose(WorkerLost(message))
-        self._supervisor.kill()
-        await self._fail_requests(message)
-        told = self._spawn(quiet(self._http, QUIET_SECONDS, GRACE_SECONDS))
-        await asyncio.wait([told, self._spawn(self._stop.wait())], return_when=asyncio.FIRST_COMPLETED)
-        self._http.stop()
-        await asyncio.wait([answering])
-
-    async def _fail_requests(self, message: str) -> None:
-        self._parts.health.failure = message
-        self._parts.services.queue.fail_unfinished(message)
-        await asyncio.wait([self._spawn(self._parts.services.queue.flush())], timeout=FLUSH_SECONDS)
+    async def _finish(self, seconds: float) -> None:
+        """Wait until there is no unfinished work, for at most so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._parts.scheduler.has_unfinished:
+                    await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        except TimeoutError:
+            logger.warning("some requests are not finished; the next start goes on with them")
 
     def _take_signal(self) -> None:
         if self._stop.is_set():
-            self._supervisor.kill()
+            for agent in self._agents:
+                agent.kill()
             os._exit(1)
         self._stop.set()
-
-    def _worker_command(self, number: int) -> list[str]:
-        config = self._config
-        return [
-            sys.executable,
-            *self._worker,
-            *("--coordinator", self._parts.hub.address),
-            *("--process-id", str(number)),
-            *("--generation", str(GENERATION)),
-            *("--devices", str(config.mesh_size // config.num_processes)),
-        ]
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._tasks.append(task)
         return task
-
-
-async def _loss(hub: Hub, supervisor: Supervisor) -> str:
-    """Wait until a worker is lost; say which, and why."""
-    receiving = asyncio.create_task(hub.run())
-    ending = asyncio.create_task(supervisor.first_exit())
-    try:
-        await asyncio.wait([receiving, ending], return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait([receiving, ending], timeout=STORY_SECONDS)
-    finally:
-        receiving.cancel()
-        ending.cancel()
-        await asyncio.wait([receiving, ending])
-    ended = None if ending.cancelled() else ending.result()
-    error = None if receiving.cancelled() else receiving.exception()
-    if error is not None and not isinstance(error, MeshError):
-        raise error
-    return _story(ended, error)
-
-
-def _story(ended: WorkerExit | None, error: BaseException | None) -> str:
-    parts = [str(part) for part in (ended, error) if part is not None]
-    if ended is not None and ended.last_lines and error is None:
-        parts.append("its last words: " + " | ".join(ended.last_lines))
-    return "; ".join(parts) + ". The server ends; its operator has to start it again"
 
 
 def _first_error(tasks: list[asyncio.Task[Any]]) -> BaseException:
@@ -209,7 +184,7 @@ def _make_directory(config: ServerConfig) -> None:
         raise StartError(f"cannot create --data-dir {config.data_dir}: {error.strerror}") from None
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
     )

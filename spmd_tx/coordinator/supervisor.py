@@ -1,17 +1,17 @@
-"""Starts the worker processes of this host, relays what they print, notices when one ends, and ends them."""
+"""Runs one worker process at a time, relays what it prints, notices when it ends, and ends it."""
 
 import asyncio
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-KEPT_LINES = 200  # of each worker's output
+KEPT_LINES = 200  # of what a worker prints
 QUOTED_LINES = 8
 LONGEST_LINE = 1 << 16  # bytes; more is cut into several
-TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a worker that hangs in a collective needs the latter
 
 # Runs first in the new process: the kernel kills it when this process is gone, however that happened.
 DIE_WITH_PARENT = """\
@@ -23,8 +23,6 @@ if sys.platform == "linux":
 if os.getppid() == int(parent):
     os.execv(command[0], command)
 """
-
-WorkerCommand = Callable[[int], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -46,72 +44,69 @@ class WorkerExit:
 @dataclass
 class _Process:
     process: asyncio.subprocess.Process
-    watch: asyncio.Task[None] | None = None
+    ended: asyncio.Future[WorkerExit]
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
 
 class Supervisor:
-    """The worker processes of one generation on this host."""
+    """Has the worker process of one number, on this host."""
 
-    def __init__(self, command: WorkerCommand, count: int) -> None:
-        self._command = command
-        self._count = count
-        self._processes: list[_Process] = []
-        self._first_exit: asyncio.Future[WorkerExit] = asyncio.get_running_loop().create_future()
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._started: _Process | None = None
+        self._watch: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        for worker in range(self._count):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-I", "-S", "-c", DIE_WITH_PARENT),
-                str(os.getpid()),
-                *self._command(worker),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is meant for this process
-            )
-            started = _Process(process)
-            started.watch = asyncio.create_task(self._watch(worker, started))
-            self._processes.append(started)
+    async def start(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> asyncio.Future[WorkerExit]:
+        """Start the process; the future says how it ended. The one before has ended."""
+        assert not self.is_running
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", "-c", DIE_WITH_PARENT),
+            str(os.getpid()),
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in the terminal is meant for this process
+        )
+        self._started = _Process(process, asyncio.get_running_loop().create_future())
+        self._watch = asyncio.create_task(_watch(self._worker, self._started))
+        return self._started.ended
 
     @property
-    def pids(self) -> list[int]:
-        return [each.process.pid for each in self._processes]
+    def is_running(self) -> bool:
+        return self._started is not None and not self._started.ended.done()
 
-    async def first_exit(self) -> WorkerExit:
-        """Wait until a worker ends, and say how."""
-        return await asyncio.shield(self._first_exit)
+    @property
+    def pid(self) -> int | None:
+        return self._started.process.pid if self._started is not None else None
 
     async def stop(self, patience: float) -> None:
-        """Wait for all workers to end by themselves; after ``patience`` seconds end them."""
-        await self._wait(patience)
-        for each in self._alive():
-            each.process.terminate()
-        await self._wait(TERMINATE_SECONDS)
-        self.kill()
-        await self._wait(None)
+        """Wait for the process to end by itself; after ``patience`` seconds end it."""
+        if self._started is None:
+            return
+        for end, seconds in ((self._started.process.terminate, patience), (self.kill, TERMINATE_SECONDS)):
+            await asyncio.wait([self._started.ended], timeout=seconds)
+            if self.is_running:
+                end()
+        await asyncio.wait([self._started.ended])
 
     def kill(self) -> None:
-        """End all workers at once."""
-        for each in self._alive():
-            each.process.kill()
+        """End the process at once."""
+        if self._started is not None and self._started.process.returncode is None:
+            self._started.process.kill()
 
-    def _alive(self) -> list[_Process]:
-        return [each for each in self._processes if each.process.returncode is None]
 
-    async def _wait(self, timeout: float | None) -> None:
-        watches = [each.watch for each in self._processes if each.watch is not None]
-        if watches:
-            await asyncio.wait(watches, timeout=timeout)
-
-    async def _watch(self, worker: int, started: _Process) -> None:
-        relay = asyncio.create_task(_relay(worker, started))
-        code = await started.process.wait()
-        await asyncio.wait([relay], timeout=1.0)  # its output may be held open by a child of its own
-        relay.cancel()
-        if not self._first_exit.done():
-            self._first_exit.set_result(WorkerExit(worker, code, tuple(started.lines)[-QUOTED_LINES:]))
+async def _watch(worker: int, started: _Process) -> None:
+    relay = asyncio.create_task(_relay(worker, started))
+    code = await started.process.wait()
+    await asyncio.wait([relay], timeout=1.0)  # its output may be held open by a child of its own
+    relay.cancel()
+    if not started.ended.done():
+        started.ended.set_result(WorkerExit(worker, code, tuple(started.lines)[-QUOTED_LINES:]))
 
 
 async def _relay(worker: int, started: _Process) -> None:

@@ -1,6 +1,8 @@
 """The worker's end of the wire: commands in their order, or an error; and reports back."""
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -9,25 +11,29 @@ from zmq.utils.monitor import recv_monitor_message
 
 from spmd_tx.errors import CommandGap, MeshError
 from spmd_tx.protocol import Envelope, Hello, Report, Setup, decode_to_worker, encode
+from spmd_tx.secret import Keys
 
 logger = logging.getLogger(__name__)
 
-# A dead process closes its connection at once. A dead host does not; this tells.
-HEARTBEAT_MS = 5_000
-HEARTBEAT_TIMEOUT_MS = 60_000  # a host that swaps is slow, not dead
+# A dead process closes its connection at once. A dead host does not; this tells, from ZeroMQ's own threads.
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 15_000
 LINGER_MS = 2_000  # at the end, for the last report to leave
 
 
 class Inbox:
     """The connection to the coordinator. Lives in one thread."""
 
-    def __init__(self, coordinator: str, process: int, generation: int) -> None:
+    def __init__(self, coordinator: str, process: int, generation: int, keys: Keys) -> None:
+        self.executing: int | None = None  # the sequence number of the command that is being carried out
         self._coordinator = coordinator
+        self._keys = keys
         self._origin = {"process": process, "generation": generation}
         self._generation = generation
         self._next = 0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        keys.introduce(self._socket)
         self._socket.set_hwm(0)  # a dropped command would be a gap
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
@@ -45,9 +51,9 @@ class Inbox:
     ) -> None:
         self.close()
 
-    def hello(self, timeout: float) -> Setup:
+    def hello(self, timeout: float, jax_port: int = 0) -> Setup:
         """Introduce this worker. Raises MeshError when nobody answers within ``timeout`` seconds."""
-        self.report(Hello)
+        self.report(Hello, jax_port=jax_port)
         while (message := self._receive(timeout)) is not None:
             if isinstance(message, Setup) and message.generation == self._generation:
                 return message
@@ -78,10 +84,17 @@ class Inbox:
 
     def report_aside(self, kind: type[Report], **fields: Any) -> None:
         """Send a report from any thread, over a connection of its own."""
+        with self.aside() as report:
+            report(kind, **fields)
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[..., None]]:
+        """A function like ``report``, for the thread that enters this, over a connection of its own."""
         with self._context.socket(zmq.DEALER) as socket:
+            self._keys.introduce(socket)
             socket.linger = LINGER_MS
             socket.connect(self._coordinator)
-            socket.send(encode(kind(**self._origin, **fields)))
+            yield lambda kind, **fields: socket.send(encode(kind(**self._origin, **fields)))
 
     def close(self) -> None:
         """Send what has not been sent, if that is soon possible, and disconnect."""

@@ -31,6 +31,8 @@ DISPATCHED = (ForwardBackward, Forward, OptimStep, Prefill, Decode)
 class Commands(Protocol):
     """What the loop needs of the inbox."""
 
+    executing: int | None
+
     def next(self) -> Envelope: ...
     def next_if_there(self) -> Envelope | None: ...
     def report(self, kind: type[Report], **fields: object) -> None: ...
@@ -54,6 +56,7 @@ class Loop:
                 unsent = None
             if envelope is None:
                 continue
+            self.inbox.executing = envelope.sequence
             result = execute(self.steps, envelope.command)
             self._start_fetching(result)
             if unsent:
@@ -71,13 +74,12 @@ class Loop:
 
     def _reply(self, sequence: int, result: Result) -> None:
         arrays, metrics = result
-        if not self.is_leader:
-            jax.block_until_ready(result)  # "done" must mean done: a failure on the device shows here
+        self.inbox.executing = sequence  # a failure on the device shows here
+        if self.is_leader:
+            fetched = {name: np.asarray(array) for name, array in arrays.items()}
+            numbers = {name: float(value) for name, value in metrics.items()}
+            self.inbox.report(Reply, sequence=sequence, arrays=fetched, metrics=numbers)
+        else:
+            jax.block_until_ready(result)  # "done" must mean done
             self.inbox.report(Reply, sequence=sequence)
-            return
-        self.inbox.report(
-            Reply,
-            sequence=sequence,
-            arrays={name: np.asarray(array) for name, array in arrays.items()},
-            metrics={name: float(value) for name, value in metrics.items()},
-        )
+        self.inbox.executing = None

@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,17 +13,32 @@ from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 import jax
+import msgspec
 
-from spmd_tx.errors import SpmdTxError
+from spmd_tx.errors import MeshError, SpmdTxError, StartError
 from spmd_tx.protocol import Failure, Progress, Ready, Setup, Written
+from spmd_tx.secret import Keys, read_secret
 from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.execute import Steps
+from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
 
-HELLO_SECONDS = 60.0  # until the coordinator must have answered
+HELLO_SECONDS = 120.0  # until the coordinator must have answered, which waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes
+
+# What collectives say when the process at the other end is gone.
+PEER_IS_GONE = (
+    "Gloo",
+    "NCCL",
+    "nccl",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "coordination service",
+    "heartbeat timeout",
+    "Barrier timed out",
+)
 
 
 @runtime_checkable
@@ -45,26 +61,36 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then ends its workers
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parse(arguments)
-    inbox = Inbox(options.coordinator, options.process_id, options.generation)
+    secret = read_secret(None)
+    assert secret is not None, "the agent hands the secret over"
+    inbox = Inbox(options.coordinator, options.process_id, options.generation, Keys.of(secret))
     sys.excepthook = partial(_fail, inbox)
-    setup = inbox.hello(HELLO_SECONDS)
+    with Heartbeat(inbox):
+        _work(inbox, options, start_engine)
+    inbox.close()
+    return 0
+
+
+def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine) -> None:
+    is_leader = options.process_id == 0
+    setup = inbox.hello(HELLO_SECONDS, jax_port=_free_port() if is_leader else 0)
+    if options.model_dir is not None:
+        setup = msgspec.structs.replace(setup, model_dir=options.model_dir)
     configure_jax(setup, options.devices)
     if setup.num_processes > 1:
-        _join(setup, options.process_id, options.devices)
+        _join(setup, options)
 
     def progress(message: str) -> None:
         inbox.report(Progress, message=message)
 
     def written(path: str, problem: str | None) -> None:
-        if options.process_id == 0:
+        if is_leader:
             inbox.report_aside(Written, path=path, error=problem)
 
     engine = start_engine(setup, CompileLog(progress), progress)
     engine.on_snapshot_end = written
     inbox.report(Ready, pages=engine.pages, device=engine.device)
-    Loop(engine, inbox, is_leader=options.process_id == 0).run()
-    inbox.close()
-    return 0
+    Loop(engine, inbox, is_leader).run()
 
 
 def configure_jax(setup: Setup, devices: int) -> None:
@@ -77,17 +103,28 @@ def configure_jax(setup: Setup, devices: int) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _join(setup: Setup, process: int, devices: int) -> None:
+def _join(setup: Setup, options: argparse.Namespace) -> None:
+    """Become part of the mesh. All processes end soon when one of them does."""
     jax.distributed.initialize(
         setup.jax_coordinator,
         num_processes=setup.num_processes,
-        process_id=process,
-        local_device_ids=list(
-            range(process * devices, (process + 1) * devices)
-        ),  # all processes are on this host
+        process_id=options.process_id,
+        local_device_ids=options.device_ids,
+        cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax.distributed would postpone it
+    if jax.local_device_count() != options.devices:
+        raise StartError(
+            f"worker {options.process_id} on {socket.gethostname()} has {jax.local_device_count()} devices, "
+            f"but the mesh fsdp {setup.fsdp} x ep {setup.ep} x tp {setup.tp} has {options.devices} of each "
+            "process; change the parallel sizes or --num-processes"
+        )
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as taken:
+        return taken.getsockname()[1]
 
 
 def _fail(inbox: Inbox, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -98,7 +135,17 @@ def _fail(inbox: Inbox, kind: type[BaseException], error: BaseException, trace: 
         message = f"{kind.__name__}: {error}"
         story = "".join(traceback.format_exception(kind, error, trace))
     print(story, file=sys.stderr, flush=True)
-    inbox.report(Failure, message=message, traceback=story)
+    of_a_collective = isinstance(error, jax.errors.JaxRuntimeError) and any(
+        words in message for words in PEER_IS_GONE
+    )
+    inbox.report(
+        Failure,
+        message=message,
+        traceback=story,
+        sequence=inbox.executing,
+        is_consequence=of_a_collective or isinstance(error, MeshError),
+        is_final=isinstance(error, StartError),
+    )
     inbox.close()
     os._exit(1)
 
@@ -111,7 +158,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--devices", type=int, required=True, help="devices of this process; on CPUs they are simulated"
     )
+    parser.add_argument("--device-ids", type=_numbers, help="those of this host that it takes; default: all")
+    parser.add_argument("--model-dir", help="where this host has the base model; default: the coordinator's")
     return parser.parse_args(arguments)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 if __name__ == "__main__":

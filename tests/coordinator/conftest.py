@@ -3,7 +3,7 @@ import functools
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -101,7 +101,8 @@ async def queue(database: Database, tmp_path: Path) -> AsyncIterator[RequestQueu
 class FakeHealth:
     phase: str = "running"
     ready: bool = True
-    failure: str | None = None
+    refusal: str | None = None
+    closing: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
 
 @asynccontextmanager

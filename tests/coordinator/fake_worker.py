@@ -1,11 +1,13 @@
 """A worker process that speaks the protocol and runs commands on a FakeDevice instead of an accelerator.
 
 It fails on purpose when a command says so: CreateAdapter with seed 1 raises, with seed 2 exits with code 7,
-with seed 3 never answers.
+with seed 3 never answers. With FAKE_WORKER_FAILS_AT_START in the environment it never starts.
 """
 
 import argparse
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import zmq
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx import protocol
+from spmd_tx.secret import Keys
 from tests.coordinator.fake_workers import FakeDevice
 
 RAISE, EXIT, HANG = 1, 2, 3
@@ -26,16 +29,34 @@ def main():
     parser.add_argument("--coordinator")
     for option in ("--process-id", "--generation", "--devices"):
         parser.add_argument(option, type=int)
+    parser.add_argument("--device-ids")
+    parser.add_argument("--model-dir")
     options = parser.parse_args()
     origin = {"generation": options.generation, "process": options.process_id}
+    keys = Keys.of(os.environ["SPMD_TX_SECRET"])
 
-    socket = zmq.Context.instance().socket(zmq.DEALER)
-    socket.connect(options.coordinator)
+    def connect():
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        keys.introduce(socket)
+        socket.connect(options.coordinator)
+        return socket
+
+    def beat():
+        socket = connect()
+        while True:
+            socket.send(protocol.encode(protocol.Beat(**origin, sequence=None)))
+            time.sleep(0.2)
+
+    threading.Thread(target=beat, daemon=True).start()
+    socket = connect()
 
     def report(kind, **fields):
         socket.send(protocol.encode(kind(**origin, **fields)))
 
-    report(protocol.Hello)
+    if "FAKE_WORKER_FAILS_AT_START" in os.environ:
+        print("no device found", file=sys.stderr, flush=True)
+        return EXIT_CODE
+    report(protocol.Hello, jax_port=1)
     setup = protocol.decode_to_worker(socket.recv())
     report(protocol.Progress, message="loading weights 50 %")
     device = FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)

@@ -8,12 +8,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import server
+from spmd_tx.coordinator import generations, server
 from spmd_tx.errors import StartError
 
 if __name__ == "__main__":
+    generations.FIRST_DELAY = 0.01  # fake workers start in no time
+    generations.SHUTDOWN_SECONDS = 1.0
     options = json.loads(sys.argv[1])
-    config = ServerConfig(**options | {"data_dir": Path(options["data_dir"])})
+    for name in {"data_dir", "secret_file"} & options.keys():
+        options[name] = Path(options[name])
+    config = ServerConfig(**options)
     try:
         sys.exit(asyncio.run(server.serve(config, [str(Path(__file__).with_name("fake_worker.py"))])))
     except StartError as error:

@@ -44,19 +44,13 @@ async def test_a_pending_future_says_to_try_again_and_why(api, request_id, no_pa
     }
 
 
-async def test_a_long_poll_ends_when_the_workers_die(api, request_id, services):
+async def test_a_long_poll_ends_when_the_server_closes_and_the_request_stays(api, request_id, services):
     polling = asyncio.create_task(retrieve(api, request_id))
     await asyncio.sleep(0)
-    services.health.failure = "worker 1 died"
-    services.queue.fail_unfinished("worker 1 died")
+    services.health.closing.set_result(None)
     response = await polling
-    assert response.status_code == 200
-    assert response.json() == {"error": "worker 1 died", "category": "server"}
-
-
-async def test_unfinished_futures_fail_at_once_after_the_workers_died(api, request_id, services):
-    services.health.failure = "worker 1 died"
-    assert (await retrieve(api, request_id)).json() == {"error": "worker 1 died", "category": "server"}
+    assert response.status_code == 408
+    assert response.json()["type"] == "try_again"
 
 
 @pytest.mark.parametrize("request_id", ["nobody", ""])

@@ -32,9 +32,16 @@ async def test_health_tells_what_the_server_is_doing(api, services):
     health.ready = True
     response = await api.get("healthz")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
-    health.failure = "worker 1 died"
+    health.refusal = "it shuts down"
     response = await api.get("healthz")
-    assert (response.status_code, response.json()) == (503, {"status": "failed", "detail": "worker 1 died"})
+    assert (response.status_code, response.json()) == (503, {"status": "stopping", "detail": "it shuts down"})
+
+
+async def test_a_probe_tells_a_server_that_is_alive_from_one_that_is_ready(api, services):
+    services.health.ready, services.health.phase = False, "loading weights 45 %"
+    alive, ready = await api.get("http://server/healthz"), await api.get("http://server/readyz")
+    assert (alive.status_code, alive.json()) == (200, {"status": "ok"})
+    assert (ready.status_code, ready.json()["detail"]) == (503, "loading weights 45 %")
 
 
 async def test_sessions_have_ids_of_their_own(api):

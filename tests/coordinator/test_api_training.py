@@ -167,11 +167,11 @@ async def test_a_model_of_a_finished_session_fails_its_requests_through_the_futu
     assert [request.kind for request in services.scheduler.arrived] == ["create_model"]
 
 
-async def test_nothing_is_taken_after_the_workers_died(api, model_id, services):
-    services.health.failure = "worker 1 died"
+async def test_nothing_is_taken_while_the_server_ends(api, model_id, services):
+    services.health.refusal = "it shuts down"
     response = await post(api, forward_backward(model_id))
     assert response.status_code == 503
-    assert response.json() == {"detail": "worker 1 died", "error": "worker 1 died", "category": "server"}
+    assert response.json() == {"detail": "it shuts down", "error": "it shuts down", "category": "server"}
 
 
 async def test_requests_are_taken_while_the_workers_start(api, model_id, services):

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
 
 import psutil
 import pytest
@@ -15,84 +14,110 @@ SLEEP = "import time; time.sleep(3600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
 
 
-@asynccontextmanager
-async def supervising(*programs):
-    supervisor = Supervisor(lambda worker: [sys.executable, "-c", programs[worker]], len(programs))
-    await supervisor.start()
-    yield supervisor
-    supervisor.kill()
-    await supervisor.stop(patience=10)
+class Running:
+    """A supervisor whose process has been started, and its end."""
+
+    def __init__(self, supervisor, ended):
+        self.supervisor, self.ended = supervisor, ended
 
 
-async def test_the_first_worker_to_end_is_named_with_its_code_and_last_lines():
+@pytest.fixture
+async def start():
+    supervisors = []
+
+    async def start(program, worker=0, environment=None):
+        supervisors.append(Supervisor(worker))
+        ended = await supervisors[-1].start([sys.executable, "-c", program], environment or os.environ)
+        return Running(supervisors[-1], ended)
+
+    yield start
+    for supervisor in supervisors:
+        supervisor.kill()
+        await supervisor.stop(patience=10)
+
+
+async def test_a_worker_that_ends_is_named_with_its_code_and_last_lines(start):
     program = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
-    async with supervising(SLEEP, program) as supervisor:
-        exit = await supervisor.first_exit()
+    exit = await (await start(program, worker=1)).ended
     assert (exit.worker, exit.code, sorted(exit.last_lines)) == (1, 3, ["err", "out"])
     assert str(exit) == "worker 1 exited with code 3"
 
 
-async def test_only_the_last_lines_are_quoted(capfd):
-    async with supervising("for line in range(1000): print(line)") as supervisor:
-        exit = await supervisor.first_exit()
+async def test_only_the_last_lines_are_quoted(start, capfd):
+    exit = await (await start("for line in range(1000): print(line)")).ended
     assert exit.last_lines == tuple(str(line) for line in range(992, 1000))
     printed = capfd.readouterr()
     assert "worker 0: 999\n" in printed.err
     assert printed.out == ""
 
 
-async def test_a_line_without_end_does_no_harm():
-    async with supervising("print('x' * 3_000_000)") as supervisor:
-        assert (await supervisor.first_exit()).code == 0
+async def test_a_line_without_end_does_no_harm(start):
+    assert (await (await start("print('x' * 3_000_000)")).ended).code == 0
 
 
-async def test_a_killed_worker_is_said_to_have_been_killed():
-    async with supervising(SLEEP) as supervisor:
-        os.kill(supervisor.pids[0], signal.SIGKILL)
-        assert str(await supervisor.first_exit()) == "worker 0 was killed by signal 9 (SIGKILL)"
+async def test_a_killed_worker_is_said_to_have_been_killed(start):
+    running = await start(SLEEP)
+    assert running.supervisor.is_running
+    os.kill(running.supervisor.pid, signal.SIGKILL)
+    assert str(await running.ended) == "worker 0 was killed by signal 9 (SIGKILL)"
+    assert not running.supervisor.is_running
 
 
-async def test_workers_that_end_by_themselves_are_waited_for():
-    async with supervising("import time; time.sleep(0.2)") as supervisor:
-        await supervisor.stop(patience=30)
-        assert await supervisor.first_exit() == WorkerExit(0, 0)
+async def test_a_worker_that_ends_by_itself_is_waited_for(start):
+    running = await start("import time; time.sleep(0.2)")
+    await running.supervisor.stop(patience=30)
+    assert await running.ended == WorkerExit(0, 0)
 
 
-async def test_workers_that_do_not_end_are_ended(monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.supervisor.TERMINATE_SECONDS", 0.5)
-    async with supervising(SLEEP, STUBBORN) as supervisor:
-        await supervisor.stop(patience=0.5)
-        assert not any(psutil.pid_exists(pid) for pid in supervisor.pids)
+@pytest.mark.parametrize("program, code", [(SLEEP, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
+async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, program, code):
+    monkeypatch.setattr("spmd_tx.coordinator.supervisor.TERMINATE_SECONDS", 0.2)
+    running = await start(program)
+    await asyncio.sleep(0.5)  # until it ignores the signal, if it does
+    await running.supervisor.stop(patience=0)
+    assert (await running.ended).code == code
+    assert not psutil.pid_exists(running.supervisor.pid)
+
+
+async def test_another_worker_can_follow(start):
+    running = await start("pass")
+    await running.ended
+    again = await running.supervisor.start([sys.executable, "-c", "exit(4)"], os.environ)
+    assert (await again).code == 4
+
+
+async def test_a_worker_has_the_environment_that_it_is_given(start):
+    program = "import os; print(os.environ['SPMD_TX_SECRET'])"
+    running = await start(program, environment={"SPMD_TX_SECRET": "quiet"})
+    assert (await running.ended).last_lines == ("quiet",)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_workers_die_with_a_coordinator_that_is_killed():
+def test_a_worker_dies_with_an_agent_that_is_killed():
     program = f"""
-import asyncio, sys
+import asyncio, os, sys
 from spmd_tx.coordinator.supervisor import Supervisor
 
 async def main():
-    supervisor = Supervisor(lambda worker: [sys.executable, "-c", {STUBBORN!r}], 2)
-    await supervisor.start()
-    print(*supervisor.pids, flush=True)
+    supervisor = Supervisor(0)
+    await supervisor.start([sys.executable, "-c", {STUBBORN!r}], os.environ)
+    print(supervisor.pid, flush=True)
     await asyncio.sleep(3600)
 
 asyncio.run(main())
 """
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as coordinator:
-        pids = [int(pid) for pid in coordinator.stdout.readline().split()]
-        for _ in pids:
-            assert coordinator.stderr.readline().endswith("up\n")
-        coordinator.kill()
+    ) as agent:
+        pid = int(agent.stdout.readline())
+        assert agent.stderr.readline().endswith("up\n")
+        agent.kill()
     deadline = time.monotonic() + 20
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-async def test_workers_do_not_share_the_terminal_of_the_coordinator():
-    async with supervising("import os; print(os.getsid(0) == os.getpid())") as supervisor:
-        assert (await supervisor.first_exit()).last_lines == ("True",)
-        await asyncio.sleep(0)
+async def test_workers_do_not_share_the_terminal_of_the_coordinator(start):
+    running = await start("import os; print(os.getsid(0) == os.getpid())")
+    assert (await running.ended).last_lines == ("True",)

@@ -1,0 +1,200 @@
+"""The agents that have joined: who they are, on which hosts, whether they are alive, and what runs there."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from spmd_tx.agent_protocol import (
+    AgentHello,
+    AgentRefuses,
+    AnyAgentReport,
+    AnyOrder,
+    Ping,
+    Quit,
+    Refused,
+    StartWorker,
+    StopWorker,
+    WorkerEnded,
+)
+from spmd_tx.coordinator.broadcast import Send
+from spmd_tx.coordinator.losses import Sign, of_agent, of_exit
+from spmd_tx.coordinator.supervisor import WorkerExit
+from spmd_tx.coordinator.watchdog import LONGEST_STEP, SILENT_SECONDS
+from spmd_tx.protocol import PROTOCOL_VERSION, encode
+
+logger = logging.getLogger(__name__)
+
+MakeOrder = Callable[[int, list[int] | None], StartWorker]  # of a process and the devices that it takes
+
+
+@dataclass
+class _Agent:
+    identity: bytes
+    hello: AgentHello
+    silent: float = 0.0  # seconds
+    runs: int | None = None  # the generation whose worker it has started, and which has not ended
+
+
+class AgentRoster:
+    """The agents of all processes of the mesh, as far as they are here."""
+
+    def __init__(self, send: Send, processes: int, devices: int) -> None:
+        self.on_sign: Callable[[Sign], None] = lambda sign: None  # a worker or its agent is gone
+        self._send = send
+        self._processes = processes
+        self._devices = devices  # of each process
+        self._agents: dict[int, _Agent] = {}
+        self._change = asyncio.Event()
+
+    def take(self, identity: bytes, report: AnyAgentReport) -> None:
+        """Take in what an agent says."""
+        if isinstance(report, AgentHello):
+            self._meet(identity, report)
+            return
+        agent = self._agents.get(report.process)
+        if agent is None or agent.identity != identity:
+            return
+        agent.silent = 0.0
+        if isinstance(report, WorkerEnded) and report.generation == agent.runs:
+            agent.runs = None
+            exit = WorkerExit(report.process, report.code, tuple(report.last_lines))
+            self.on_sign(of_exit(exit, agent.hello.host))
+        elif isinstance(report, AgentRefuses):
+            logger.error("the agent of %s has left: %s", self.place(report.process), report.reason)
+            self._drop(report.process, f"has left: {report.reason}")
+        self._change.set()
+
+    def passed(self, seconds: float) -> None:
+        """Time has passed; see who is still there."""
+        for process, agent in list(self._agents.items()):
+            agent.silent += min(seconds, LONGEST_STEP)
+            if agent.silent > SILENT_SECONDS:
+                self._drop(process, f"has given no sign of life for {SILENT_SECONDS:g} s")
+            elif not self._tell(agent, Ping()):
+                self._drop(process, "has lost its connection, or was killed")
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any worker runs that was started."""
+        return any(agent.runs is not None for agent in self._agents.values())
+
+    def absent(self) -> list[int]:
+        """The processes whose agents are not here."""
+        return [process for process in range(self._processes) if process not in self._agents]
+
+    async def changed(self) -> None:
+        """Return when somebody has come, left or said something."""
+        self._change.clear()
+        await self._change.wait()
+
+    def start(self, generation: int, make_order: MakeOrder) -> None:
+        """Have all workers started."""
+        for process, agent in self._agents.items():
+            agent.runs = generation
+            self._tell(agent, make_order(process, self._device_ids(process)))
+
+    async def stop(self, timeout: float) -> None:
+        """Have all workers killed, and return when they are gone. An agent has so many seconds for it."""
+        for agent in self._agents.values():
+            if agent.runs is not None:
+                self._tell(agent, StopWorker(generation=agent.runs))
+        if not await self.ended(timeout):
+            for process, agent in list(self._agents.items()):
+                if agent.runs is not None:
+                    self._drop(process, f"has not ended its worker within {timeout:g} s")
+
+    async def ended(self, timeout: float) -> bool:
+        """Wait until no worker runs any more, for at most so many seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self.has_workers:
+                    await self.changed()
+        except TimeoutError:
+            return False
+        return True
+
+    def quit(self) -> None:
+        """Let all agents end."""
+        for agent in self._agents.values():
+            self._tell(agent, Quit())
+
+    def host(self, process: int) -> str:
+        agent = self._agents.get(process)
+        return agent.hello.host if agent is not None else "a lost host"
+
+    def place(self, process: int) -> str:
+        return f"worker {process} on {self.host(process)}"
+
+    def leader_address(self) -> str:
+        """Where other hosts reach the host of process 0.
+
+        Its own agent may know a loopback address only, if that is the coordinator's host, too.
+        """
+        leader = self._agents[0].hello
+        names = [
+            agent.hello.coordinator for agent in self._agents.values() if agent.hello.host != leader.host
+        ]
+        if names and ip_address(leader.address).is_loopback:
+            return names[0]
+        return leader.address
+
+    def _meet(self, identity: bytes, hello: AgentHello) -> None:
+        known = self._agents.get(hello.process)
+        refused = self._refusal(hello)
+        if known is not None and refused is None:
+            if known.hello.instance != hello.instance and self._tell(known, Ping()):
+                text = (
+                    f"worker {hello.process} has an agent already, on {known.hello.host}; end one of the two"
+                )
+                refused = Refused(reason=text, is_final=False)
+            else:
+                self._drop(hello.process, "has lost its connection, or was killed")
+        if refused is not None:
+            logger.error(
+                "refused the agent of worker %d on %s: %s", hello.process, hello.host, refused.reason
+            )
+            self._send(identity, encode(refused))
+            return
+        self._agents[hello.process] = _Agent(identity, hello)
+        logger.info("the agent of worker %d on %s has joined", hello.process, hello.host)
+        self._change.set()
+
+    def _refusal(self, hello: AgentHello) -> Refused | None:
+        problem = None
+        if hello.version != PROTOCOL_VERSION:
+            problem = (
+                f"the agent speaks protocol {hello.version} and the server {PROTOCOL_VERSION}; "
+                "install the same version of spmd_tx on all hosts"
+            )
+        elif not 0 <= hello.process < self._processes:
+            problem = (
+                f"--process-id is {hello.process}, but the mesh has processes 0 to {self._processes - 1}; "
+                "see --num-processes of spmd-tx serve"
+            )
+        elif hello.devices not in (None, self._devices):
+            problem = (
+                f"--devices is {hello.devices}, but each process of the mesh has {self._devices}; change it, "
+                "or the parallel sizes and --num-processes of spmd-tx serve"
+            )
+        return None if problem is None else Refused(reason=problem, is_final=True)
+
+    def _device_ids(self, process: int) -> list[int] | None:
+        """The devices of a process that shares its host with others; None: all that it sees."""
+        host = self._agents[process].hello.host
+        sharing = sorted(other for other, agent in self._agents.items() if agent.hello.host == host)
+        if len(sharing) == 1:
+            return None
+        first = sharing.index(process) * self._devices
+        return list(range(first, first + self._devices))
+
+    def _drop(self, process: int, what: str) -> None:
+        """Its worker is gone too: it dies with its agent, and is killed by an agent without coordinator."""
+        agent = self._agents.pop(process)
+        if agent.runs is not None:
+            self.on_sign(of_agent(process, agent.hello.host, what))
+        self._change.set()
+
+    def _tell(self, agent: _Agent, order: AnyOrder) -> bool:
+        return self._send(agent.identity, encode(order))

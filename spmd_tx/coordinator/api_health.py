@@ -1,0 +1,29 @@
+"""Routes for whoever runs the server: is it alive, and would it serve a request at once."""
+
+from litestar import Controller, Response, get
+from litestar.status_codes import HTTP_200_OK, HTTP_503_SERVICE_UNAVAILABLE
+
+from spmd_tx.coordinator.dependencies import Health, Service
+from spmd_tx.coordinator.schemas import HealthResponse
+
+
+class HealthController(Controller):
+    path = "/"
+
+    @get("/healthz")
+    async def healthz(self) -> HealthResponse:
+        """200 as long as the API answers, with or without workers: a restart of the server would not help."""
+        return HealthResponse("ok")
+
+    @get("/readyz")
+    async def readyz(self, services: Service) -> Response[HealthResponse]:
+        """200 while workers run commands; else 503, with what goes on."""
+        return readiness(services.health)
+
+
+def readiness(health: Health) -> Response[HealthResponse]:
+    if health.refusal is not None:
+        return Response(HealthResponse("stopping", health.refusal), status_code=HTTP_503_SERVICE_UNAVAILABLE)
+    if not health.ready:
+        return Response(HealthResponse("starting", health.phase), status_code=HTTP_503_SERVICE_UNAVAILABLE)
+    return Response(HealthResponse("ok"), status_code=HTTP_200_OK)

@@ -1,0 +1,236 @@
+"""One generation of workers after the other: start it, let it work, find out why it ended, start the next."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import msgspec
+
+from spmd_tx.agent_protocol import AgentReport, StartWorker
+from spmd_tx.coordinator.agent_roster import AgentRoster
+from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.losses import Loss, Sign, Suspicion, cause, of_failure
+from spmd_tx.coordinator.watchdog import Watchdog
+from spmd_tx.coordinator.worker_port import WorkerPort
+from spmd_tx.errors import CrashLoop, MeshError, StartError, WorkerLost
+from spmd_tx.protocol import AnyReport, Failure, Progress, Ready, Setup, Shutdown
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5  # between looks at who is still alive
+STORY_SECONDS = 1.0  # after the first sign of a loss, for the one that explains it
+STOP_SECONDS = 10.0  # for an agent to kill its worker
+SHUTDOWN_SECONDS = 10.0  # for workers to finish what they are doing
+SETTLE_SECONDS = 1.0  # for the work to notice that its workers are lost
+
+FIRST_DELAY, LONGEST_DELAY = 0.2, 30.0  # seconds before the next generation
+FRUITLESS = 5  # generations in a row
+FRUITFUL_SECONDS = 60.0  # of being ready, without any command: no crash loop either
+
+Work = Callable[[Ready], Awaitable[object]]  # what is done with workers that are ready; ends by a MeshError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every generation has in common."""
+
+    setup: Setup  # without generation and address
+    devices: int  # of each process
+    model_files: dict[str, str]
+    command_timeout: float  # seconds
+    next_number: Callable[[], Awaitable[int]]
+
+
+class Generations:
+    """The workers of a coordinator's life. ``receive``, ``watch`` and ``run`` run side by side."""
+
+    def __init__(self, port: WorkerPort, hub: Hub, roster: AgentRoster, plan: Plan) -> None:
+        self._port = port
+        self._hub = hub
+        self._roster = roster
+        self._plan = plan
+        self._watchdog: Watchdog | None = None
+        self._ready_at: float | None = None
+        self._has_been_ready = False
+        self._signs: list[Sign] = []
+        self._lost = asyncio.Event()
+        self._is_ending = False
+        roster.on_sign = self._notice
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether workers run commands now."""
+        return self._ready_at is not None
+
+    async def receive(self) -> NoReturn:
+        """Take in what agents and workers say."""
+        while True:
+            identity, report = await self._port.receive()
+            if isinstance(report, AgentReport):
+                self._roster.take(identity, report)
+            else:
+                self._take(identity, report)
+
+    async def watch(self) -> NoReturn:
+        """Notice whoever says nothing any more."""
+        clock = asyncio.get_running_loop().time
+        then = clock()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            seconds, then = clock() - then, clock()
+            self._roster.passed(seconds)
+            if self._watchdog is not None:
+                for sign in self._watchdog.passed(seconds, self._hub.current()):
+                    self._notice(self._with_names(sign))
+
+    async def run(self, work: Work) -> NoReturn:
+        """Keep workers at work. Raises CrashLoop when that makes no sense any more."""
+        fruitless = 0
+        while True:
+            loss, was_fruitful = await self._one(work)
+            if was_fruitful:
+                fruitless = 0
+            elif loss.cause.suspicion != Suspicion.HOST_GONE:  # that host is waited for
+                fruitless += 1
+            if fruitless == FRUITLESS:
+                raise CrashLoop(
+                    f"{FRUITLESS} generations of workers in a row have ended without finishing any command. "
+                    f"The last one: {loss.story}. Unfinished requests are kept for the next start"
+                )
+            delay = min(FIRST_DELAY * 2**fruitless, LONGEST_DELAY)
+            logger.error("%s; starting the workers again in %g s", loss.story, delay)
+            await asyncio.sleep(delay)
+
+    async def shut_down(self) -> None:
+        """Let workers and agents end. ``run`` does nothing more, and can be cancelled."""
+        self._is_ending = True
+        if self.is_ready:
+            self._hub.send(Shutdown())
+            await self._roster.ended(SHUTDOWN_SECONDS)
+        await self._roster.stop(STOP_SECONDS)
+        self._roster.quit()
+
+    async def _one(self, work: Work) -> tuple[Loss, bool]:
+        """A generation, from its start until its workers are gone; and whether it was good for anything."""
+        number = await self._plan.next_number()
+        await self._wait_for_agents()
+        self._signs.clear()
+        self._lost.clear()
+        self._begin(number)
+        living = asyncio.create_task(self._live(work))
+        noticing = asyncio.create_task(self._lost.wait())
+        try:
+            await asyncio.wait([living, noticing], return_when=asyncio.FIRST_COMPLETED)
+            if not self._signs:
+                self._notice(_of_work(living))
+            await self._hear_the_story()
+            was_fruitful = self._was_fruitful()
+            loss = self._lose()
+            await self._roster.stop(STOP_SECONDS)
+            await asyncio.wait([living], timeout=SETTLE_SECONDS)
+            if living.done():
+                _of_work(living)
+            return loss, was_fruitful
+        finally:
+            self._watchdog = self._ready_at = None
+            for task in (living, noticing):
+                task.cancel()
+            await asyncio.gather(living, noticing, return_exceptions=True)
+
+    def _begin(self, number: int) -> None:
+        plan = self._plan
+        setup = msgspec.structs.replace(
+            plan.setup, generation=number, jax_coordinator=self._roster.leader_address()
+        )
+        self._watchdog = Watchdog(setup.num_processes, plan.command_timeout)
+        self._hub.begin(setup)
+        self._hub.be_busy("starting")
+        logger.info("generation %d: starting %d workers", number, setup.num_processes)
+
+        def order(_: int, device_ids: list[int] | None) -> StartWorker:
+            return StartWorker(
+                generation=number,
+                devices=plan.devices,
+                device_ids=device_ids,
+                model_dir=setup.model_dir,
+                model_files=plan.model_files,
+            )
+
+        self._roster.start(number, order)
+
+    async def _live(self, work: Work) -> None:
+        ready = await self._hub.all_ready()
+        assert self._watchdog is not None
+        self._watchdog.ready()
+        self._ready_at = asyncio.get_running_loop().time()
+        self._has_been_ready = True
+        await work(ready)
+
+    async def _wait_for_agents(self) -> None:
+        while absent := self._roster.absent():
+            self._hub.be_busy(f"waiting for the agent of worker {', '.join(map(str, absent))}")
+            await self._roster.changed()
+
+    def _take(self, identity: bytes, report: AnyReport) -> None:
+        if self._watchdog is not None and self._hub.includes(report):
+            self._watchdog.heard(report.process)
+            if isinstance(report, Progress):
+                self._watchdog.progress(report.process, report.message)
+            elif isinstance(report, Failure):
+                logger.error("worker %d failed:\n%s", report.process, report.traceback)
+                self._notice(of_failure(report, self._roster.host(report.process)))
+        try:
+            self._hub.take(identity, report)
+        except MeshError as error:
+            self._notice(Sign(Suspicion.FAILED, report.process, str(error), by_command=False))
+
+    def _notice(self, sign: Sign) -> None:
+        if not self._is_ending:
+            self._signs.append(sign)
+            self._lost.set()
+
+    async def _hear_the_story(self) -> None:
+        """Wait for a sign that explains the first one, if there can be one."""
+        try:
+            async with asyncio.timeout(STORY_SECONDS):
+                while self._roster.has_workers and cause(self._signs).suspicion != Suspicion.KILLED:
+                    self._lost.clear()
+                    await self._lost.wait()
+        except TimeoutError:
+            return
+
+    def _was_fruitful(self) -> bool:
+        if self._hub.answered:
+            return True
+        now = asyncio.get_running_loop().time()
+        return self._ready_at is not None and now - self._ready_at > FRUITFUL_SECONDS
+
+    def _lose(self) -> Loss:
+        """Tell everybody who waits for a reply. Raises StartError if workers can never start like this."""
+        sign = cause(self._signs)
+        if sign.is_final and not self._has_been_ready:
+            raise StartError(sign.text)
+        culprit, message = self._hub.current(sign.worker), sign.text
+        if culprit is not None:
+            culprit = culprit if sign.sequence is None else sign.sequence
+            message += f", during command {culprit} ({self._hub.name_of(culprit)})"
+        self._ready_at = None
+        self._hub.lose(WorkerLost(message, sign.by_command and culprit is not None), culprit)
+        return Loss(sign, message)
+
+    def _with_names(self, sign: Sign) -> Sign:
+        """Say on which hosts."""
+        late = self._hub.late() if sign.suspicion == Suspicion.LATE else [sign.worker]
+        places = ", ".join(self._roster.place(worker) for worker in late)
+        return replace(sign, text=f"{sign.text} ({places})" if places else sign.text)
+
+
+def _of_work(living: asyncio.Task[None]) -> Sign:
+    """Why the work ended. What is no loss is raised."""
+    try:
+        living.result()
+    except MeshError as error:
+        return Sign(Suspicion.FOLLOWED, 0, str(error), by_command=False)
+    raise RuntimeError("the work with the workers ended without a reason")

@@ -1,0 +1,91 @@
+"""From the signs that a generation has ended to its cause: which worker, where, and whose fault. Pure."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from spmd_tx.coordinator.supervisor import WorkerExit
+from spmd_tx.protocol import Failure
+
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs, the kernel out of memory
+FOLLOWS_A_LOSS = (signal.SIGABRT,)  # how libraries end a process whose peer is gone
+
+
+class Suspicion(IntEnum):
+    """What kind of sign it is. When workers fall together, the lowest is the cause and the rest follow."""
+
+    KILLED = 0
+    HOST_GONE = 1
+    FAILED = 2
+    SILENT = 3
+    LATE = 4
+    EXITED = 5
+    FOLLOWED = 6
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One thing that was noticed."""
+
+    suspicion: Suspicion
+    worker: int
+    text: str
+    by_command: bool  # whether the command may be the cause
+    sequence: int | None = None  # of that command, where it is known better than from the replies
+    last_lines: tuple[str, ...] = ()
+    is_final: bool = False  # it would happen again, whatever the requests
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a generation ended."""
+
+    cause: Sign
+    message: str  # "worker 1 on node-b was killed by signal 9 (SIGKILL), during command 17 (optim_step)"
+
+    @property
+    def story(self) -> str:
+        """The message with the worker's last words."""
+        words = " | ".join(self.cause.last_lines)
+        return f"{self.message}; its last words: {words}" if words else self.message
+
+
+def of_exit(exit: WorkerExit, host: str) -> Sign:
+    number = -exit.code
+    if number in FROM_OUTSIDE:
+        suspicion = Suspicion.KILLED
+    elif number > 0:
+        suspicion = Suspicion.EXITED if number in FOLLOWS_A_LOSS else Suspicion.KILLED
+    else:
+        suspicion = Suspicion.EXITED
+    text = str(exit).replace(f"worker {exit.worker} ", f"worker {exit.worker} on {host} ", 1)
+    return Sign(
+        suspicion,
+        exit.worker,
+        text,
+        by_command=number not in FROM_OUTSIDE and exit.code != 0,
+        last_lines=exit.last_lines,
+    )
+
+
+def of_failure(failure: Failure, host: str) -> Sign:
+    return Sign(
+        Suspicion.FOLLOWED if failure.is_consequence else Suspicion.FAILED,
+        failure.process,
+        f"worker {failure.process} on {host} failed: {failure.message}",
+        by_command=not failure.is_consequence,
+        sequence=failure.sequence,
+        is_final=failure.is_final,
+    )
+
+
+def of_agent(worker: int, host: str, what: str) -> Sign:
+    return Sign(
+        Suspicion.HOST_GONE, worker, f"the agent of worker {worker} on {host} {what}", by_command=False
+    )
+
+
+def cause(signs: Sequence[Sign]) -> Sign:
+    """The sign that explains the others: the most suspicious one, the first of its kind."""
+    return min(signs, key=lambda sign: sign.suspicion)

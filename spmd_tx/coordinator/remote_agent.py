@@ -1,0 +1,52 @@
+"""What ``spmd-tx worker`` does: an agent in a process of its own, until the server or a signal ends it."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
+from spmd_tx.errors import StartError
+from spmd_tx.secret import REMEDY, VARIABLE, read_secret
+
+logger = logging.getLogger(__name__)
+
+
+def shared_secret(file: Path | None) -> str:
+    secret = read_secret(file)
+    if secret is None:
+        raise StartError(
+            "a worker needs the secret of its server: give both the same --secret-file, "
+            f"or {VARIABLE} in their environments; {REMEDY}"
+        )
+    return secret
+
+
+async def run(options: AgentOptions, worker: Sequence[str] = WORKER) -> int:
+    """The result is the exit code. Raises StartError when this host cannot be of use."""
+    if not re.fullmatch(r"[^:/\s]+:[0-9]+", options.coordinator):
+        raise StartError(f"--coordinator is {options.coordinator!r}; it must be HOST:PORT")
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
+    )
+    agent = Agent(options, worker)
+    running = asyncio.create_task(agent.run())
+    has_signal = False
+
+    def end() -> None:
+        nonlocal has_signal
+        if has_signal:
+            agent.kill()
+            os._exit(1)
+        has_signal = True
+        running.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    await asyncio.wait([running])
+    if not running.cancelled():
+        running.result()
+    return 0

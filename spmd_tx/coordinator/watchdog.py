@@ -1,0 +1,76 @@
+"""Notices workers that hang: silent ones, and commands past their deadline. Has no clock of its own."""
+
+from dataclasses import dataclass, field
+
+from spmd_tx.coordinator.losses import Sign, Suspicion
+from spmd_tx.protocol import BEAT_SECONDS
+
+SILENT_SECONDS = 15.0  # without a sign of life, until a worker or an agent is taken for lost
+HELLO_SECONDS = 120.0  # from the start of a process to its first sign: Python, JAX and the devices wake up
+
+# If more has passed, the coordinator itself has slept, and what workers said meanwhile waits to be read.
+LONGEST_STEP = 2 * BEAT_SECONDS
+
+
+@dataclass
+class _Worker:
+    silent: float = 0.0  # seconds
+    has_spoken: bool = False
+    busy: str = ""  # compiling, which takes as long as it takes
+
+
+@dataclass
+class Watchdog:
+    """Watches the workers of one generation."""
+
+    workers: int
+    command_timeout: float  # seconds
+    _watched: list[_Worker] = field(init=False)
+    _age: float = 0.0  # of the command that is carried out, without the time of compilation
+    _oldest: int | None = None  # the number of that command; None: nothing is sent
+    _is_ready: bool = False
+
+    def __post_init__(self) -> None:
+        self._watched = [_Worker() for _ in range(self.workers)]
+
+    def heard(self, worker: int) -> None:
+        self._watched[worker].silent = 0.0
+        self._watched[worker].has_spoken = True
+
+    def progress(self, worker: int, message: str) -> None:
+        """A worker compiles something, or has done so; until all are ready, it is getting there."""
+        self._watched[worker].busy = message
+        if not self._is_ready:
+            self._age = 0.0
+
+    def ready(self) -> None:
+        self._is_ready, self._age = True, 0.0
+        for worker in self._watched:
+            worker.busy = ""
+
+    def passed(self, seconds: float, oldest: int | None) -> list[Sign]:
+        """Time has passed; ``oldest`` is the number of the command that is being carried out."""
+        seconds = min(seconds, LONGEST_STEP)
+        signs = []
+        for number, worker in enumerate(self._watched):
+            worker.silent += seconds
+            limit = SILENT_SECONDS if worker.has_spoken else HELLO_SECONDS
+            if worker.silent > limit:
+                text = f"worker {number} has given no sign of life for {limit:g} s"
+                signs.append(Sign(Suspicion.SILENT, number, text, by_command=False))
+        signs += self._deadline(seconds, oldest)
+        return signs
+
+    def _deadline(self, seconds: float, oldest: int | None) -> list[Sign]:
+        if self._is_ready:
+            if oldest != self._oldest or oldest is None:
+                self._oldest, self._age = oldest, 0.0
+            elif not any(worker.busy for worker in self._watched):
+                self._age += seconds
+        else:
+            self._age += seconds
+        if self._age <= self.command_timeout:
+            return []
+        what = "no reply to a command" if self._is_ready else "the workers did not get ready"
+        text = f"{what} within --command-timeout {self.command_timeout:g} s"
+        return [Sign(Suspicion.LATE, 0, text, by_command=self._is_ready, sequence=oldest)]

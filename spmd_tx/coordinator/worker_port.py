@@ -1,0 +1,90 @@
+"""The one socket where agents and workers connect: encrypted, and only for those who know the secret."""
+
+import asyncio
+import errno
+import logging
+from typing import cast
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from spmd_tx.agent_protocol import AnyAgentReport, decode_any_report
+from spmd_tx.errors import StartError
+from spmd_tx.protocol import AnyReport
+from spmd_tx.secret import Keys
+
+logger = logging.getLogger(__name__)
+
+# What a connection may be silent until it is closed. ZeroMQ asks and answers in threads of its own.
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 15_000
+
+
+class WorkerPort:
+    """Serves all generations of a coordinator's life. Lives in one asyncio loop."""
+
+    def __init__(self, host: str, port: int, keys: Keys) -> None:
+        self._keys = keys
+        self._context = zmq.asyncio.Context()
+        self._gate = AsyncioAuthenticator(self._context)
+        self._gate.start()
+        self._gate.configure_curve_callback(credentials_provider=self)
+        self._socket = self._context.socket(zmq.ROUTER)
+        keys.guard(self._socket)
+        self._socket.set_hwm(0)  # a dropped command would be a gap
+        self._socket.router_mandatory = True  # sending to somebody who is gone is an error
+        self._socket.heartbeat_ivl = HEARTBEAT_MS
+        self._socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        self.host, self.port = host, self._bind(host, port)
+
+    @property
+    def local_address(self) -> str:
+        """HOST:PORT for processes of this host."""
+        return f"{'127.0.0.1' if self.host in ('0.0.0.0', '*') else self.host}:{self.port}"
+
+    def callback(self, _: str, key: bytes) -> bool:
+        """Whether the owner of a client key may connect; the authenticator's name for this method."""
+        return key == self._keys.client_public
+
+    async def receive(self) -> tuple[bytes, AnyReport | AnyAgentReport]:
+        """The next report, with the identity of its sender."""
+        while True:
+            identity, *frames = await self._socket.recv_multipart()
+            try:
+                return identity, decode_any_report(b"".join(frames))
+            except (msgspec.DecodeError, ValueError, TypeError) as problem:
+                logger.warning("ignored a message that is no report: %s", problem)
+
+    def send(self, identity: bytes, message: bytes) -> bool:
+        """Send without waiting; False if the connection is gone."""
+        sent = cast(asyncio.Future[None], self._socket.send_multipart([identity, message], copy=False))
+        problem = sent.exception() if sent.done() else None
+        if isinstance(problem, zmq.ZMQError) and problem.errno == zmq.EHOSTUNREACH:
+            return False
+        if problem is not None:
+            raise problem
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        """Disconnect from all, after at most ``linger`` seconds for what has been sent."""
+        self._socket.close(linger=round(1000 * linger))
+        self._gate.stop()
+        self._context.term()
+
+    def _bind(self, host: str, port: int) -> int:
+        try:
+            self._socket.bind(f"tcp://{'*' if host == '0.0.0.0' else host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            if error.errno == errno.EADDRINUSE:
+                raise StartError(
+                    f"port {port} of {host} is in use; end that program, or set another --worker-port"
+                ) from None
+            raise StartError(
+                f"cannot listen for workers on {host}, port {port}: {error}; "
+                "check --worker-host, which is an address of this machine, and --worker-port"
+            ) from None
+        endpoint = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))
+        return int(endpoint.rstrip(b"\0").rpartition(b":")[2])

@@ -1,0 +1,78 @@
+import signal
+
+import pytest
+
+from spmd_tx.coordinator.losses import Loss, Suspicion, cause, of_agent, of_exit, of_failure
+from spmd_tx.coordinator.supervisor import WorkerExit
+from spmd_tx.protocol import Failure
+
+
+def ended(worker, code, *lines):
+    return of_exit(WorkerExit(worker, code, lines), "node-b")
+
+
+def failed(worker, message, **fields):
+    failure = Failure(generation=1, process=worker, message=message, traceback="", **fields)
+    return of_failure(failure, "node-b")
+
+
+KILLED = ended(1, -signal.SIGKILL)
+CRASHED = ended(1, -signal.SIGSEGV)
+ABORTED = ended(0, -signal.SIGABRT)
+EXITED = ended(1, 1)
+RAISED = failed(1, "ValueError: boom", sequence=7)
+FOLLOWED = failed(0, "Gloo: Connection closed by peer", is_consequence=True)
+VANISHED = of_agent(1, "node-b", "has lost its connection")
+
+
+@pytest.mark.parametrize(
+    "signs, expected",
+    [
+        ([FOLLOWED, ABORTED, KILLED], KILLED),
+        ([FOLLOWED, RAISED, EXITED], RAISED),
+        ([ABORTED, VANISHED], VANISHED),
+        ([FOLLOWED, EXITED], EXITED),
+        ([FOLLOWED], FOLLOWED),
+        ([RAISED, failed(0, "ValueError: boom, too")], RAISED),
+    ],
+)
+def test_the_cause_is_told_from_what_follows(signs, expected):
+    assert cause(signs) is expected
+
+
+@pytest.mark.parametrize(
+    "sign, by_command",
+    [
+        (KILLED, False),
+        (ended(1, -signal.SIGTERM), False),
+        (CRASHED, True),
+        (ABORTED, True),
+        (EXITED, True),
+        (ended(1, 0), False),
+        (RAISED, True),
+        (FOLLOWED, False),
+        (VANISHED, False),
+    ],
+)
+def test_a_command_is_blamed_only_for_what_it_may_have_done(sign, by_command):
+    assert sign.by_command == by_command
+
+
+def test_a_sign_names_worker_host_and_what_happened():
+    assert KILLED.text == "worker 1 on node-b was killed by signal 9 (SIGKILL)"
+    assert EXITED.text == "worker 1 on node-b exited with code 1"
+    assert RAISED.text == "worker 1 on node-b failed: ValueError: boom"
+    assert VANISHED.text == "the agent of worker 1 on node-b has lost its connection"
+    assert RAISED.sequence == 7
+
+
+def test_the_story_quotes_the_last_words():
+    loss = Loss(ended(1, 1, "loading", "no memory"), "worker 1 on node-b exited with code 1")
+    assert loss.story == "worker 1 on node-b exited with code 1; its last words: loading | no memory"
+    assert Loss(KILLED, KILLED.text).story == KILLED.text
+
+
+def test_only_a_failure_that_says_so_is_final():
+    assert failed(0, "the mesh needs 8 devices", is_final=True).is_final
+    assert not RAISED.is_final
+    assert RAISED.suspicion < Suspicion.FOLLOWED

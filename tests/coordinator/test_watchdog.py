@@ -1,0 +1,81 @@
+import pytest
+
+from spmd_tx.coordinator.losses import Suspicion
+from spmd_tx.coordinator.watchdog import HELLO_SECONDS, LONGEST_STEP, SILENT_SECONDS, Watchdog
+
+TIMEOUT = 10.0
+
+
+@pytest.fixture
+def watchdog():
+    """Two workers, ready, with commands of 10 seconds at most."""
+    watchdog = Watchdog(workers=2, command_timeout=TIMEOUT)
+    for worker in range(2):
+        watchdog.heard(worker)
+    watchdog.ready()
+    return watchdog
+
+
+def pass_time(watchdog, seconds, oldest=None, alive=(0, 1)):
+    """The signs of so many seconds, in which some workers beat."""
+    signs = []
+    for _ in range(round(seconds)):
+        signs += watchdog.passed(1.0, oldest)
+        for worker in alive:
+            watchdog.heard(worker)
+    return signs
+
+
+def test_workers_that_beat_are_left_alone(watchdog):
+    assert pass_time(watchdog, 1000) == []
+
+
+def test_a_worker_that_is_silent_is_lost(watchdog):
+    signs = pass_time(watchdog, SILENT_SECONDS + 1, alive=[0])
+    assert [(sign.suspicion, sign.worker, sign.by_command) for sign in signs] == [
+        (Suspicion.SILENT, 1, False)
+    ]
+
+
+def test_a_worker_that_starts_has_more_time(watchdog):
+    watchdog = Watchdog(workers=1, command_timeout=10 * HELLO_SECONDS)
+    assert pass_time(watchdog, HELLO_SECONDS, alive=[]) == []
+    assert pass_time(watchdog, 1, alive=[])[0].suspicion == Suspicion.SILENT
+
+
+def test_a_coordinator_that_slept_does_not_blame_its_workers(watchdog):
+    assert watchdog.passed(3600.0, oldest=3) == []
+    assert LONGEST_STEP < TIMEOUT
+
+
+def test_a_command_past_its_deadline_is_named(watchdog):
+    assert pass_time(watchdog, 1 + TIMEOUT, oldest=4) == []  # its time starts with the first look
+    [sign] = pass_time(watchdog, 1, oldest=4)
+    assert (sign.suspicion, sign.by_command, sign.sequence) == (Suspicion.LATE, True, 4)
+    assert sign.text == "no reply to a command within --command-timeout 10 s"
+
+
+def test_each_command_has_its_own_deadline(watchdog):
+    for sequence in range(20):
+        assert pass_time(watchdog, TIMEOUT - 1, oldest=sequence) == []
+    assert pass_time(watchdog, TIMEOUT, oldest=None) == []
+    assert pass_time(watchdog, TIMEOUT, oldest=19) == []
+
+
+def test_compilation_does_not_count(watchdog):
+    pass_time(watchdog, 1 + 9, oldest=4)
+    watchdog.progress(1, "compiling decode 4x16")
+    assert pass_time(watchdog, 1000, oldest=4) == []
+    watchdog.progress(1, "")
+    assert pass_time(watchdog, 1, oldest=4) == []
+    assert pass_time(watchdog, 1, oldest=4) != []
+
+
+def test_workers_that_do_not_get_ready_are_late():
+    watchdog = Watchdog(workers=1, command_timeout=TIMEOUT)
+    for percent in range(5):
+        assert pass_time(watchdog, TIMEOUT, alive=[0]) == []
+        watchdog.progress(0, f"loading weights {percent} %")
+    [sign] = pass_time(watchdog, TIMEOUT + 1, alive=[0])
+    assert sign.text == "the workers did not get ready within --command-timeout 10 s"
+    assert not sign.by_command
