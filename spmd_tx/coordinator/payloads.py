@@ -1,15 +1,16 @@
 """Bodies of requests and results on disk: many to a file, each a zstd frame, durable when written."""
 
-import fcntl
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import zstandard
 
-from spmd_tx.errors import StartError
+from spmd_tx.coordinator import server_lock
+from spmd_tx.coordinator.folder_manifest import sync
+from spmd_tx.errors import DamagedBody, StartError
 
 T = TypeVar("T")
 
@@ -32,13 +33,14 @@ class PayloadFiles:
         self._directory = directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(directory / "lock")
+            self._lock = server_lock.take(directory / "lock", f"the folder {directory}", "--data-dir")
+            for unfinished in directory.glob("*.tmp"):
+                unfinished.unlink()
         except OSError as error:
             raise StartError(
-                f"cannot write to {directory}: {error.strerror}; choose another --data-dir"
+                f"cannot write to {directory}: {error.strerror}; make it writable for user {os.getuid()}, "
+                "or choose another --data-dir"
             ) from error
-        for unfinished in directory.glob("*.tmp"):
-            unfinished.unlink()
         self._next = max(self.numbers(), default=-1) + 1
 
     def close(self) -> None:
@@ -50,22 +52,41 @@ class PayloadFiles:
     def write(self, bodies: Sequence[bytes]) -> list[Place]:
         """Write a group of bodies as one new file."""
         number, self._next = self._next, self._next + 1
-        compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         frames = [compressor.compress(body) for body in bodies]
         path = self._path(number)
         unfinished = path.with_suffix(".tmp")
-        with unfinished.open("wb") as file:
-            file.writelines(frames)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
-        _sync_directory(self._directory)
+        try:
+            with unfinished.open("wb") as file:
+                file.writelines(frames)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        sync(self._directory)
         return list(_places(number, frames))
 
     def read(self, place: Place) -> bytes:
-        with self._path(place.file).open("rb") as file:
-            file.seek(place.offset)
-            return zstandard.ZstdDecompressor().decompress(file.read(place.length))
+        """Raises DamagedBody when it is not there as it was written; an OSError may go away."""
+        path = self._path(place.file)
+        try:
+            with path.open("rb") as file:
+                file.seek(place.offset)
+                frame = file.read(place.length)
+        except FileNotFoundError:
+            raise DamagedBody(f"{path} is missing") from None
+        if len(frame) != place.length:
+            raise DamagedBody(
+                f"{path} is truncated: from byte {place.offset} on it has {len(frame)} of {place.length}"
+            )
+        try:
+            return zstandard.ZstdDecompressor().decompress(frame)
+        except zstandard.ZstdError as error:
+            raise DamagedBody(
+                f"{path} is damaged in the {place.length} bytes from byte {place.offset} on: {error}"
+            ) from error
 
     def delete(self, numbers: Iterable[int]) -> None:
         for number in numbers:
@@ -104,23 +125,3 @@ def _places(number: int, frames: Sequence[bytes]) -> Iterable[Place]:
     for frame in frames:
         yield Place(number, offset, len(frame))
         offset += len(frame)
-
-
-def _lock(path: Path) -> IO[str]:
-    file = path.open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise StartError(
-            f"{path.parent} is in use by another running server; stop it, or choose another --data-dir"
-        ) from None
-    return file
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

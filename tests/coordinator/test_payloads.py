@@ -1,7 +1,11 @@
-import pytest
+import os
+import random
 
-from spmd_tx.coordinator.payloads import PayloadFiles, Recent
-from spmd_tx.errors import StartError
+import pytest
+import zstandard
+
+from spmd_tx.coordinator.payloads import PayloadFiles, Place, Recent
+from spmd_tx.errors import DamagedBody, StartError
 
 
 @pytest.fixture
@@ -48,8 +52,50 @@ def test_only_the_files_named_are_deleted(files):
 
 
 def test_a_second_server_on_the_same_directory_is_refused(files, tmp_path):
-    with pytest.raises(StartError, match="another running server"):
+    with pytest.raises(StartError, match=rf"in use by another running server \(process {os.getpid()} on "):
         PayloadFiles(tmp_path / "payloads")
+
+
+def flip_a_bit(path, offset):
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("distance", [1, 4, 5, 300])
+def test_a_flipped_bit_anywhere_in_a_body_is_found(files, tmp_path, distance):
+    before, place = files.write([b"before", random.Random(0).randbytes(1000)])
+    flip_a_bit(tmp_path / "payloads" / "000000000000.zst", place.offset + place.length - distance)
+    with pytest.raises(DamagedBody, match=rf"000000000000\.zst is damaged in the {place.length} bytes"):
+        files.read(place)
+    assert files.read(before) == b"before"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_body_that_is_cut_off_or_gone_is_named_with_its_file(files, tmp_path, is_there):
+    (place,) = files.write([b"body"])
+    path = tmp_path / "payloads" / "000000000000.zst"
+    path.unlink()
+    if is_there:
+        path.write_bytes(b"short")
+    with pytest.raises(DamagedBody, match=r"000000000000\.zst is (truncated|missing)"):
+        files.read(place)
+
+
+def test_files_of_the_first_version_had_no_checksums_and_can_be_read(files, tmp_path):
+    frame = zstandard.ZstdCompressor(level=1).compress(b"old")
+    (tmp_path / "payloads" / "000000000007.zst").write_bytes(frame)
+    assert files.read(Place(7, 0, len(frame))) == b"old"
+
+
+def test_a_write_that_fails_leaves_no_part_of_it(small_disk):
+    files = PayloadFiles(small_disk / "payloads")
+    with pytest.raises(OSError, match="No space left"):
+        files.write([random.Random(0).randbytes(2 << 20)])
+    assert [path.name for path in (small_disk / "payloads").iterdir()] == ["lock"]
+    (place,) = files.write([b"small"])
+    assert files.read(place) == b"small"
+    files.close()
 
 
 def test_the_least_recently_used_is_forgotten_first():

@@ -1,0 +1,86 @@
+"""PostgreSQL as the database: connections that notice its loss, and the lock of the one server that writes.
+
+The only connection that writes holds the lock, so that whoever has lost the lock cannot write any more.
+PostgreSQL lets go when that connection ends; keep-alives end it within a minute after the loss of a host.
+"""
+
+import os
+import secrets
+import socket
+from typing import Any
+
+import asyncpg
+from sqlalchemy import event
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from spmd_tx.errors import DatabaseTaken
+
+LOCK = (0x53504D44, 1)  # among the advisory locks of the database
+
+CONNECT_SECONDS = 10.0  # until a server that does not answer is taken to be gone
+STATEMENT_SECONDS = 120.0
+
+LONGEST_NAME = 63  # bytes
+KEEP_ALIVE = {  # seconds, but for the count
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+
+# What asyncpg raises by itself while it connects, as to a server that is starting
+CANNOT_CONNECT = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+_HOLDER = """
+    SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND classid = $1 AND objid = $2 AND objsubid = 2 AND granted
+    AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def make_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
+    """One to write with, over the connection that holds the lock; one to read with."""
+    name = _connection_name()
+    writer = _make_engine(url, name, pool_size=1, max_overflow=0)
+    event.listen(writer.sync_engine, "connect", lambda connection, _: _lock(connection, name))
+    return writer, _make_engine(url, f"{name[: LONGEST_NAME - 9]}, reading")
+
+
+def _make_engine(url: URL, name: str, **options: Any) -> AsyncEngine:
+    arguments = {
+        "timeout": CONNECT_SECONDS,
+        "command_timeout": STATEMENT_SECONDS,
+        "server_settings": {"application_name": name, **KEEP_ALIVE},
+    }
+    return create_async_engine(url, pool_pre_ping=True, connect_args=arguments, **options)
+
+
+def _connection_name() -> str:
+    """How PostgreSQL shows the connection; nobody else's is called the same."""
+    own = f"spmd-tx {secrets.token_hex(4)}, process {os.getpid()} on "
+    return (own + socket.gethostname())[:LONGEST_NAME]
+
+
+def _lock(connection: Any, name: str) -> None:
+    """Lock the database for a new connection. Raises DatabaseTaken when another server has it.
+
+    An earlier connection of this server, whose end PostgreSQL has not noticed, is ended: a TimeoutError.
+    """
+    cursor = connection.cursor()
+    try:
+        cursor.execute("SELECT pg_try_advisory_lock($1, $2)", LOCK)
+        if cursor.fetchone()[0]:
+            return
+        cursor.execute(_HOLDER, LOCK)
+        holder = cursor.fetchone()
+        if holder is not None and holder[1] == name:
+            cursor.execute("SELECT pg_terminate_backend($1)", (holder[0],))
+    finally:
+        cursor.close()
+        connection.commit()
+    if holder is None or holder[1] == name:
+        raise TimeoutError("the database has not let go of an earlier connection of this server yet")
+    raise DatabaseTaken(
+        f"the database is in use by another running server ({holder[1]}); "
+        "stop it, or choose another --database-url"
+    )

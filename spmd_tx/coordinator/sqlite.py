@@ -1,0 +1,98 @@
+"""SQLite as the database: how its file is taken, checked, opened, and found to be damaged."""
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+from sqlalchemy import event
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from spmd_tx.coordinator import server_lock
+from spmd_tx.errors import DatabaseDamaged, StartError
+
+CHECK_SECONDS = 10.0  # of a large database, at least a part is checked
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+# FULL: a commit is on the disk when it returns. The timeout is for a user who looks in with another tool.
+# The write-ahead log of SQLite is cut back to 64 MiB when it was larger.
+PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=FULL",
+    "foreign_keys=ON",
+    "busy_timeout=10000",
+    f"journal_size_limit={64 << 20}",
+)
+
+
+def take(file: Path) -> IO[str]:
+    """Take the file for this process, and check it. Raises StartError, or DatabaseDamaged. Blocks.
+
+    Opened first without SQLAlchemy: a connection that cannot be opened would leave a thread behind.
+    """
+    lock = None
+    try:
+        lock = server_lock.take(
+            file.with_name(f"{file.name}.lock"), f"the database {file}", "--data-dir or --database-url"
+        )
+        _check(file)
+    except (OSError, sqlite3.Error) as error:
+        if lock is not None:
+            lock.close()
+        if is_damage(error):
+            raise damaged(str(file), str(error)) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StartError(
+            f"cannot open the database {file}: {reason}; see that user {os.getuid()} may write there, "
+            "or choose another --data-dir or --database-url"
+        ) from error
+    except StartError:
+        if lock is not None:
+            lock.close()
+        raise
+    return lock
+
+
+def make_engine(url: URL) -> AsyncEngine:
+    engine = create_async_engine(url)
+    event.listen(engine.sync_engine, "connect", _set_pragmas)
+    return engine
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Whether an error says that the file is not what SQLite has written."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in DAMAGE
+
+
+def damaged(file: str, problem: str) -> DatabaseDamaged:
+    return DatabaseDamaged(
+        f"the database {file} is damaged: {problem}. Keep a copy of the data directory, check the disk, and "
+        f"restore the last backup (docs/operations.md); sqlite3 {file} .recover shows what can still be read"
+    )
+
+
+def _check(file: Path) -> None:
+    """Read all of the database, within bounds."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA schema_version")
+        deadline = time.monotonic() + CHECK_SECONDS
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
+        try:
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                return
+            raise
+    if verdict != "ok":
+        raise damaged(str(file), verdict.splitlines()[-1])
+
+
+def _set_pragmas(connection: object, _: object) -> None:
+    cursor = connection.cursor()  # pyright: ignore[reportAttributeAccessIssue]
+    for pragma in PRAGMAS:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

@@ -1,0 +1,92 @@
+"""Whether work can be stored now: the disk has room, and what was written last was written.
+
+Losing a disk or a database is no error of a request. Work pauses until they are back: new work is refused
+with the reason, outcomes wait in memory, and what was begun is tried again.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from spmd_tx.byte_sizes import parse_size, show_size
+from spmd_tx.coordinator.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+OUTAGES = (OSError, SQLAlchemyError)  # what may go away without anybody's doing
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts
+
+
+class Storage:
+    """Of one server; told of every failure and success, and looked at before work is taken."""
+
+    def __init__(self, directory: Path, min_free: str = "0") -> None:
+        self._directory = directory
+        self._min_free = min_free  # bytes, or a share of the disk
+        self._shortage: str | None = None
+        self._outage: str | None = None
+        self._failures = 0  # in a row
+
+    @property
+    def problem(self) -> str | None:
+        """Why no new work can be taken now, for clients."""
+        return self._outage or self._shortage
+
+    @property
+    def is_short(self) -> bool:
+        return self._shortage is not None
+
+    def measure(self) -> None:
+        """Look how much room is left. Blocks."""
+        try:
+            usage = shutil.disk_usage(self._directory)
+        except OSError as error:
+            self.failed(error)
+            return
+        floor = parse_size(self._min_free, usage.total)
+        before, self._shortage = self._shortage, None
+        if usage.free < floor:
+            self._shortage = (
+                f"the server's disk is almost full: {show_size(usage.free)} are free, and it takes new work "
+                f"from {show_size(floor)} on; its operator must make room"
+            )
+        if self._shortage is not None and before is None:
+            logger.error("%s (%s, --min-free-disk %s)", self._shortage, self._directory, self._min_free)
+        elif self._shortage is None and before is not None:
+            logger.warning("the disk has room again: %s", show_size(usage.free))
+        DISK_FREE_BYTES.set(usage.free)
+        self._publish()
+
+    def failed(self, error: Exception) -> float:
+        """Something could not be stored or read; how many seconds to wait before the next attempt."""
+        if self._outage is None:
+            logger.error("cannot store or read now, and try again until it works: %s", error, exc_info=error)
+        self._failures += 1
+        self._outage = "the server cannot store anything now; it goes on when its disk and database are back"
+        self._publish()
+        return min(SHORTEST_PAUSE * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE)
+
+    def succeeded(self) -> None:
+        """Something was stored."""
+        if self._outage is not None:
+            logger.warning("stored again, after %d failed attempts", self._failures)
+        self._outage, self._failures = None, 0
+        self._publish()
+
+    async def persevere(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Do something that may be done twice, as often as it takes."""
+        while True:
+            try:
+                return await work()
+            except OUTAGES as error:
+                await asyncio.sleep(self.failed(error))
+
+    def _publish(self) -> None:
+        STORAGE_IS_PAUSED.set(self.problem is not None)

@@ -1,0 +1,35 @@
+"""Real file systems of a given size for tests, which can be made full or read-only."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "small-disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def make_read_only(disk: Path, is_read_only: bool = True) -> None:
+    option = f"remount,{'ro' if is_read_only else 'rw'}"
+    subprocess.run(["mount", "-o", option, str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Take all the room that is left; the file to delete for it to be free again."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return ballast
