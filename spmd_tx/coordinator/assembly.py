@@ -18,7 +18,7 @@ from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.dispatcher import Workers
-from spmd_tx.coordinator.execution import Equipment
+from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
 from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.health import ServerHealth

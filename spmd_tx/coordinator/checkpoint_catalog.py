@@ -56,9 +56,22 @@ class CheckpointCatalog:
     async def complete(
         self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
     ) -> None:
-        """Make a written checkpoint the one of its name."""
+        """Make a written checkpoint the one of its name. May be called again when the database failed."""
+        folder = path.folder(self._directory)
+        manifest = await asyncio.to_thread(checkpoint_files.read_manifest, folder)
+        if manifest is None or manifest.saved_by != options.request_id or partial.exists():
+            files = await asyncio.to_thread(checkpoint_files.sizes, partial)
+            manifest = self._manifest(path, adapter, options, files)
+            await asyncio.to_thread(checkpoint_files.publish, partial, folder, manifest)
+        async with self._database.transaction() as db:
+            await db.execute(delete(Checkpoint).where(*_is(path)))
+            db.add(_new_row(path, manifest))
+
+    def _manifest(
+        self, path: CheckpointPath, adapter: AdapterSpec, options: SaveOptions, files: dict[str, int]
+    ) -> Manifest:
         now = time.time()
-        manifest = Manifest(
+        return Manifest(
             run_id=path.run_id,
             base_model=self._base_model,
             rank=adapter.rank,
@@ -69,14 +82,9 @@ class CheckpointCatalog:
             created_at=now,
             expires_at=None if options.ttl_seconds is None else now + options.ttl_seconds,
             user_metadata=options.user_metadata,
-            files=await asyncio.to_thread(checkpoint_files.sizes, partial),
+            files=files,
             saved_by=options.request_id,
         )
-        folder = path.folder(self._directory)
-        await asyncio.to_thread(checkpoint_files.publish, partial, folder, manifest)
-        async with self._database.transaction() as db:
-            await db.execute(delete(Checkpoint).where(*_is(path)))
-            db.add(_new_row(path, manifest))
 
     async def _is_saved_by(self, path: CheckpointPath, request_id: str | None) -> bool:
         manifest = await asyncio.to_thread(checkpoint_files.read_manifest, path.folder(self._directory))

@@ -3,15 +3,17 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator.dispatcher import Dispatcher, Sampling, Workers
+from spmd_tx.coordinator.dispatcher import Dispatcher
+from spmd_tx.coordinator.equipment import Equipment, QueueStatus, Remains
 from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.patience import OUTAGES, patiently
 from spmd_tx.coordinator.recovery import Restoration
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
@@ -19,42 +21,15 @@ from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training import Begun, Training, read_body
+from spmd_tx.coordinator.training import Begun, read_body
 from spmd_tx.coordinator.unfinished import Unfinished
-from spmd_tx.coordinator.versions import Versions
-from spmd_tx.errors import InvalidRequest, MeshError, RequestError
+from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, RequestError
 
 logger = logging.getLogger(__name__)
 
-STORAGE_ERRORS = (OSError, SQLAlchemyError)
+STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class QueueStatus:
-    """What a client is told about a request that is not finished."""
-
-    queue_state: Literal["active", "paused_capacity"]
-    reason: str | None
-
-
-@dataclass(frozen=True)
-class Equipment:
-    """What is made anew for each generation."""
-
-    workers: Workers
-    training: Training
-    versions: Versions
-    sampling: Sampling
-
-
-class Remains(NamedTuple):
-    """What a generation leaves behind."""
-
-    in_flight: set[str]  # requests whose commands were out
-    blamed: set[str]  # those whose command may have ended the generation
-    jobs: dict[str, SampleJob]  # unanswered samples, with the tokens that are known
 
 
 class Execution:
@@ -95,11 +70,12 @@ class Execution:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting_tasks: set[asyncio.Task[None]] = set()  # for outcomes: they end with the workers
         self._bug: BaseException | None = None
+        self._loss: MeshError | None = None
         grid = self._training.grid
         self._dispatcher = Dispatcher(
             self._workers, self._sampling, grid.data_shards, self._work.set, suspects
         )
-        self._replay = Replay(log, self._training, self._spawn)
+        self._replay = Replay(log, self._training, self._spawn, self._is_lost)
         self._versions.restored = self._restored
         self._workers.on_written = snapshots.written
 
@@ -237,7 +213,7 @@ class Execution:
             if request.id in entry.again:
                 await self._replay.run_again(entry, request)
                 continue
-            begun = await self._attempt(request, self._begin(entry, request))
+            begun = await self._attempt(request, partial(self._begin, entry, request))
             if begun is not None:
                 settling = self._spawn(self._settle(request, begun))
                 if begun.next_waits:
@@ -247,18 +223,20 @@ class Execution:
         model = entry.model
         try:
             begun = await self._training.begin(model, request, await self._log.payload(request))
-        except (RequestError, *STORAGE_ERRORS) as error:
+        except OUTAGES:
+            raise  # it will be tried again
+        except (RequestError, OSError, DamagedBody) as error:
             if request.seq_id == 0:
                 model.refusal = f"{model.id} was not created: {error}"
             raise
         entry.begun(request)
         if request.kind == "optim_step" and self._snapshots.is_due(model.id):
             taking = self._training.take_snapshot(model, request.seq_id)
-            self._spawn(self._keep(entry, request.seq_id, taking), self._waiting_tasks)
+            self._spawn(self._keep(entry, request.seq_id, taking))
         return begun
 
     async def _settle(self, request: Request, begun: Begun) -> None:
-        settled = await self._attempt(request, begun.outcome())
+        settled = await self._attempt(request, begun.outcome)
         if settled is not None:
             self._finish(request, settled)
 
@@ -268,8 +246,8 @@ class Execution:
         try:
             problem = await taking
             if problem is None:
-                line = self._unfinished.of_line(model.id)
-                await self._log.stored([request.id for request in line if request.seq_id <= seq_id])
+                if not await self._are_stored(self._unfinished.of_line(model.id), seq_id):
+                    return
                 path = self._snapshots.place(model.id, seq_id)
                 await self._snapshots.record(model.id, seq_id, path, model.adapter)
         except MeshError:
@@ -279,10 +257,17 @@ class Execution:
         if problem is not None:
             logger.warning("no snapshot of %s behind request %d: %s", model.id, seq_id, problem)
 
+    async def _are_stored(self, requests: list[Request], last: int) -> bool:
+        """Wait until requests up to a number are answered durably; False when the workers are lost before."""
+        ids = [request.id for request in requests if request.seq_id <= last]
+        storing = self._spawn(self._log.stored(ids), self._waiting_tasks)
+        await asyncio.wait([storing])
+        return not storing.cancelled()
+
     async def _admit(self, request: Request) -> None:
         """Let a sample join the batch."""
-        body = await self._attempt(request, self._log.payload(request))
-        version = await self._attempt(request, self._versions.of(request.line))
+        body = await self._attempt(request, lambda: self._log.payload(request))
+        version = await self._attempt(request, lambda: self._versions.of(request.line))
         if request.id not in self._unfinished or body is None or version is None:
             return
         job = self._jobs.pop(request.id, None)
@@ -292,10 +277,10 @@ class Execution:
             self._sampling.resume(job)
         self._work.set()
 
-    async def _attempt(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
+    async def _attempt(self, request: Request, work: Callable[[], Awaitable[Result]]) -> Result | None:
         """Do a part of a request; None when the request has failed because of it, or the workers are lost."""
         try:
-            return await work
+            return await patiently(work, self._is_lost)
         except MeshError:
             return None
         except RequestError as error:
@@ -371,7 +356,7 @@ class Execution:
 
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
-        dispatcher = self._dispatcher
+        self._loss, dispatcher = error, self._dispatcher
         self.remains = Remains(dispatcher.in_flight, dispatcher.blamed, self._sampling.unanswered())
         self._dispatcher.lose(error)
         self._snapshots.abandon()
@@ -381,6 +366,9 @@ class Execution:
             task.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    def _is_lost(self) -> bool:
+        return self._loss is not None
 
     def _stop(self) -> None:
         if self._alarm is not None:

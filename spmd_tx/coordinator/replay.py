@@ -3,21 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
-
-from sqlalchemy.exc import SQLAlchemyError
+from typing import Any, Protocol
 
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.request_queue import Request
 from spmd_tx.coordinator.training import Begun, Training
-from spmd_tx.errors import MeshError, RequestError
+from spmd_tx.errors import DamagedBody, MeshError, RequestError
 
 logger = logging.getLogger(__name__)
-
-RETRY_SECONDS = 1.0  # while the database does not answer
-
-Result = TypeVar("Result")
 
 
 class Payloads(Protocol):
@@ -34,20 +29,22 @@ class Replay:
         log: Payloads,
         training: Training,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        is_lost: Callable[[], bool],
     ) -> None:
         self._log = log
         self._training = training
         self._spawn = spawn
+        self._is_lost = is_lost
 
     async def run_again(self, entry: ModelLine, request: Request) -> None:
         """Begin with a request; its outcome is compared later."""
         known = entry.again[request.id]
         try:
-            body = await _patiently(lambda: self._log.payload(request))
+            body = await patiently(lambda: self._log.payload(request), self._is_lost)
             begun = await self._training.begin_again(entry.model, request, body, known.layout)
         except MeshError:
             return
-        except (RequestError, OSError) as error:
+        except (RequestError, DamagedBody, OSError) as error:
             why = (
                 f"{entry.model.id} cannot be restored: request {request.seq_id} cannot be run again: {error}"
             )
@@ -65,7 +62,7 @@ class Replay:
 
     async def _compare(self, entry: ModelLine, request: Request, begun: Begun, digest: str | None) -> None:
         try:
-            outcome = await _patiently(begun.outcome)
+            outcome = await patiently(begun.outcome, self._is_lost)
         except MeshError:
             return
         metrics.REPLAYED_REQUESTS.inc()
@@ -79,13 +76,3 @@ class Replay:
                 request.line,
             )
         entry.ran_again(request)
-
-
-async def _patiently(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Try again as long as the database does not answer."""
-    while True:
-        try:
-            return await work()
-        except SQLAlchemyError as error:
-            logger.warning("the database does not answer: %s", error)
-            await asyncio.sleep(RETRY_SECONDS)

@@ -4,15 +4,14 @@ One asyncio loop. The log is the truth: each generation starts from what is in i
 lost worker and a restart of this process are the same thing.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from typing import NoReturn, Protocol, TypeVar
-
-from sqlalchemy.exc import SQLAlchemyError
+from collections.abc import Callable, Collection
+from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator.dispatcher import Workers
-from spmd_tx.coordinator.execution import Equipment, Execution, QueueStatus, Remains
+from spmd_tx.coordinator.equipment import Equipment, QueueStatus, Remains
+from spmd_tx.coordinator.execution import Execution
+from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.recovery import Restoration, plan
 from spmd_tx.coordinator.request_queue import Failed, Request, RequestLog
 from spmd_tx.coordinator.snapshots import Snapshots
@@ -22,11 +21,8 @@ from spmd_tx.errors import MeshError
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-
 MOST_LOSSES_BY_COMMAND = 2  # generations that a command may end before its request is given up
 MOST_LOSSES = 20  # generations that may end for other reasons while a request's commands are out
-RETRY_SECONDS = 1.0  # while the database does not answer
 
 
 class Models(Protocol):
@@ -108,8 +104,8 @@ class Scheduler:
 
     async def run(self, workers: Workers, pages: int) -> NoReturn:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
-        await self._through_outages(self._judge)
-        restorations = await self._through_outages(self._plan)
+        await patiently(self._judge)
+        restorations = await patiently(self._plan)
         equipment = self._equip(workers, pages)
         self._execution = Execution(
             self._log,
@@ -175,12 +171,3 @@ class Scheduler:
             if self._models.has_ended(model.session_id):
                 self._ended.add(model.session_id)
         return restorations
-
-    async def _through_outages(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Try again as long as the log cannot be read or written."""
-        while True:
-            try:
-                return await work()
-            except (OSError, SQLAlchemyError) as error:
-                logger.warning("cannot read the request log, and try again: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)

@@ -191,6 +191,11 @@ class Training:
         check_rank(path, manifest.adapter, self.limits.max_rank)
         place = self.snapshots.place(model.id, request.seq_id)
         await asyncio.to_thread(folder_links.link, path, folder, place)
+        # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. What
+        # is behind a request that has no result yet, like this one, does not count (recovery.py).
+        await self.snapshots.record(
+            model.id, request.seq_id, place, manifest.adapter, optimizer=wish.optimizer
+        )
         if not model.has_slot:
             model.occupy(self.slots.take())
         model.become(manifest.adapter)
@@ -198,15 +203,8 @@ class Training:
             LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=manifest.adapter)
         )
 
-        async def outcome() -> Outcome:
-            await reply
-            # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from.
-            await self.snapshots.record(
-                model.id, request.seq_id, place, manifest.adapter, optimizer=wish.optimizer
-            )
-            return _json(schemas.LoadWeightsResult(wish.path, model.id))
-
-        return Begun(outcome)
+        result = schemas.LoadWeightsResult(wish.path, model.id)
+        return Begun(partial(_json_after, reply, result), next_waits=True)
 
     def _pack(self, slot: int, body: bytes, grid: Grid) -> PackedRequest:
         request = decode_forward_backward(body)

@@ -216,7 +216,7 @@ async def test_a_checkpoint_may_be_deleted_while_it_is_on_its_way_to_the_workers
     folder = next(bench.directory.glob("checkpoints/*/weights/first"))
     await bench.hold(A, 2)
     loading = bench.load(B, 0, saved["path"])
-    await bench.until(lambda: B in bench.scheduler._lines)
+    await bench.until(lambda: B in bench.scheduler._execution.lines)
     await bench.prepared(B)
     await bench.checkpoints.delete(parse(saved["path"]))
     assert not folder.exists()

@@ -15,7 +15,7 @@ from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import open_database
-from spmd_tx.coordinator.execution import Equipment
+from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_log import Executed, History, Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request

@@ -1,0 +1,35 @@
+"""What a generation of workers is driven with, what it tells clients, and what it leaves behind."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from spmd_tx.coordinator.dispatcher import Sampling, Workers
+from spmd_tx.coordinator.samples import SampleJob
+from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.versions import Versions
+
+
+@dataclass(frozen=True)
+class QueueStatus:
+    """What a client is told about a request that is not finished."""
+
+    queue_state: Literal["active", "paused_capacity"]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What is made anew for each generation."""
+
+    workers: Workers
+    training: Training
+    versions: Versions
+    sampling: Sampling
+
+
+class Remains(NamedTuple):
+    """What a generation leaves behind."""
+
+    in_flight: set[str]  # requests whose commands were out
+    blamed: set[str]  # those whose command may have ended the generation
+    jobs: dict[str, SampleJob]  # unanswered samples, with the tokens that are known
