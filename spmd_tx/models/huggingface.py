@@ -186,7 +186,7 @@ class _Loading:
 
     def _count(self, size: int) -> None:
         self.done += size
-        percent = 100 * self.done // max(self.total, 1)
+        percent = 10 * (10 * self.done // max(self.total, 1))
         if percent != self.percent:
             self.percent = percent
             self.progress(f"loading weights {percent} %")
