@@ -242,14 +242,14 @@ class Execution:
 
     async def _keep(self, entry: ModelLine, seq_id: int, taking: Coroutine[Any, Any, str | None]) -> None:
         """Make a snapshot count once its files are complete and nobody waits for a request in it."""
-        model = entry.model
+        model, adapter = entry.model, entry.model.adapter  # a load that comes in between may change it
         try:
             problem = await taking
             if problem is None:
                 if not await self._are_stored(self._unfinished.of_line(model.id), seq_id):
                     return
                 path = self._snapshots.place(model.id, seq_id)
-                await self._snapshots.record(model.id, seq_id, path, model.adapter)
+                await self._snapshots.record(model.id, seq_id, path, adapter)
         except MeshError:
             return
         except STORAGE_ERRORS as error:
@@ -325,6 +325,8 @@ class Execution:
     async def _restored(self, model_id: str) -> None:
         if model_id in self.lines:
             await self.lines[model_id].restored.wait()
+        if self._loss is not None:
+            raise self._loss
 
     def _what_is_ahead(self, request: Request) -> str | None:
         entry = self.lines.get(request.line)

@@ -93,7 +93,7 @@ def encode_forward_backward_output(logprobs: Sequence[np.ndarray], metrics: dict
     output = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
     for trailing_shape, group in groupby(logprobs, key=lambda array: array.shape[1:]):
         output.loss_fn_outputs.append(_record(list(group), trailing_shape))
-    return output.SerializeToString()
+    return output.SerializeToString(deterministic=True)
 
 
 def encode_sample_response(sequences: Iterable[SampledSequence], prompt_logprobs: np.ndarray | None) -> bytes:
@@ -108,7 +108,7 @@ def encode_sample_response(sequences: Iterable[SampledSequence], prompt_logprobs
         )
     if prompt_logprobs is not None:
         response.prompt_logprobs = np.asarray(prompt_logprobs, _FLOAT32).tobytes()
-    return response.SerializeToString()
+    return response.SerializeToString(deterministic=True)
 
 
 def _parse(body: bytes) -> pb.ForwardBackwardRequest:

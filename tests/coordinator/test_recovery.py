@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator import scheduler
-from spmd_tx.coordinator.request_queue import Failed
+from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol import (
     CreateAdapter,
@@ -16,7 +16,7 @@ from spmd_tx.protocol import (
     SaveState,
     Snapshot,
 )
-from tests.coordinator.test_scheduler import slots
+from tests.coordinator.test_scheduler import FakeSampling, slots
 from tests.coordinator.training_bench import FakeTrainer, logprobs, running
 
 A, B = "alice:train:0", "bob:train:0"
@@ -243,6 +243,18 @@ async def test_versions_come_back_with_their_model(bench):
     assert kinds[:2] == [CreateAdapter, SaveSampler]
 
 
+async def test_a_sample_whose_model_is_being_restored_waits_through_one_more_loss(tmp_path):
+    async with running(tmp_path, slots=3, sampling=FakeSampling()) as bench:
+        await bench.result(bench.create(A))
+        await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+        await next_generation(bench, holds=CreateAdapter)
+        sampled = bench.submit("sample", "alice:sample:1", 0, prompt())
+        await bench.until(lambda: bench.workers.held)
+        await next_generation(bench)
+        await bench.outcome(sampled)
+        assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
+
+
 # --- quarantine ---------------------------------------------------------------------------------------
 
 
@@ -311,3 +323,7 @@ async def test_between_generations_a_request_is_paused_and_says_why(bench):
 
 def infinite(length):
     return np.full(length, 3e38, np.float32)
+
+
+def prompt():
+    return SampleRequest(ModelInput([ModelInputChunk(tokens=[1])]))
