@@ -51,7 +51,15 @@ HELP = {
         "processes are on this host, a new one.",
         "local_processes": "Worker processes to start on this host, from number 0; the others join by "
         "spmd-tx worker. Default: all.",
-        "command_timeout": "Seconds that one step may take, without compilation, until workers are restarted.",
+        "command_timeout": "Seconds that one step may take, compilation aside, until workers are restarted.",
+    },
+    "Storage": {
+        "min_free_disk": "Room that must be free on the disk of --data-dir for new work to be taken, as 1GiB "
+        "or 5%.",
+        "keep_results_hours": "Hours until a result can no longer be fetched; at least --session-timeout.",
+        "keep_versions_hours": "Hours until an unnamed sampler version goes that nobody uses, if there is a "
+        "newer one.",
+        "max_compilation_cache": "Most bytes of compiled programs in --data-dir, as 10GiB.",
     },
     "Advanced": {
         "train_tokens": "Most tokens of one training micro-batch, per data shard.",

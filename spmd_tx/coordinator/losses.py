@@ -9,7 +9,9 @@ from spmd_tx.coordinator.supervisor import WorkerExit
 from spmd_tx.protocol import Failure
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs, the kernel out of memory
-FOLLOWS_A_LOSS = (signal.SIGABRT,)  # how libraries end a process whose peer is gone
+PEER_IS_GONE = (
+    "the JAX distributed service detected fatal errors"  # how JAX ends a process whose peer is gone
+)
 
 
 class Suspicion(IntEnum):
@@ -53,10 +55,11 @@ class Loss:
 
 def of_exit(exit: WorkerExit, host: str) -> Sign:
     number = -exit.code
-    if number in FROM_OUTSIDE:
+    follows = any(PEER_IS_GONE in line for line in exit.last_lines)
+    if follows:
+        suspicion = Suspicion.FOLLOWED
+    elif number > 0 and number != signal.SIGABRT:  # an abort may be what libraries do whose peer is gone
         suspicion = Suspicion.KILLED
-    elif number > 0:
-        suspicion = Suspicion.EXITED if number in FOLLOWS_A_LOSS else Suspicion.KILLED
     else:
         suspicion = Suspicion.EXITED
     text = str(exit).replace(f"worker {exit.worker} ", f"worker {exit.worker} on {host} ", 1)
@@ -64,7 +67,7 @@ def of_exit(exit: WorkerExit, host: str) -> Sign:
         suspicion,
         exit.worker,
         text,
-        by_command=number not in FROM_OUTSIDE and exit.code != 0,
+        by_command=exit.code != 0 and number not in FROM_OUTSIDE and not follows,
         last_lines=exit.last_lines,
     )
 

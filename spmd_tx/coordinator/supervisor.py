@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 KEPT_LINES = 200  # of what a worker prints
 QUOTED_LINES = 8
+STACK_FRAME = "    @ "  # of a C++ library that aborts; the reason stands before it
 LONGEST_LINE = 1 << 16  # bytes; more is cut into several
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a worker that hangs in a collective needs the latter
 
@@ -106,7 +107,8 @@ async def _watch(worker: int, started: _Process) -> None:
     await asyncio.wait([relay], timeout=1.0)  # its output may be held open by a child of its own
     relay.cancel()
     if not started.ended.done():
-        started.ended.set_result(WorkerExit(worker, code, tuple(started.lines)[-QUOTED_LINES:]))
+        told = [line for line in started.lines if line and not line.startswith(STACK_FRAME)]
+        started.ended.set_result(WorkerExit(worker, code, tuple(told)[-QUOTED_LINES:]))
 
 
 async def _relay(worker: int, started: _Process) -> None:

@@ -19,6 +19,9 @@ def failed(worker, message, **fields):
 KILLED = ended(1, -signal.SIGKILL)
 CRASHED = ended(1, -signal.SIGSEGV)
 ABORTED = ended(0, -signal.SIGABRT)
+LEFT_ALONE = ended(
+    0, -signal.SIGABRT, "Terminating because the JAX distributed service detected fatal errors."
+)
 EXITED = ended(1, 1)
 RAISED = failed(1, "ValueError: boom", sequence=7)
 FOLLOWED = failed(0, "Gloo: Connection closed by peer", is_consequence=True)
@@ -33,6 +36,7 @@ VANISHED = of_agent(1, "node-b", "has lost its connection")
         ([ABORTED, VANISHED], VANISHED),
         ([FOLLOWED, EXITED], EXITED),
         ([FOLLOWED], FOLLOWED),
+        ([LEFT_ALONE, EXITED], EXITED),
         ([RAISED, failed(0, "ValueError: boom, too")], RAISED),
     ],
 )
@@ -47,6 +51,7 @@ def test_the_cause_is_told_from_what_follows(signs, expected):
         (ended(1, -signal.SIGTERM), False),
         (CRASHED, True),
         (ABORTED, True),
+        (LEFT_ALONE, False),
         (EXITED, True),
         (ended(1, 0), False),
         (RAISED, True),

@@ -51,6 +51,13 @@ async def test_only_the_last_lines_are_quoted(start, capfd):
     assert printed.out == ""
 
 
+async def test_of_an_abort_the_reason_is_quoted_and_not_the_stack(start):
+    program = (
+        "print('no peer'); print('*** stack trace: ***'); [print('    @ 0x7f frame()') for _ in range(50)]"
+    )
+    assert (await (await start(program)).ended).last_lines == ("no peer", "*** stack trace: ***")
+
+
 async def test_a_line_without_end_does_no_harm(start):
     assert (await (await start("print('x' * 3_000_000)")).ended).code == 0
 

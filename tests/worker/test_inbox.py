@@ -4,6 +4,7 @@ import zmq
 from spmd_tx.errors import CommandGap, MeshError
 from spmd_tx.protocol import (
     AdapterSpec,
+    Beat,
     CreateAdapter,
     Envelope,
     Hello,
@@ -13,10 +14,13 @@ from spmd_tx.protocol import (
     decode_report,
     encode,
 )
+from spmd_tx.secret import Keys
+from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 
 GENERATION = 3
 COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
+KEYS = Keys.of("the secret of this test")
 SECONDS = 30.0  # until a test that waits for a message gives up
 
 
@@ -49,6 +53,7 @@ class Coordinator:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * SECONDS))
+        KEYS.guard(self.socket)
         self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
         self.worker = None
 
@@ -77,7 +82,7 @@ def coordinator():
 
 @pytest.fixture
 def inbox(coordinator):
-    with Inbox(coordinator.address, process=1, generation=GENERATION) as inbox:
+    with Inbox(coordinator.address, process=1, generation=GENERATION, keys=KEYS) as inbox:
         yield inbox
 
 
@@ -97,6 +102,20 @@ def test_hello_names_the_worker_and_brings_the_setup(coordinator, inbox):
     assert coordinator.receive() == Hello(generation=GENERATION, process=1)
     coordinator.send(setup())
     assert inbox.hello(SECONDS) == setup()
+
+
+def test_process_0_says_where_jax_may_listen(coordinator, inbox):
+    with pytest.raises(MeshError):
+        inbox.hello(0.01, jax_port=1234)
+    assert coordinator.receive() == Hello(generation=GENERATION, process=1, jax_port=1234)
+
+
+def test_another_secret_gets_no_answer(coordinator):
+    stranger = Keys.of("another secret of this test")
+    with Inbox(coordinator.address, process=1, generation=GENERATION, keys=stranger) as inbox:
+        with pytest.raises(MeshError):
+            inbox.hello(0.3)
+        assert coordinator.socket.poll(0) == 0
 
 
 def test_the_setup_of_another_generation_is_not_taken(coordinator, inbox):
@@ -151,6 +170,15 @@ def test_reports_carry_who_sent_them(coordinator, welcome):
     assert coordinator.receive() == Ready(generation=GENERATION, process=1, pages=9, device="1 x fake")
 
 
+def test_a_worker_beats_with_what_it_carries_out_until_it_ends(coordinator, inbox, monkeypatch):
+    monkeypatch.setattr("spmd_tx.worker.heartbeat.BEAT_SECONDS", 0.01)
+    with Heartbeat(inbox):
+        assert coordinator.receive() == Beat(generation=GENERATION, process=1, sequence=None)
+        inbox.executing = 7
+        while coordinator.receive().sequence != 7:
+            pass
+
+
 def test_a_coordinator_that_goes_away_is_an_error(coordinator, welcome):
     coordinator.socket.close(linger=0)
     with pytest.raises(MeshError, match="worker 1 of generation 3 has lost the coordinator"):
@@ -166,6 +194,6 @@ def test_commands_sent_before_the_coordinator_went_away_are_still_there(coordina
 
 
 def test_the_last_report_arrives_although_the_inbox_closes(coordinator):
-    with Inbox(coordinator.address, process=1, generation=GENERATION) as inbox:
+    with Inbox(coordinator.address, process=1, generation=GENERATION, keys=KEYS) as inbox:
         inbox.report(Hello)
     assert coordinator.receive() == Hello(generation=GENERATION, process=1)

@@ -1,16 +1,17 @@
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
 
 from spmd_tx.protocol import (
     AdapterSpec,
+    Beat,
     CreateAdapter,
     Envelope,
     Failure,
@@ -27,19 +28,15 @@ from spmd_tx.protocol import (
     decode_report,
     encode,
 )
+from spmd_tx.secret import Keys
 from tests.worker.test_execute import DECODE
 
+SECRET = "the secret of this test"
 PROGRAM = Path(__file__).parent / "worker_with_a_sum.py"
 CACHE = Path(__file__).parents[2] / ".cache" / "jax-tests"
 ADAPTER = AdapterSpec(rank=4)
 GENERATION = 5
 SECONDS = 120
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Group:
@@ -49,11 +46,12 @@ class Group:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.RCVTIMEO, 1000 * SECONDS)
+        Keys.of(SECRET).guard(self.socket)
         port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.setup = Setup(
             generation=GENERATION,
             num_processes=count,
-            jax_coordinator=f"127.0.0.1:{free_port()}",
+            jax_coordinator="127.0.0.1",
             model_dir="/model",
             dtype="auto",
             fsdp=count,
@@ -83,17 +81,28 @@ class Group:
         arguments = [f"--{name}={value}" for name, value in options.items()]
         return subprocess.Popen(
             [sys.executable, PROGRAM, *arguments],
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "SPMD_TX_SECRET": SECRET},
             stderr=subprocess.PIPE,
             text=True,
         )
 
     def receive(self):
+        """What a worker says next, but for its heartbeat."""
+        while isinstance(report := self.next_report(), Beat):
+            pass
+        return report
+
+    def next_report(self):
         identity, message = self.socket.recv_multipart()
         report = decode_report(message)
         if isinstance(report, Hello):
             self.identities[report.process] = identity
-            self.socket.send_multipart([identity, encode(self.setup)])
+            if report.process == 0:
+                address = f"{self.setup.jax_coordinator}:{report.jax_port}"
+                self.setup = msgspec.structs.replace(self.setup, jax_coordinator=address)
+            if 0 in self.identities:
+                for other in self.identities.values() if report.process == 0 else [identity]:
+                    self.socket.send_multipart([other, encode(self.setup)])
         return report
 
     def until(self, kind):
@@ -185,7 +194,12 @@ def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "seed, message", [(1, "ZeroDivisionError: on purpose"), (2, "the weights are not there")]
+    "seed, message",
+    [
+        (1, "ZeroDivisionError: on purpose"),
+        (2, "the weights are not there"),
+        (3, "JaxRuntimeError: UNKNOWN: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+    ],
 )
 def test_an_exception_is_reported_and_ends_the_process(start, seed, message):
     group = start()
@@ -193,7 +207,8 @@ def test_an_exception_is_reported_and_ends_the_process(start, seed, message):
     group.send(CreateAdapter(slot=0, seed=seed, adapter=ADAPTER))
     (failure,), _ = group.until(Failure)
     assert failure.message == message
-    assert ("Traceback" in failure.traceback) == (seed == 1)
+    assert (failure.sequence, failure.is_consequence, failure.is_final) == (0, seed == 3, seed == 2)
+    assert ("Traceback" in failure.traceback) == (seed != 2)
     _, said = group.processes[0].communicate(timeout=SECONDS)
     assert group.processes[0].returncode == 1
     assert said == failure.traceback + "\n"

@@ -1,7 +1,8 @@
 """A worker process whose engine adds numbers over all devices of the mesh, and fails when told to.
 
 Decode's ``steps`` is the number that every device brings. SaveState and LoadState keep a slot with Orbax.
-CreateAdapter fails: with seed 1 by an exception, with seed 2 by an error of ours.
+CreateAdapter fails: with seed 1 by an exception, with seed 2 by an error of ours, with seed 3 like a
+collective whose peer is gone.
 """
 
 import sys
@@ -50,6 +51,9 @@ class SumEngine:
     def create_adapter(self, command):
         if command.seed == 1:
             raise ZeroDivisionError("on purpose")
+        if command.seed == 3:
+            gone = "UNKNOWN: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+            raise jax.errors.JaxRuntimeError(gone)
         raise StartError("the weights are not there")
 
     def save_state(self, command):
