@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
@@ -86,7 +87,14 @@ def random_arrays(declared: Any, seed: int, std: float = 0.1) -> Any:
 
 
 def to_numpy(tree: Any) -> Any:
-    return jax.tree.map(np.asarray, tree)
+    """Whole arrays, on every process."""
+
+    def whole(x: Any) -> np.ndarray:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(whole, tree)
 
 
 def slot_of(stack: Any, slot: int) -> Any:

@@ -1,0 +1,80 @@
+"""One mesh over several processes brings what one device brings: losses, gradients and samples."""
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.mesh_results import results
+
+ROOT = Path(__file__).parents[2]
+DEVICES = 8  # of all processes
+SECONDS = 1200
+TOLERANCE = 1e-5  # relative to the largest entry
+FSDP, EP, TP, MIXED = "mixture:8,1,1:split", "mixture:1,8,1", "mixture:1,1,8", "mixture:2,2,2:split"
+REPLICATED = ["mixture:8,1,1", "mixture:2,2,2"]
+DENSE = ["dense:8,1,1", "dense:8,1,1:split", "dense:1,1,8", "dense:2,2,2", "dense:2,2,2:split"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_mesh(processes: int, engines: list[str], file: Path) -> dict[str, np.ndarray]:
+    """What process 0 has written, once all have ended."""
+    arguments = [processes, free_port(), DEVICES // processes, file, *engines]
+    command = [sys.executable, "-m", "tests.worker.mesh_program"]
+    running = [
+        subprocess.Popen(
+            [*command, str(process), *map(str, arguments)],
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(processes)
+    ]
+    try:
+        said = [process.communicate()[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in running] == [0] * processes, said[0][-3000:]
+    return dict(np.load(file))
+
+
+@functools.cache
+def on_one_device(kind: str) -> dict[str, np.ndarray]:
+    return results((1, 1, 1), kind, False)
+
+
+def assert_the_same(found: dict[str, np.ndarray], engines: list[str]) -> None:
+    for engine in engines:
+        for name, wanted in on_one_device(engine.partition(":")[0]).items():
+            actual = found[f"{engine}/{name}"]
+            scale = np.abs(wanted).max()
+            assert np.abs(actual - wanted).max() <= (0 if wanted.dtype.kind == "i" else TOLERANCE * scale), (
+                f"{name} on {engine}"
+            )
+
+
+@pytest.mark.timeout(SECONDS)
+def test_two_processes_bring_what_one_device_brings(tmp_path):
+    engines = [FSDP, EP, TP, MIXED]
+    assert_the_same(run_mesh(2, engines, tmp_path / "results.npz"), engines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_bring_what_one_device_brings(tmp_path, processes):
+    engines = [FSDP, EP, TP, MIXED, *REPLICATED, *DENSE]
+    assert_the_same(run_mesh(processes, engines, tmp_path / "results.npz"), engines)
