@@ -3,7 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check format cookbook clean
+.PHONY: help demo test chaos hosts check format cookbook clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,7 +12,13 @@ demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS=
 	.venv/bin/spmd-tx demo $(ARGS)
 
 test: .venv/installed ## run the tests, without those marked slow; options: make test ARGS="-k losses"
-	.venv/bin/pytest -m "not slow and not cookbook" $(ARGS)
+	.venv/bin/pytest -m "not slow and not chaos and not cookbook" $(ARGS)
+
+chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
+	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
+
+hosts: .venv/installed ## run workers in four network namespaces, and break the network between them (needs root)
+	.venv/bin/pytest -s -rs tests/hosts -m slow $(ARGS)
 
 check: .venv/installed ## formatting, lint, types and import rules
 	.venv/bin/ruff format --check .

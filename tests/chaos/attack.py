@@ -1,0 +1,126 @@
+"""What is done to a cluster while clients use it: a seeded schedule of kills and cuts."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from tests.chaos import points
+from tests.chaos.answers import Program
+from tests.chaos.cluster import ROLES, Cluster
+
+COORDINATOR_POINTS = (
+    "row.before",  # a request is about to be written down
+    "payload.after",  # its body is in a file, its row not yet there
+    "row.after",  # it is durable, the client has not heard of it
+    "command.before",
+    "command.after",
+    "result.before",  # the reply is there, its outcome not yet stored
+    "result.after",
+    "checkpoint.before",  # the folder is written, but not yet in its place
+    "checkpoint.after",
+    "snapshot.before",  # the files are complete, but not yet known of
+    "snapshot.after",
+)
+WORKER_POINTS = (
+    "forward_backward.before",
+    "forward_backward.during",
+    "forward_backward.after",
+    "optim_step.before",
+    "optim_step.during",
+    "optim_step.after",
+    "decode.during",
+    "save_state.during",
+    "save_sampler.during",
+    "load_state.during",
+    "snapshot.during",
+    "writing.before",  # of a snapshot in the background
+    "writing.during",
+    "writing.after",
+)
+POINTS = (*COORDINATOR_POINTS, *(f"{worker}.{point}" for worker in ("w0", "w1") for point in WORKER_POINTS))
+POINT_SECONDS = 10.0  # until a point that nobody passes is given up
+STUCK_SECONDS = 120.0  # without any answer to a client
+
+
+class Attack:
+    """Kills until there were enough, always waiting for some progress in between."""
+
+    def __init__(self, cluster: Cluster, program: Program, seed: int, deadline: float) -> None:
+        self._cluster = cluster
+        self._program = program
+        self._deadline = deadline  # on the monotonic clock
+        self._random = random.Random(seed)
+        self._points = [*POINTS]
+        self._random.shuffle(self._points)
+        self.kills: Counter[str] = Counter()
+        self.cuts: Counter[str] = Counter()
+
+    def run(self, kills: int, kill_database: Callable[[], None] | None) -> None:
+        """Return when so many processes were killed, or when clients have all they wanted."""
+        while self.kills.total() < kills and not self._is_over():
+            self._wait_for_progress(self._random.randint(1, 8))
+            self._strike(kill_database)
+            for _ in range(self._random.choice([0, 0, 1, 2])):  # while it recovers
+                self._pause(self._random.uniform(0.05, 4.0))
+                self._kill("while it recovered", self._random.choice(ROLES))
+
+    def _is_over(self) -> bool:
+        return self._program.is_over() or time.monotonic() > self._deadline
+
+    def _strike(self, kill_database: Callable[[], None] | None) -> None:
+        kinds = (
+            ["point"] * 8
+            + ["role"] * 4
+            + ["all", "cut link", "cut clients"]
+            + ["database"] * bool(kill_database)
+        )
+        match self._random.choice(kinds):
+            case "point":
+                self._kill_at(self._next_point())
+            case "role":
+                self._pause(self._random.uniform(0, 0.5))
+                self._kill("any time", self._random.choice(ROLES))
+            case "all":
+                self._kill("all", *self._random.sample(ROLES, len(ROLES)))
+            case "cut link":
+                self._cut("agent's network", self._cluster.link.cut, self._cluster.link.heal)
+            case "cut clients":
+                self._cut("clients' network", self._cluster.clients.cut, self._cluster.clients.heal)
+            case "database":
+                assert kill_database is not None
+                kill_database()
+                self.kills["database"] += 1
+
+    def _next_point(self) -> str:
+        point = self._points.pop()
+        self._points.insert(0, point)
+        return point
+
+    def _kill_at(self, point: str) -> None:
+        points.arm(self._cluster.points, point, self._random.randint(1, 3))
+        until = time.monotonic() + POINT_SECONDS
+        while (self._cluster.points / point).exists() and time.monotonic() < until and not self._is_over():
+            time.sleep(0.01)
+        if points.disarm(self._cluster.points, point):
+            self.kills[point] += 1
+
+    def _kill(self, why: str, *roles: str) -> None:
+        self.kills[why] += self._cluster.kill(*roles)
+
+    def _cut(self, what: str, cut: Callable[[], None], heal: Callable[[], None]) -> None:
+        cut()
+        self._pause(self._random.choice([0.0, 0.5, 3.0]))
+        heal()
+        self.cuts[what] += 1
+
+    def _wait_for_progress(self, answers: int) -> None:
+        wanted, until = self._program.progress() + answers, time.monotonic() + STUCK_SECONDS
+        while self._program.progress() < wanted and not self._is_over():
+            assert time.monotonic() < until, f"no client had an answer for {STUCK_SECONDS:.0f} s"
+            time.sleep(0.02)
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._is_over():
+            time.sleep(0.01)

@@ -1,0 +1,159 @@
+"""A coordinator, an agent and two workers; what was killed is started again, as by a service manager."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from spmd_tx import tiny_model
+from spmd_tx.coordinator.preflight import free_port
+from tests.chaos.proxy import Proxy
+
+HERE = Path(__file__).parent
+COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"
+SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=512, max_positions=64)
+SECRET = "of the crash tests"
+RESTART_SECONDS = 0.1  # that the service manager takes
+STOP_SECONDS = 60
+
+COORDINATOR, AGENT, WORKER_0, WORKER_1 = "coordinator", "agent", "worker 0", "worker 1"
+ROLES = COORDINATOR, AGENT, WORKER_0, WORKER_1
+
+# One compiled shape of every step, so that a worker that starts again is soon at work.
+OPTIONS = {
+    "served_model_name": "tiny",
+    "num_processes": 2,
+    "fully_sharded_data_parallel_size": 2,
+    "train_tokens": 64,
+    "decode_rows": 1,
+    "max_lora_adapters": 5,
+    "max_lora_rank": 8,
+    "sampler_slots": 3,
+}
+
+
+class Cluster:
+    """What an operator runs; clients see ``url`` only."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.folder, self.data_dir, self.points = folder, folder / "data", folder / "points"
+        self.points.mkdir()
+        self.data_dir.mkdir()
+        COMPILED.mkdir(parents=True, exist_ok=True)
+        (self.data_dir / "compilation_cache").symlink_to(COMPILED)
+        port, worker_port = free_port(), free_port()
+        self.clients, self.link = Proxy(port), Proxy(worker_port)
+        self.url = f"http://127.0.0.1:{self.clients.port}"
+        model = tiny_model.write(folder / "model", SPEC)
+        (folder / "secret").write_text(SECRET)
+        options = {
+            "base_model": model,
+            "data_dir": self.data_dir,
+            "port": port,
+            "worker_port": worker_port,
+            "secret_file": folder / "secret",
+            "local_processes": 1,
+            **OPTIONS,
+            **options,
+        }
+        self._commands = {
+            COORDINATOR: ["serve", *_as_arguments(options)],
+            AGENT: [
+                "worker",
+                *_as_arguments(
+                    {
+                        "coordinator": f"127.0.0.1:{self.link.port}",
+                        "process_id": 1,
+                        "secret_file": folder / "secret",
+                    }
+                ),
+            ],
+        }
+        self.log = (folder / "log").open("w")
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()  # of the processes
+        self._is_over = threading.Event()
+        self.exits: list[str] = []  # of processes that nobody killed
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+
+    def start(self) -> None:
+        self._start_missing()
+        self._keeper.start()
+
+    def pid(self, role: str) -> int | None:
+        """Of a process that lives now."""
+        parent = {WORKER_0: COORDINATOR, WORKER_1: AGENT}.get(role)
+        if parent is None:
+            process = self._processes.get(role)
+            return process.pid if process is not None and process.poll() is None else None
+        parent_pid = self.pid(parent)
+        try:
+            children = psutil.Process(parent_pid).children() if parent_pid is not None else []
+        except psutil.NoSuchProcess:
+            return None
+        return children[0].pid if children else None
+
+    def kill(self, *roles: str) -> int:
+        """SIGKILL; returns how many there were."""
+        pids = [pid for role in roles if (pid := self.pid(role)) is not None]
+        return sum(_kill(pid) for pid in pids)
+
+    def stop(self) -> dict[str, int]:
+        """End everything in order; the exit codes."""
+        self._is_over.set()
+        self._keeper.join()
+        for role in (COORDINATOR, AGENT):
+            self._processes[role].send_signal(signal.SIGTERM)
+        return {role: process.wait(STOP_SECONDS) for role, process in self._processes.items()}
+
+    def close(self) -> None:
+        """Let nothing of it outlive the tests."""
+        self._is_over.set()
+        self._keeper.join()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self.clients.close()
+        self.link.close()
+        self.log.close()
+
+    def _keep(self) -> None:
+        while not self._is_over.wait(RESTART_SECONDS):
+            self._start_missing()
+
+    def _start_missing(self) -> None:
+        for role, command in self._commands.items():
+            process = self._processes.get(role)
+            if process is not None and process.poll() is None:
+                continue
+            if process is not None and process.returncode != -signal.SIGKILL:
+                self.exits.append(f"{role} exited with code {process.returncode}")
+            environment = os.environ | {
+                "CHAOS_POINTS": str(self.points),
+                # XLA's own caches would bring the data directory into the keys of the compiled programs.
+                "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+            }
+            print(f"{time.time():.3f} starting {role}", file=self.log, flush=True)
+            self._processes[role] = subprocess.Popen(
+                [sys.executable, str(HERE / "faulty_server.py"), *command],
+                stdout=self.log,
+                stderr=self.log,
+                env=environment,
+            )
+
+
+def _as_arguments(options: dict[str, object]) -> list[str]:
+    return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,32 @@
+"""``spmd-tx serve`` and ``spmd-tx worker``, with named points (points.py) around what they do."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from spmd_tx import cli
+from spmd_tx.coordinator import remote_agent, server
+from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
+from spmd_tx.coordinator.payloads import PayloadFiles
+from spmd_tx.coordinator.request_queue import RequestQueue
+from tests.chaos.points import wrap
+
+WORKER = str(Path(__file__).with_name("faulty_worker.py"))
+
+
+def put_in_points() -> None:
+    """The coordinator's."""
+    wrap(RequestQueue, "_write", "row", counts=lambda _, submissions, outcomes: bool(submissions))
+    wrap(RequestQueue, "_write", "result", counts=lambda _, submissions, outcomes: bool(outcomes))
+    wrap(PayloadFiles, "write", "payload")
+    wrap(Hub, "send", "command")
+    wrap(CheckpointCatalog, "complete", "checkpoint")
+
+
+if __name__ == "__main__":
+    put_in_points()
+    server.serve.__defaults__ = remote_agent.run.__defaults__ = ((WORKER,),)
+    sys.argv[0] = "spmd-tx"
+    cli.main()

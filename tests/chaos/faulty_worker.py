@@ -1,0 +1,45 @@
+"""A worker with named points (points.py) around its steps, and a cache of all that it compiles."""
+
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jax._src import compiler, distributed
+
+from spmd_tx.worker import checkpoints, main
+from spmd_tx.worker.engine import Engine
+from tests.chaos.points import wrap
+
+STEPS = ("forward_backward", "optim_step", "decode", "save_state", "save_sampler", "load_state", "snapshot")
+
+
+def put_in_points(number: str) -> None:
+    """This worker's: w0.optim_step.during, ..."""
+    for method in STEPS:
+        wrap(Engine, method, f"w{number}.{method}")
+    wrap(checkpoints, "_wait", f"w{number}.writing")
+
+
+def keep_all_programs() -> None:
+    """On CPUs every process has programs of its own, but JAX keeps those of process 0 only."""
+    write = compiler._cache_write
+    state = distributed.global_state
+
+    def write_as_process_0(*arguments: object) -> None:
+        number, state.process_id = state.process_id, 0
+        try:
+            write(*arguments)  # pyright: ignore[reportArgumentType]
+        finally:
+            state.process_id = number
+
+    compiler._cache_write = write_as_process_0
+
+
+if __name__ == "__main__":
+    found = re.search(r"--process-id (\d+)", " ".join(sys.argv))
+    assert found is not None
+    put_in_points(found[1])
+    keep_all_programs()
+    sys.exit(main.main(sys.argv[1:], Engine.start))

