@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from spmd_tx.byte_sizes import parse_size
 from spmd_tx.errors import StartError
 
 MAY_BE_ZERO = (
@@ -14,7 +15,10 @@ MAY_BE_ZERO = (
     "local_processes",
     "drain_seconds",
     "snapshot_seconds",
+    "keep_results_hours",
+    "keep_versions_hours",
 )
+SIZES = ("min_free_disk", "max_compilation_cache")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +52,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     local_processes: int | None = None  # None: all
     command_timeout: float = 600.0  # seconds
 
+    min_free_disk: str = "1GiB"  # bytes or a share; below it no new work is taken
+    keep_results_hours: float = 2.0  # after a request is finished
+    keep_versions_hours: float = 2.0  # after the last use of a superseded sampler version
+    max_compilation_cache: str = "10GiB"
+
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     sampler_slots: int = 8  # saved versions on the device at once
     decode_rows: int = 64  # sequences drawn at once, per data shard
@@ -62,6 +71,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if isinstance(value, int | float) and value < least:
                 option = "--" + name.replace("_", "-")
                 raise StartError(f"{option} is {value}; it must be at least {least}")
+            if name in SIZES and isinstance(value, str):
+                _check_size(name, value)
 
     @property
     def model_name(self) -> str:
@@ -88,3 +99,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def checkpoints_dir(self) -> Path:
         return self.data_dir / "checkpoints"
+
+
+def _check_size(name: str, text: str) -> None:
+    try:
+        parse_size(text, whole=0)
+    except ValueError as error:
+        raise StartError(f"--{name.replace('_', '-')} is wrong: {error}") from None

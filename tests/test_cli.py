@@ -96,6 +96,8 @@ def test_every_option_has_help_an_environment_variable_and_a_toml_key(run, serve
         "num_processes": 5, "max_lora_adapters": 6, "max_lora_rank": 7, "host": "::1", "port": 9,
         "data_dir": "d", "database_url": "sqlite+aiosqlite://", "session_timeout": 10.5, "train_tokens": 11,
         "sampler_slots": 12, "decode_rows": 13, "decode_steps": 14, "page_size": 15, "kv_cache_tokens": 16,
+        "min_free_disk": "5%", "keep_results_hours": 17.5, "keep_versions_hours": 18.5,
+        "max_compilation_cache": "1GiB",
     }  # fmt: skip
     expected = ServerConfig(**{**values, "data_dir": Path("d")})
     lines = [f"{name} = {value!r}" for name, value in values.items()]
@@ -175,7 +177,10 @@ def test_make_model_writes_a_checkpoint(run, tmp_path):
 
 def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):
     result = run("make-model", str(tmp_path), "--preset", "huge")
-    assert (result.code, result.err) == (2, "spmd-tx: --preset is 'huge'; presets: tiny, tiny-gqa, tiny-moe\n")
+    assert (result.code, result.err) == (
+        2,
+        "spmd-tx: --preset is 'huge'; presets: tiny, tiny-gqa, tiny-moe\n",
+    )
 
 
 def test_version_names_what_a_bug_report_needs(run):

@@ -38,7 +38,9 @@ class FuturesController(Controller):
         if outcome is not None:
             return _response(outcome)
         status = services.scheduler.status(data.request_id)
-        pending = TryAgainResponse(data.request_id, status.queue_state, status.reason)
+        outage = services.storage.outage
+        state, reason = ("paused_capacity", outage) if outage else (status.queue_state, status.reason)
+        pending = TryAgainResponse(data.request_id, state, reason)
         return Response(pending, status_code=HTTP_408_REQUEST_TIMEOUT)
 
     @post("/cancel_future", status_code=HTTP_200_OK)

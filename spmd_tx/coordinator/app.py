@@ -7,6 +7,7 @@ from litestar.di import Provide
 from spmd_tx.coordinator.api_checkpoints import CheckpointsController
 from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
+from spmd_tx.coordinator.api_metrics import MetricsController
 from spmd_tx.coordinator.api_models import ModelsController
 from spmd_tx.coordinator.api_sampling import SamplingController
 from spmd_tx.coordinator.api_sessions import SessionsController
@@ -26,6 +27,7 @@ def make_app(services: Services) -> Litestar:
             CheckpointsController,
             FuturesController,
             HealthController,
+            MetricsController,
         ],
         dependencies={"services": Provide(give_services, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,

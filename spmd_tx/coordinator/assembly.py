@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.bank import VersionBank
@@ -26,10 +27,13 @@ from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
+from spmd_tx.coordinator.reaper import Limits as RetentionLimits
+from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
@@ -99,8 +103,11 @@ async def open_parts(
     """Open database and files, and connect everything; the stack closes them."""
     database = await open_database(config.database_url, config.data_dir)
     stack.push_async_callback(database.close)
-    queue = await open_queue(database, config.data_dir)
+    storage = Storage(config.data_dir, config.min_free_disk)
+    queue = await open_queue(database, config.data_dir, storage)
     stack.callback(queue.close)
+    reaper = Reaper(database, config.data_dir, retention_limits(config), pending=queue.files_to_be)
+    await reaper.reap(at_rest=True)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
     hub = Hub(port.send)
@@ -134,6 +141,8 @@ async def open_parts(
         queue=queue,
         scheduler=scheduler,
         health=health,
+        storage=storage,
+        reaper=reaper,
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 
@@ -171,6 +180,14 @@ def make_equipment(
     )
     batch = SampleBatch(SamplingModel(model.config, model.max_context, model.tokenizer), bank, limits)
     return Equipment(workers, training, versions, batch)
+
+
+def retention_limits(config: ServerConfig) -> RetentionLimits:
+    return RetentionLimits(
+        results=max(config.keep_results_hours * 3600, config.session_timeout),
+        versions=config.keep_versions_hours * 3600,
+        compilation_cache=parse_size(config.max_compilation_cache, whole=0),
+    )
 
 
 def bank_slots(config: ServerConfig) -> int:

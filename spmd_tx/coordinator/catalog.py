@@ -4,13 +4,13 @@ This process is the only writer, so what was looked up once is answered from mem
 """
 
 import logging
-import time
 import uuid
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from sqlalchemy import or_, select, update
 
+from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Model, Sampler, Session
@@ -39,12 +39,14 @@ class Catalog:
         self._sessions = {session.id: session for session in open_sessions}
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, Sampler] = {}
-        self._last_seen = dict.fromkeys(self._sessions, time.time())  # of the sessions that have not ended
+        self._last_seen = dict.fromkeys(
+            self._sessions, steady_time.now()
+        )  # of the sessions that have not ended
 
     async def create_session(self, request: CreateSessionRequest) -> Session:
         session = Session(
             id=str(uuid.uuid4()),
-            created_at=time.time(),
+            created_at=steady_time.now(),
             tags=request.tags,
             user_metadata=request.user_metadata,
             project_id=request.project_id,
@@ -76,7 +78,7 @@ class Catalog:
         await self.session(session_id)
         is_open = session_id in self._last_seen
         if is_open:
-            self._last_seen[session_id] = time.time()
+            self._last_seen[session_id] = steady_time.now()
         return is_open
 
     async def set_project(self, session_id: str, project_id: str | None) -> None:
@@ -90,7 +92,7 @@ class Catalog:
         session = await self.session(session_id)
         if self._last_seen.pop(session_id, None) is None:
             return False
-        session.ended_at, session.ended_because = time.time(), because
+        session.ended_at, session.ended_because = steady_time.now(), because
         ending = {"ended_at": session.ended_at, "ended_because": because}
         async with self._database.transaction() as db:
             await db.execute(update(Session).where(Session.id == session_id).values(ending))
@@ -139,7 +141,7 @@ class Catalog:
         session = await self.session(row.session_id)
         if session.id not in self._last_seen:
             return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
-        self._last_seen[session.id] = time.time()  # work is a sign of life, too
+        self._last_seen[session.id] = steady_time.now()  # work is a sign of life, too
         return None
 
     async def add_sampler(
@@ -155,7 +157,7 @@ class Catalog:
             base_model=base_model,
             model_path=path,
             model_id=of,
-            created_at=time.time(),
+            created_at=steady_time.now(),
         )
         async with self._database.transaction() as db:
             known = await db.get(Sampler, sampler.id)

@@ -13,7 +13,9 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
@@ -73,6 +75,8 @@ class Services:
     queue: RequestQueue
     scheduler: RequestScheduler
     health: Health
+    storage: Storage
+    reaper: Reaper
 
     @property
     def limits(self) -> Limits:
@@ -91,7 +95,11 @@ def give_services(state: State) -> Services:
 
 
 def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
-    """Guards the routes that take work: it waits while workers start, and is refused at the end."""
-    refusal = connection.app.state.services.health.refusal
+    """Guards the routes that take work: it waits while workers start, and is refused at the end.
+
+    While it could not be stored, it is refused, too; clients send it again for some minutes.
+    """
+    services: Services = connection.app.state.services
+    refusal = services.health.refusal or services.storage.problem
     if refusal is not None:
         raise Unavailable(refusal)

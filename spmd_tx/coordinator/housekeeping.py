@@ -1,35 +1,59 @@
-"""What has to be done from time to time: end silent sessions, delete what has outlived its time."""
+"""What has to be done from time to time: look at the disk, end silent sessions, delete what is old."""
 
 import asyncio
 import logging
 import time
 from typing import NoReturn
 
-from sqlalchemy.exc import SQLAlchemyError
-
+from spmd_tx.coordinator import disk_use, steady_time
 from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.metrics import DISK_BYTES, UNFINISHED_REQUESTS
+from spmd_tx.coordinator.storage import OUTAGES
 
 logger = logging.getLogger(__name__)
 
+SECONDS_BETWEEN_LOOKS = 2.0
 SECONDS_BETWEEN = 30.0
-RESULTS_KEPT_SECONDS = 3600.0  # beyond the time after which a silent client is taken to be gone
+SECONDS_BETWEEN_MEASUREMENTS = 300.0  # of the whole data directory
 
 
 async def keep_house(services: Services) -> NoReturn:
-    """Run for ever. A database that cannot be reached now is tried again the next time."""
+    """Run for ever. What cannot be done now, as the database is gone, is tried again the next time.
+
+    Raises StartError when the database must not be used any more.
+    """
+    seconds_between = min(SECONDS_BETWEEN, services.config.session_timeout / 2)
+    tidied_at, measured_at = steady_time.now(), 0.0
     while True:
-        await asyncio.sleep(min(SECONDS_BETWEEN, services.config.session_timeout / 2))
+        was_short = services.storage.is_short
+        await asyncio.to_thread(services.storage.measure)
+        UNFINISHED_REQUESTS.set(len(services.queue.unfinished()))
+        if services.database.end is not None:
+            raise services.database.end
+        now = steady_time.now()
+        is_newly_short = services.storage.is_short and not was_short
         try:
-            await tidy(services, time.time())
-        except (OSError, SQLAlchemyError) as error:
+            if is_newly_short or now - tidied_at >= seconds_between:
+                tidied_at = now
+                await tidy(services)
+            if now - measured_at >= SECONDS_BETWEEN_MEASUREMENTS:
+                measured_at = now
+                await measure(services)
+        except OUTAGES as error:
             logger.warning("housekeeping failed, and is tried again soon: %s", error)
+        await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, seconds_between))
 
 
-async def tidy(services: Services, now: float) -> None:
-    """Do all of it once. ``now`` is in seconds since the epoch."""
-    timeout = services.config.session_timeout
+async def tidy(services: Services, ahead: float = 0.0) -> None:
+    """Do all of it once, as if it were so many seconds later."""
+    now, timeout = steady_time.now() + ahead, services.config.session_timeout
     for session_id in await services.catalog.expire_sessions(now, timeout):
         services.scheduler.session_ended(session_id)
-    for path in await services.checkpoints.expire(now):
+    for path in await services.checkpoints.expire(time.time() + ahead):
         logger.info("checkpoint %s has expired and is deleted", path)
-    await services.queue.prune(before=now - timeout - RESULTS_KEPT_SECONDS)
+    await services.reaper.reap(now)
+
+
+async def measure(services: Services) -> None:
+    for kind, size in (await asyncio.to_thread(disk_use.by_kind, services.config.data_dir)).items():
+        DISK_BYTES.labels(kind).set(size)

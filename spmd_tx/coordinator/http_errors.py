@@ -12,7 +12,7 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandlersMap
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.errors import RequestError, Unavailable
+from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, RequestError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +35,16 @@ def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
     return error_response(str(error), HTTP_503_SERVICE_UNAVAILABLE)
 
 
-def _database_error(request: Request, error: SQLAlchemyError) -> ErrorResponse:
-    """The client may try again: a database that was restarted comes back."""
-    logger.error("%s %s: the database failed", request.method, request.url.path, exc_info=error)
-    return error_response("the database does not answer; try again", HTTP_503_SERVICE_UNAVAILABLE)
+def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorResponse:
+    """The client may try again: a database that was restarted comes back, and so does a disk."""
+    logger.error("%s %s: the database or the disk failed: %s", request.method, request.url.path, error)
+    return error_response("the server's storage does not answer; try again", HTTP_503_SERVICE_UNAVAILABLE)
+
+
+def _end_of_storage(_: Request, error: DatabaseDamaged | DatabaseTaken) -> ErrorResponse:
+    """The server ends soon, see housekeeping.py."""
+    logger.error("%s", error)
+    return error_response("the server has lost its database", HTTP_503_SERVICE_UNAVAILABLE)
 
 
 def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
@@ -65,7 +71,10 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     RequestError: _request_error,
     Unavailable: _unavailable,
-    SQLAlchemyError: _database_error,
+    SQLAlchemyError: _storage_error,
+    OSError: _storage_error,
+    DatabaseDamaged: _end_of_storage,
+    DatabaseTaken: _end_of_storage,
     HTTPException: _http_error,
     InternalServerException: _internal_error,
     HTTP_500_INTERNAL_SERVER_ERROR: _internal_error,

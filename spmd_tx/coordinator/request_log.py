@@ -1,16 +1,16 @@
 """Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
-from sqlalchemy import and_, delete, func, insert, select, tuple_, update
+from sqlalchemy import func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.payloads import Place
-from spmd_tx.coordinator.tables import RequestRow, Session
+from spmd_tx.coordinator.tables import RequestRow
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
@@ -48,6 +48,7 @@ class Finished:
     content_type: str
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
+    routing: bytes | None = None  # which experts its samples went through (routing.py)
 
     @property
     def digest(self) -> str:
@@ -189,34 +190,31 @@ async def payload_place(db: AsyncSession, request_id: str) -> Place:
     return Place(row.payload_file, row.payload_offset, row.payload_length)
 
 
-async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Place]:
-    """How a settled request ended: why it failed, or its content type and where its result is."""
+async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Place] | None:
+    """How a request ended: why it failed, or its content type and where its result is. None: it has not.
+
+    Raises NotFound when the result is not kept any more.
+    """
     row = await _row(db, request_id)
+    if row.finished_at is None:
+        return None
     if row.content_type is None:
         return Failed(row.error or "", cast(Literal["user", "server"], row.category))
+    if row.result_file is None:
+        raise _not_kept(request_id)
     place = row.result_file, row.result_offset, row.result_length
     return row.content_type, Place(*cast(tuple[int, int, int], place))
-
-
-async def delete_finished(db: AsyncSession, before: float) -> set[int]:
-    """Delete what was finished before a time; return the numbers of the files still referred to.
-
-    As long as a session is open the creations of its models stay, so that a late duplicate is known as one.
-    """
-    is_open = RequestRow.session_id.in_(select(Session.id).where(Session.ended_at.is_(None)))
-    is_creation = and_(RequestRow.seq_id == 0, RequestRow.kind != "sample")
-    is_kept = and_(is_open, is_creation)
-    await db.execute(delete(RequestRow).where(RequestRow.finished_at < before, ~is_kept))
-    payloads = await db.scalars(select(RequestRow.payload_file).distinct())
-    results = await db.scalars(select(RequestRow.result_file).distinct())
-    return {number for number in (*payloads, *results) if number is not None}
 
 
 async def _row(db: AsyncSession, request_id: str) -> RequestRow:
     row = await db.scalar(select(RequestRow).where(RequestRow.id == request_id))
     if row is None:
-        raise NotFound(f"request {request_id!r} does not exist, or its result is no longer kept")
+        raise _not_kept(request_id)
     return row
+
+
+def _not_kept(request_id: str) -> NotFound:
+    return NotFound(f"request {request_id!r} does not exist, or its result is no longer kept")
 
 
 def _request(row: RequestRow) -> Request:
@@ -225,7 +223,7 @@ def _request(row: RequestRow) -> Request:
 
 def _new_values(row: NewRow) -> Mapping[str, object]:
     request, refused = row.request, row.refused
-    now = time.time()
+    now = steady_time.now()
     return {
         "number": request.number,
         "id": request.id,
@@ -248,7 +246,7 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
     is_failed = isinstance(outcome, Failed)
     return {
         "number": settled.number,
-        "finished_at": time.time(),
+        "finished_at": steady_time.now(),
         "content_type": None if is_failed else outcome.content_type,
         "error": outcome.error if is_failed else None,
         "category": outcome.category if is_failed else None,

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from sqlalchemy import Executable
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import request_log
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.payloads import PayloadFiles, Recent
+from spmd_tx.coordinator.payloads import PayloadFiles, Place, Recent
 from spmd_tx.coordinator.request_log import (
     Failed,
     Finished,
@@ -27,12 +27,13 @@ from spmd_tx.coordinator.request_log import (
     Request,
     Settled,
 )
-from spmd_tx.errors import InvalidRequest, Unavailable
+from spmd_tx.coordinator.storage import OUTAGES, Storage
+from spmd_tx.errors import DamagedBody, InvalidRequest, Unavailable
 
 logger = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20  # each of payloads and results, so that hardly anybody reads files
-RETRY_SECONDS = 1.0  # until outcomes that could not be stored are tried again
+READ_AGAIN_SECONDS = 1.0  # after a result could not be read
 
 
 class RequestLog(Protocol):
@@ -98,15 +99,24 @@ class RequestQueue:
     """
 
     def __init__(
-        self, database: Database, files: PayloadFiles, next_number: int, unfinished: Iterable[Request] = ()
+        self,
+        database: Database,
+        files: PayloadFiles,
+        storage: Storage,
+        routing: RoutingFiles,
+        next_number: int,
+        unfinished: Iterable[Request] = (),
     ) -> None:
         self.on_arrival: Callable[[Request], None] = lambda request: None
         self._database = database
         self._files = files
+        self._storage = storage
+        self._routing = routing
         self._next_number = next_number
-        self._failure: str | None = None
         self._submissions: list[Submission] = []
         self._outcomes: dict[str, Outcome] = {}  # by request_id; not yet stored
+        self._placed: dict[str, Place] = {}  # bodies of those that are in a file, but in no row
+        self._is_unsure = False  # whether a commit that failed may still have happened
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -130,8 +140,6 @@ class RequestQueue:
         The same (line, seq_id) again gives the same request_id and does nothing more. ``also`` becomes true
         in the same transaction. A request that is ``refused`` is recorded with that outcome, unannounced.
         """
-        if self._failure is not None:
-            raise Unavailable(self._failure)
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._submissions.append(
             Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, accepted)
@@ -161,7 +169,13 @@ class RequestQueue:
         if body is None:
             async with self._database.reading() as db:
                 place = await request_log.payload_place(db, request.id)
-            body = await asyncio.to_thread(self._files.read, place)
+            try:
+                body = await asyncio.to_thread(self._files.read, place)
+            except DamagedBody as error:
+                logger.error("%s %d of %s is lost: %s", request.kind, request.seq_id, request.line, error)
+                raise DamagedBody(
+                    "the server has lost the body of this request: its file is damaged or missing"
+                ) from error
         return body
 
     def resolve(self, request_id: str, outcome: Outcome) -> None:
@@ -176,28 +190,25 @@ class RequestQueue:
         if waiting is not None:
             done, _ = await asyncio.wait([waiting.outcome], timeout=timeout)
             return waiting.outcome.result() if done else None
-        return self._results.get(request_id) or await self._stored(request_id)
-
-    def fail_unfinished(self, error: str) -> None:
-        """Settle every request as the server's failure, and take no more."""
-        self._failure = error
-        for request_id in self._waiting:
-            self.resolve(request_id, Failed(error, "server"))
+        return self._results.get(request_id) or await self._read_patiently(request_id, timeout)
 
     async def run(self) -> None:
-        """Write groups, for ever."""
+        """Write groups, for ever. While nothing can be stored, outcomes wait and submissions are refused."""
         while True:
             await self._work.wait()
             self._work.clear()
             submissions, self._submissions = self._submissions, []
             try:
                 await self._write(submissions, dict(self._outcomes))
-            except (OSError, SQLAlchemyError):
-                logger.exception("cannot write to the request log")
+            except OUTAGES as error:
+                self._is_unsure = True
+                pause = self._storage.failed(error)
                 for submission in submissions:
                     _refuse(submission, Unavailable("cannot store the request now; send it again"))
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(pause)
                 self._wake()
+            else:
+                self._storage.succeeded()
             if not self._submissions and not self._outcomes:
                 self._idle.set()
 
@@ -209,54 +220,76 @@ class RequestQueue:
         """Let another server have the files. ``run`` has ended before."""
         self._files.close()
 
-    async def prune(self, before: float) -> None:
-        """Forget requests that were finished before a time, in seconds since the epoch."""
-        async with self._database.transaction() as db:  # no group is being written meanwhile
-            referenced = await request_log.delete_finished(db, before)
-            numbers = await asyncio.to_thread(self._files.numbers)
-        await asyncio.to_thread(self._files.delete, set(numbers) - referenced)
+    def files_to_be(self) -> set[int]:
+        """Numbers of files to which rows will refer once they can be written."""
+        return {place.file for place in self._placed.values()}
 
     async def _write(self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]) -> None:
         """Make a group durable, then tell everybody."""
         async with self._database.transaction() as db:
             known = await request_log.known(db, {each.key for each in submissions})
+            lost_sight_of = await self._look_for_lost(db)
             fresh = _first_of_each_key(submissions, known)
-            bodies = [each.payload for each in fresh]
-            bodies += [outcome.body for outcome in outcomes.values() if isinstance(outcome, Finished)]
-            places = iter(await asyncio.to_thread(self._files.write, bodies) if bodies else ())
-            rows = [NewRow(self._new_request(each), next(places), each.refused) for each in fresh]
+            rows = [
+                NewRow(self._new_request(each), place, each.refused)
+                for each, place in zip(fresh, await self._write_bodies(fresh, outcomes), strict=True)
+            ]
             await request_log.append(db, rows)
             for statement in [statement for each in fresh for statement in each.also]:
                 await db.execute(statement)
             settled = [
-                Settled(
-                    number=self._waiting[request_id].request.number,
-                    outcome=outcome,
-                    result=next(places) if isinstance(outcome, Finished) else None,
-                )
+                Settled(self._waiting[request_id].request.number, outcome, self._placed.get(request_id))
                 for request_id, outcome in outcomes.items()
             ]
             await request_log.settle(db, settled)
+        self._is_unsure = False
         self._release(outcomes)
-        self._welcome(rows, fresh)
+        for request in lost_sight_of:
+            self._welcome(request)
+        for row, each in zip(rows, fresh, strict=True):
+            if row.refused is None:
+                self._payloads.put(row.request.id, each.payload, len(each.payload))
+                self._welcome(row.request)
         known |= {(row.request.line, row.request.seq_id): _known(row.request) for row in rows}
         for each in submissions:
             _answer(each, known[each.key])
 
-    def _welcome(self, rows: Sequence[NewRow], submissions: Sequence[Submission]) -> None:
-        for row, submission in zip(rows, submissions, strict=True):
-            if row.refused is not None:
-                continue
-            self._waiting[row.request.id] = _Waiting(row.request)
-            self._payloads.put(row.request.id, submission.payload, len(submission.payload))
-            if self._failure is None:
-                self.on_arrival(row.request)
-            else:
-                self.resolve(row.request.id, Failed(self._failure, "server"))
+    async def _write_bodies(
+        self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]
+    ) -> list[Place]:
+        """Write payloads, and those results that are in no file yet, to a new one: the payloads' places."""
+        results = {
+            request_id: outcome.body
+            for request_id, outcome in outcomes.items()
+            if isinstance(outcome, Finished) and request_id not in self._placed
+        }
+        await asyncio.to_thread(self._write_routing, {id: outcomes[id] for id in results})
+        bodies = [*(each.payload for each in submissions), *results.values()]
+        places = await asyncio.to_thread(self._files.write, bodies) if bodies else []
+        self._placed |= zip(results, places[len(submissions) :], strict=True)
+        return places[: len(submissions)]
+
+    def _write_routing(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Before the results: who knows a sample may train on it at once."""
+        for request_id, outcome in outcomes.items():
+            if isinstance(outcome, Finished) and outcome.routing is not None:
+                session_id = self._waiting[request_id].request.session_id
+                self._routing.write(session_id, request_id, outcome.routing)
+
+    async def _look_for_lost(self, db: AsyncSession) -> list[Request]:
+        """Requests that were stored by a commit which seemed to fail: their clients will send them again."""
+        if not self._is_unsure:
+            return []
+        return [each for each in await request_log.unfinished(db) if each.id not in self._waiting]
+
+    def _welcome(self, request: Request) -> None:
+        self._waiting[request.id] = _Waiting(request)
+        self.on_arrival(request)
 
     def _release(self, outcomes: Mapping[str, Outcome]) -> None:
         for request_id, outcome in outcomes.items():
             del self._outcomes[request_id]
+            self._placed.pop(request_id, None)
             size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)
             self._results.put(request_id, outcome, size)
             self._waiting.pop(request_id).outcome.set_result(outcome)
@@ -270,21 +303,39 @@ class RequestQueue:
         self._idle.clear()
         self._work.set()
 
-    async def _stored(self, request_id: str) -> Outcome:
+    async def _read_patiently(self, request_id: str, timeout: float) -> Outcome | None:
+        deadline = asyncio.get_running_loop().time() + timeout
+        while True:
+            try:
+                return await self._read(request_id)
+            except OUTAGES as error:
+                logger.warning("cannot read a result now: %s", error)
+            if asyncio.get_running_loop().time() + READ_AGAIN_SECONDS > deadline:
+                return None
+            await asyncio.sleep(READ_AGAIN_SECONDS)
+
+    async def _read(self, request_id: str) -> Outcome | None:
         async with self._database.reading() as db:
             stored = await request_log.outcome(db, request_id)
-        if isinstance(stored, Failed):
+        if stored is None or isinstance(stored, Failed):
             return stored
         content_type, place = stored
-        return Finished(content_type, await asyncio.to_thread(self._files.read, place))
+        try:
+            return Finished(content_type, await asyncio.to_thread(self._files.read, place))
+        except DamagedBody as error:
+            logger.error("the result of request %s is lost: %s", request_id, error)
+            return Failed("the server has lost this result, its file is damaged or missing", "server")
 
 
-async def open_queue(database: Database, data_dir: Path) -> RequestQueue:
+async def open_queue(database: Database, data_dir: Path, storage: Storage | None = None) -> RequestQueue:
     """Continue the log of earlier runs."""
+    storage = storage or Storage(data_dir)
     files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
     async with database.reading() as db:
         unfinished = await request_log.unfinished(db)
-        return RequestQueue(database, files, await request_log.next_number(db), unfinished)
+        next_number = await request_log.next_number(db)
+    routing = RoutingFiles(data_dir / ROUTING)
+    return RequestQueue(database, files, storage, routing, next_number, unfinished)
 
 
 def _first_of_each_key(submissions: Sequence[Submission], known: Mapping[Key, Known]) -> list[Submission]:

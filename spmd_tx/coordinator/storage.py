@@ -4,12 +4,9 @@ Losing a disk or a database is no error of a request. Work pauses until they are
 with the reason, outcomes wait in memory, and what was begun is tried again.
 """
 
-import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -17,8 +14,6 @@ from spmd_tx.byte_sizes import parse_size, show_size
 from spmd_tx.coordinator.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
 
 logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 OUTAGES = (OSError, SQLAlchemyError)  # what may go away without anybody's doing
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts
@@ -80,13 +75,10 @@ class Storage:
         self._outage, self._failures = None, 0
         self._publish()
 
-    async def persevere(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Do something that may be done twice, as often as it takes."""
-        while True:
-            try:
-                return await work()
-            except OUTAGES as error:
-                await asyncio.sleep(self.failed(error))
+    @property
+    def outage(self) -> str | None:
+        """Why not even results can be stored."""
+        return self._outage
 
     def _publish(self) -> None:
         STORAGE_IS_PAUSED.set(self.problem is not None)

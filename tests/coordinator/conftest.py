@@ -14,11 +14,14 @@ from litestar import Litestar
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import request_queue
 from spmd_tx.coordinator.app import make_app
+from spmd_tx.coordinator.assembly import retention_limits
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
+from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base
 from spmd_tx.models.config import ModelConfig
 from tests.coordinator.fake_scheduler import FakeScheduler
@@ -124,6 +127,8 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         queue=queue,
         scheduler=scheduler,
         health=FakeHealth(),
+        storage=Storage(data_dir),
+        reaper=Reaper(database, data_dir, retention_limits(config), pending=queue.files_to_be),
     )
     running.cancel()
     await asyncio.wait([running])

@@ -1,26 +1,57 @@
 import time
 
-from spmd_tx.coordinator.housekeeping import RESULTS_KEPT_SECONDS, tidy
+import pytest
+
+from spmd_tx.coordinator.housekeeping import tidy
+
+
+@pytest.fixture
+def after_all_times(services):
+    """Seconds after which no client is there any more, and no result is wanted."""
+    return services.config.session_timeout + services.config.keep_results_hours * 3600 + 1
 
 
 async def test_nothing_that_is_in_use_is_tidied_away(api, session_id, model_id, services):
-    await tidy(services, time.time())
+    await tidy(services)
     assert services.scheduler.ended_sessions == []
     assert (await api.post("session_heartbeat", json={"session_id": session_id})).status_code == 200
 
 
 async def test_a_silent_session_gives_its_place_back(api, session_id, services):
-    await tidy(services, time.time() + services.config.session_timeout + 1)
+    await tidy(services, ahead=services.config.session_timeout + 1)
     assert services.scheduler.ended_sessions == [session_id]
     assert (await api.post("session_heartbeat", json={"session_id": session_id})).status_code == 410
 
 
-async def test_results_and_checkpoints_do_not_pile_up(no_cache, api, model_id, services):
+async def test_results_and_checkpoints_do_not_pile_up(no_cache, api, model_id, services, after_all_times):
     save = {"model_id": model_id, "path": "ck1", "seq_id": 1, "ttl_seconds": 3600}
     request_id = (await api.post("save_weights", json=save)).json()["request_id"]
     await api.post("retrieve_future", json={"request_id": request_id})
 
-    await tidy(services, time.time() + services.config.session_timeout + RESULTS_KEPT_SECONDS + 1)
+    await tidy(services, ahead=after_all_times)
 
     assert (await api.get("checkpoints")).json()["checkpoints"] == []
     assert (await api.post("retrieve_future", json={"request_id": request_id})).status_code == 404
+
+
+@pytest.mark.parametrize("days", [1, -1])
+async def test_a_clock_that_is_set_ends_no_session_and_loses_no_result(
+    no_cache, api, session_id, model_id, services, monkeypatch, days
+):
+    async def save(seq_id):
+        body = {"model_id": model_id, "path": f"ck{seq_id}", "seq_id": seq_id}
+        return (await api.post("save_weights", json=body)).json()["request_id"]
+
+    before = await save(1)
+    jumped = time.time() + days * 24 * 3600
+    monkeypatch.setattr(time, "time", lambda: jumped)
+    after = await save(2)
+    for request_id in (before, after):
+        assert (await api.post("retrieve_future", json={"request_id": request_id})).status_code == 200
+
+    await tidy(services)
+
+    assert services.scheduler.ended_sessions == []
+    assert (await api.post("session_heartbeat", json={"session_id": session_id})).status_code == 200
+    for request_id in (before, after):
+        assert (await api.post("retrieve_future", json={"request_id": request_id})).status_code == 200

@@ -1,11 +1,10 @@
 import asyncio
-import time
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select
 
 from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
-from spmd_tx.coordinator.tables import RequestRow, Sampler, Session
+from spmd_tx.coordinator.tables import RequestRow, Sampler
 from spmd_tx.errors import InvalidRequest, NotFound, StartError, Unavailable
 
 RESULT = Finished("application/json", b'{"metrics": {}}')
@@ -120,16 +119,14 @@ async def test_other_rows_become_true_together_with_the_request(queue, database)
         assert await db.scalar(select(Sampler.id)) == "x"
 
 
-async def test_a_submission_that_cannot_be_stored_is_unavailable_and_the_next_one_works(queue, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.request_queue.RETRY_SECONDS", 0.0)
+async def test_a_submission_that_cannot_be_stored_is_unavailable_and_the_next_one_works(queue):
     row = insert(Sampler).values(id="x")  # lacks what must not be null
     with pytest.raises(Unavailable, match="cannot store"):
         await submit(queue, also=[row])
     await submit(queue)
 
 
-async def test_an_outcome_that_could_not_be_stored_is_tried_again(queue, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.request_queue.RETRY_SECONDS", 0.0)
+async def test_an_outcome_that_could_not_be_stored_is_tried_again(queue):
     request_id = await submit(queue)
     queue.resolve(request_id, RESULT)
     with pytest.raises(Unavailable):  # spoils the group that holds the outcome
@@ -143,16 +140,6 @@ async def test_a_client_that_hangs_up_does_not_stop_the_queue(queue, arrivals):
     hung_up.cancel()
     await submit(queue, seq_id=2)
     assert [request.seq_id for request in arrivals] == [1, 2]
-
-
-async def test_when_the_workers_are_gone_everything_fails_and_nothing_is_taken(queue):
-    request_id = await submit(queue)
-    waiting = asyncio.create_task(queue.wait(request_id, timeout=30))
-    await asyncio.sleep(0)
-    queue.fail_unfinished("worker 1 died")
-    assert await waiting == Failed("worker 1 died", "server")
-    with pytest.raises(Unavailable, match="worker 1 died"):
-        await submit(queue, seq_id=2)
 
 
 async def test_results_survive_a_restart_and_unfinished_requests_wait_on(running_queue, database, tmp_path):
@@ -199,37 +186,6 @@ async def test_losses_are_counted_over_restarts(running_queue, database, tmp_pat
 async def test_payloads_are_read_from_disk_when_memory_has_forgotten_them(no_cache, queue, arrivals):
     await submit(queue, payload=b"body")
     assert await queue.payload(arrivals[0]) == b"body"
-
-
-async def test_pruning_forgets_old_results_and_their_files(no_cache, queue, tmp_path):
-    old = await submit(queue)
-    queue.resolve(old, RESULT)
-    await queue.flush()
-    unfinished = await submit(queue, seq_id=2)
-
-    await queue.prune(before=time.time() + 1)
-
-    with pytest.raises(NotFound, match="no longer kept"):
-        await queue.wait(old, timeout=0)
-    assert await queue.wait(unfinished, timeout=0) is None
-    assert len(list((tmp_path / "payloads").glob("*.zst"))) == 1
-
-
-async def test_a_models_creation_is_known_until_its_session_ends(no_cache, queue, database):
-    async with database.transaction() as db:
-        db.add(Session(id="s", created_at=0.0, tags=[]))
-    created = await submit(queue, seq_id=0, kind="create_model")
-    queue.resolve(created, RESULT)
-    await queue.flush()
-
-    await queue.prune(before=time.time() + 1)
-    assert await submit(queue, seq_id=0, kind="create_model") == created
-
-    async with database.transaction() as db:
-        await db.execute(update(Session).values(ended_at=1.0))
-    await queue.prune(before=time.time() + 1)
-    with pytest.raises(NotFound):
-        await queue.wait(created, timeout=0)
 
 
 async def test_many_requests_at_once_share_files(queue, tmp_path):

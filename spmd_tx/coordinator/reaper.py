@@ -1,0 +1,191 @@
+"""Deletes what has outlived its use, and what a crash has left behind: rows first, then files.
+
+The same code tells what would go (``dry_run``): it does all that is done to the database, and takes it back.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator import retention, steady_time
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.disk_use import size_of
+from spmd_tx.coordinator.dispatch import folder_name
+from spmd_tx.coordinator.metrics import RECLAIMED_BYTES
+from spmd_tx.coordinator.retention import Ages
+
+logger = logging.getLogger(__name__)
+
+YOUNG_SECONDS = 3600.0  # files of a running server that nobody refers to may still be on their way
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things are kept, in seconds, and the most bytes they take."""
+
+    results: float
+    versions: float
+    compilation_cache: int  # bytes
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What went, or would go."""
+
+    kind: str
+    count: int
+    size: int  # bytes
+
+
+@dataclass
+class _Doomed:
+    """Files and folders to delete once the database has forgotten them."""
+
+    kind: str
+    paths: list[Path] = field(default_factory=list)
+
+    def reaped(self) -> Reaped:
+        return Reaped(self.kind, len(self.paths), sum(map(size_of, self.paths)))
+
+
+class Reaper:
+    """Of one data directory."""
+
+    def __init__(
+        self,
+        database: Database,
+        data_dir: Path,
+        limits: Limits,
+        *,
+        pending: Callable[[], Collection[int]] = frozenset,
+        retire: Callable[[Collection[str]], None] = lambda _: None,
+    ) -> None:
+        """``pending`` are payload files to which rows will refer; ``retire`` gives up samplers' versions."""
+        self._database = database
+        self._data_dir = data_dir
+        self._limits = limits
+        self._pending = pending
+        self._retire = retire
+        self._started_at = steady_time.now()
+        self._unreferenced: set[int] = set()  # payload files, the last time
+
+    async def reap(
+        self, now: float | None = None, *, at_rest: bool = False, dry_run: bool = False
+    ) -> list[Reaped]:
+        """Do all of it once. ``at_rest`` means that no server works with the directory now."""
+        ages = self._ages(steady_time.now() if now is None else now)
+        async with self._database.transaction() as db:  # nothing is being written to the log meanwhile
+            savepoint = await db.begin_nested()
+            reaped = await self._forget(db, ages)
+            doomed = [
+                await self._payload_files(db, at_rest),
+                await self._snapshots(db, at_rest),
+                await self._versions(db, at_rest),
+            ]
+            superseded = await retention.superseded_versions(db, ages)
+            if dry_run:
+                await savepoint.rollback()
+        doomed.append(await asyncio.to_thread(self._compilation_cache))
+        doomed.append(_Doomed("old folders", list(self._data_dir.glob("scratch"))))
+        versions = self._data_dir / "versions"
+        retired = [versions / folder_name(id) for id in superseded if (versions / folder_name(id)).exists()]
+        doomed.append(_Doomed("superseded versions", retired))
+        reaped += [await asyncio.to_thread(each.reaped) for each in doomed]
+        if not dry_run:
+            self._retire(superseded)
+            left_to_others = set() if at_rest else {"superseded versions"}
+            await asyncio.to_thread(_delete, [each for each in doomed if each.kind not in left_to_others])
+            self._count(reaped)
+        return [each for each in reaped if each.count]
+
+    def _ages(self, now: float) -> Ages:
+        """Time without a server does not count for those whose clients may come back."""
+        has_run_long_enough = now - self._started_at >= self._limits.results
+        results = now - self._limits.results
+        return Ages(
+            now=now,
+            results=results,
+            open_results=results if has_run_long_enough else 0.0,
+            versions=now - self._limits.versions,
+        )
+
+    async def _forget(self, db: AsyncSession, ages: Ages) -> list[Reaped]:
+        requests = await retention.forget_requests(db, ages)
+        results = await retention.forget_results(db, ages)
+        snapshots = await retention.forget_snapshots(db)
+        samplers = await retention.forget_samplers(db, ages)
+        logger.debug("%d snapshots belonged to models that are not in use", snapshots.count)
+        return [
+            Reaped("finished requests (rows)", requests.count, 0),
+            Reaped("results of requests kept for replay (rows)", results.count, 0),
+            Reaped("samplers of sessions long ended (rows)", samplers, 0),
+        ]
+
+    async def _payload_files(self, db: AsyncSession, at_rest: bool) -> _Doomed:
+        """Those that no row refers to; of a running server, those that none has for a while."""
+        referenced = await retention.payload_files(db) | set(self._pending())
+        folder = self._data_dir / "payloads"
+        present = await asyncio.to_thread(lambda: {int(path.stem): path for path in folder.glob("*.zst")})
+        unreferenced = present.keys() - referenced
+        doomed = unreferenced if at_rest else unreferenced & self._unreferenced
+        self._unreferenced = unreferenced - doomed
+        leftovers = list(folder.glob("*.tmp")) if at_rest else []
+        return _Doomed("payload files", [*(present[number] for number in sorted(doomed)), *leftovers])
+
+    async def _snapshots(self, db: AsyncSession, at_rest: bool) -> _Doomed:
+        kept = await retention.snapshot_folders(db)
+        folders = (self._data_dir / "snapshots").glob("*/*")
+        return _Doomed("snapshots", await asyncio.to_thread(_others, folders, kept, at_rest))
+
+    async def _versions(self, db: AsyncSession, at_rest: bool) -> _Doomed:
+        versions = self._data_dir / "versions"
+        kept = {versions / folder_name(version) for version in await retention.versions_in_use(db)}
+        return _Doomed(
+            "versions of ended sessions", await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest)
+        )
+
+    def _compilation_cache(self) -> _Doomed:
+        """The entries that were unused for longest, beyond what all may take. JAX touches what it uses."""
+        entries: dict[str, list[Path]] = {}
+        for path in (self._data_dir / "compilation_cache").glob("*"):
+            entries.setdefault(path.name.removesuffix("-atime").removesuffix("-cache"), []).append(path)
+        newest_first = sorted(entries.values(), key=lambda paths: max(map(_modified_at, paths)), reverse=True)
+        total, doomed = 0, _Doomed("compilation cache")
+        for paths in newest_first:
+            total += sum(map(size_of, paths))
+            if total > self._limits.compilation_cache:
+                doomed.paths += paths
+        return doomed
+
+    def _count(self, reaped: Iterable[Reaped]) -> None:
+        for each in reaped:
+            if each.size:
+                logger.info("deleted %s: %d, %d bytes", each.kind, each.count, each.size)
+                RECLAIMED_BYTES.labels(each.kind).inc(each.size)
+
+
+def _others(folders: Iterable[Path], kept: set[Path], at_rest: bool) -> list[Path]:
+    """The folders that are not to be kept; while a server runs, without those that are new."""
+    before = time.time() - YOUNG_SECONDS
+    return [path for path in folders if path not in kept and (at_rest or _modified_at(path) < before)]
+
+
+def _modified_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _delete(doomed: Iterable[_Doomed]) -> None:
+    for path in [path for each in doomed for path in each.paths]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,147 @@
+"""Which rows have outlived their use, and which files those that remain refer to. SQL only.
+
+A finished request is needed as long as its client may still ask for the result, and as long as a model
+that is in use may have to be restored by running it again: it lies behind the older of the two newest
+snapshots, or there are not yet two. Whatever is unfinished is needed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
+
+from spmd_tx.coordinator.snapshots import KEPT
+from spmd_tx.coordinator.tables import Model, RequestRow, Sampler, Session, SnapshotRow
+
+SAMPLERS_KEPT_SECONDS = 30 * 24 * 3600.0  # rows only, for listings; after the end of their session
+
+
+class Ages(NamedTuple):
+    """What lies before these times may go. In seconds since the epoch."""
+
+    now: float
+    results: float  # of sessions that have ended
+    open_results: float  # of sessions that are open
+    versions: float  # last use of superseded ones
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How many rows, and the bytes in files that they stood for."""
+
+    count: int
+    size: int
+
+
+async def forget_requests(db: AsyncSession, ages: Ages) -> Rows:
+    """Delete the requests that nobody needs any more."""
+    is_deletable = and_(_is_old(ages), ~_is_needed_to_restore())
+    size = RequestRow.payload_length + func.coalesce(RequestRow.result_length, 0)
+    rows = await _measure(db, size, is_deletable)
+    await db.execute(delete(RequestRow).where(is_deletable))
+    return rows
+
+
+async def forget_results(db: AsyncSession, ages: Ages) -> Rows:
+    """Give up results of requests that are only kept to be run again."""
+    is_droppable = and_(_is_old(ages), RequestRow.result_file.is_not(None))
+    rows = await _measure(db, func.coalesce(RequestRow.result_length, 0), is_droppable)
+    nowhere = {"result_file": None, "result_offset": None, "result_length": None}
+    await db.execute(update(RequestRow).where(is_droppable).values(nowhere))
+    return rows
+
+
+async def payload_files(db: AsyncSession) -> set[int]:
+    """The numbers of the files that are referred to."""
+    payloads = await db.scalars(select(RequestRow.payload_file).distinct())
+    results = await db.scalars(select(RequestRow.result_file).distinct())
+    return {number for number in (*payloads, *results) if number is not None}
+
+
+async def forget_snapshots(db: AsyncSession) -> Rows:
+    """Delete the rows of snapshots of models that are not in use."""
+    in_use = select(Model.id).where(_is_in_use(Model.session_id))
+    is_unused = SnapshotRow.model_id.not_in(in_use)
+    count, size = (
+        await db.execute(select(func.count(), func.sum(SnapshotRow.size_bytes)).where(is_unused))
+    ).one()
+    await db.execute(delete(SnapshotRow).where(is_unused))
+    return Rows(count, int(size or 0))
+
+
+async def snapshot_folders(db: AsyncSession) -> set[Path]:
+    return {Path(path) for path in await db.scalars(select(SnapshotRow.path))}
+
+
+async def versions_in_use(db: AsyncSession) -> set[str]:
+    """The versions that samplers of open sessions, or with unfinished requests, draw from."""
+    query = select(Sampler.id, Sampler.version).where(_is_in_use(Sampler.session_id))
+    return {version or id for id, version in await db.execute(query)}
+
+
+async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
+    """Ephemeral versions that are not the newest of their model, and that nobody has used for long."""
+    ephemeral = and_(Sampler.model_id.is_not(None), _is_in_use(Sampler.session_id))
+    newest = select(func.max(Sampler.created_at)).where(ephemeral).group_by(Sampler.model_id)
+    recently_used = select(RequestRow.line).where(
+        RequestRow.kind == "sample",
+        or_(RequestRow.created_at >= ages.versions, RequestRow.finished_at.is_(None)),
+    )
+    query = select(Sampler.id).where(
+        ephemeral,
+        Sampler.created_at < ages.versions,
+        Sampler.created_at.not_in(newest),
+        Sampler.id.not_in(recently_used),
+    )
+    return list(await db.scalars(query))
+
+
+async def forget_samplers(db: AsyncSession, ages: Ages) -> int:
+    """Delete the rows of samplers whose session has ended long ago."""
+    long_ended = select(Session.id).where(Session.ended_at < ages.now - SAMPLERS_KEPT_SECONDS)
+    is_deletable = Sampler.session_id.in_(long_ended)
+    count = await db.scalar(select(func.count()).select_from(Sampler).where(is_deletable)) or 0
+    await db.execute(delete(Sampler).where(is_deletable))
+    return count
+
+
+def _is_old(ages: Ages) -> ColumnElement[bool]:
+    return or_(
+        RequestRow.finished_at < ages.open_results,
+        and_(RequestRow.finished_at < ages.results, ~_is_open(RequestRow.session_id)),
+    )
+
+
+def _is_needed_to_restore() -> ColumnElement[bool]:
+    """Samples change nothing. A creation stays as long as its model, so that a duplicate is known as one."""
+    older_of_two = (
+        select(func.min(SnapshotRow.seq_id))
+        .where(SnapshotRow.model_id == RequestRow.line)
+        .having(func.count() >= KEPT)
+        .scalar_subquery()
+    )
+    is_behind_snapshots = RequestRow.seq_id > func.coalesce(older_of_two, -1)
+    return and_(
+        RequestRow.kind != "sample",
+        _is_in_use(RequestRow.session_id),
+        or_(RequestRow.seq_id == 0, is_behind_snapshots),
+    )
+
+
+def _is_open(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    return session_id.in_(select(Session.id).where(Session.ended_at.is_(None)))
+
+
+def _is_in_use(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """A session goes on to the end of the work that it has given."""
+    at_work = select(RequestRow.session_id).where(RequestRow.finished_at.is_(None))
+    return or_(_is_open(session_id), session_id.in_(at_work.correlate(None)))
+
+
+async def _measure(db: AsyncSession, size: ColumnElement[int], which: ColumnElement[bool]) -> Rows:
+    query = select(func.count(), func.sum(size)).select_from(RequestRow).where(which)
+    count, total = (await db.execute(query)).one()
+    return Rows(count, int(total or 0))
