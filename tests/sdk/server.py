@@ -27,7 +27,7 @@ class Server:
     def __init__(self, model_dir: Path, data_dir: Path, **options: object) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{options.get('port') or free_port()}"
         share_compiled_programs(data_dir)
         options = {
             "base_model": model_dir,
@@ -100,7 +100,8 @@ def share_compiled_programs(data_dir: Path) -> None:
     """Most of the tests' time is compilation, and the same programs come back in every run."""
     COMPILED.mkdir(parents=True, exist_ok=True)
     data_dir.mkdir(parents=True, exist_ok=True)
-    os.symlink(COMPILED, data_dir / "compilation_cache")
+    if not (data_dir / "compilation_cache").exists():
+        os.symlink(COMPILED, data_dir / "compilation_cache")
 
 
 def _process_id(worker: psutil.Process) -> int:
