@@ -87,6 +87,7 @@ class Reaper:
                 await self._payload_files(db, at_rest),
                 await self._snapshots(db, at_rest),
                 await self._versions(db, at_rest),
+                await self._routing(db, at_rest),
             ]
             superseded = await retention.superseded_versions(db, ages)
             if dry_run:
@@ -122,9 +123,9 @@ class Reaper:
         samplers = await retention.forget_samplers(db, ages)
         logger.debug("%d snapshots belonged to models that are not in use", snapshots.count)
         return [
-            Reaped("finished requests (rows)", requests.count, 0),
-            Reaped("results of requests kept for replay (rows)", results.count, 0),
-            Reaped("samplers of sessions long ended (rows)", samplers, 0),
+            Reaped("finished requests", requests.count, 0),
+            Reaped("results of requests that a replay needs", results.count, 0),
+            Reaped("samplers of sessions that ended long ago", samplers, 0),
         ]
 
     async def _payload_files(self, db: AsyncSession, at_rest: bool) -> _Doomed:
@@ -139,15 +140,27 @@ class Reaper:
         return _Doomed("payload files", [*(present[number] for number in sorted(doomed)), *leftovers])
 
     async def _snapshots(self, db: AsyncSession, at_rest: bool) -> _Doomed:
-        kept = await retention.snapshot_folders(db)
-        folders = (self._data_dir / "snapshots").glob("*/*")
-        return _Doomed("snapshots", await asyncio.to_thread(_others, folders, kept, at_rest))
+        snapshots = self._data_dir / "snapshots"
+        kept = {
+            snapshots / folder_name(model_id) / str(seq_id)
+            for model_id, seq_id in await retention.snapshots(db)
+        }
+        return _Doomed("snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), kept, at_rest))
 
     async def _versions(self, db: AsyncSession, at_rest: bool) -> _Doomed:
         versions = self._data_dir / "versions"
         kept = {versions / folder_name(version) for version in await retention.versions_in_use(db)}
         return _Doomed(
             "versions of ended sessions", await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest)
+        )
+
+    async def _routing(self, db: AsyncSession, at_rest: bool) -> _Doomed:
+        """Experts of samples: while their session is open, a training request may name them."""
+        routing = self._data_dir / "routing"
+        kept = {routing / id.replace(":", "_") for id in await retention.sessions_in_use(db)}
+        return _Doomed(
+            "expert choices of ended sessions",
+            await asyncio.to_thread(_others, routing.glob("*"), kept, at_rest),
         )
 
     def _compilation_cache(self) -> _Doomed:

@@ -6,10 +6,9 @@ snapshots, or there are not yet two. Whatever is unfinished is needed.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -72,8 +71,14 @@ async def forget_snapshots(db: AsyncSession) -> Rows:
     return Rows(count, int(size or 0))
 
 
-async def snapshot_folders(db: AsyncSession) -> set[Path]:
-    return {Path(path) for path in await db.scalars(select(SnapshotRow.path))}
+async def snapshots(db: AsyncSession) -> list[tuple[str, int]]:
+    """Model and seq_id of each."""
+    rows = await db.execute(select(SnapshotRow.model_id, SnapshotRow.seq_id))
+    return [(model_id, seq_id) for model_id, seq_id in rows]
+
+
+async def sessions_in_use(db: AsyncSession) -> list[str]:
+    return list(await db.scalars(select(Session.id).where(_is_in_use(Session.id))))
 
 
 async def versions_in_use(db: AsyncSession) -> set[str]:
@@ -85,7 +90,9 @@ async def versions_in_use(db: AsyncSession) -> set[str]:
 async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
     """Ephemeral versions that are not the newest of their model, and that nobody has used for long."""
     ephemeral = and_(Sampler.model_id.is_not(None), _is_in_use(Sampler.session_id))
-    newest = select(func.max(Sampler.created_at)).where(ephemeral).group_by(Sampler.model_id)
+    newest = (
+        select(Sampler.model_id, func.max(Sampler.created_at)).where(ephemeral).group_by(Sampler.model_id)
+    )
     recently_used = select(RequestRow.line).where(
         RequestRow.kind == "sample",
         or_(RequestRow.created_at >= ages.versions, RequestRow.finished_at.is_(None)),
@@ -93,7 +100,7 @@ async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
     query = select(Sampler.id).where(
         ephemeral,
         Sampler.created_at < ages.versions,
-        Sampler.created_at.not_in(newest),
+        tuple_(Sampler.model_id, Sampler.created_at).not_in(newest),
         Sampler.id.not_in(recently_used),
     )
     return list(await db.scalars(query))

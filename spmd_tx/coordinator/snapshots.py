@@ -111,7 +111,7 @@ class Snapshots:
         self._behind[model_id] = seq_id
         metrics.SNAPSHOT_SECONDS.observe(self.clock() - self._taken_at.get(model_id, self.clock()))
         for row in outdated:
-            await asyncio.to_thread(shutil.rmtree, row.path, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, self.place(model_id, row.seq_id), ignore_errors=True)
 
     async def newest(self, model_id: str, before: int | None) -> tuple[Found | None, str | None]:
         """The newest good snapshot behind a request earlier than ``before``; else why there is none."""
@@ -122,12 +122,13 @@ class Snapshots:
         for row in rows:
             if before is not None and row.seq_id >= before:
                 continue
-            problem = await asyncio.to_thread(is_intact, Path(row.path))
+            path = self.place(model_id, row.seq_id)  # the data directory may have been moved
+            problem = await asyncio.to_thread(is_intact, path)
             if problem is None:
                 adapter = msgspec.convert(row.adapter, AdapterSpec)
-                return Found(row.seq_id, Path(row.path), row.optimizer, adapter), None
-            logger.error("snapshot %s of %s cannot be used: %s", row.path, model_id, problem)
-            problems.append(f"{row.path}: {problem}")
+                return Found(row.seq_id, path, row.optimizer, adapter), None
+            logger.error("snapshot %s of %s cannot be used: %s", path, model_id, problem)
+            problems.append(f"{path}: {problem}")
         is_complete = len(rows) < KEPT  # no request was forgotten yet, so that all can be run again
         return None, None if is_complete else "; ".join(problems)
 
