@@ -33,6 +33,7 @@ class Admitted:
     scored: list[tuple[SampleJob, Segment]] = field(
         default_factory=list
     )  # whose log-probabilities are wanted
+    prompts: list[tuple[SampleJob, Segment]] = field(default_factory=list)  # that are written
     started: set[SampleJob] = field(default_factory=set)
     short_of_pages: set[SampleJob] = field(default_factory=set)
 
@@ -163,6 +164,7 @@ class Admission:
             self._bank.pin(bank)
         if not start.is_written and len(content) > 1:
             segment = admitted.plan.add(number, job.version, bank, content, start.pages)
+            admitted.prompts += [] if part[0].tokens else [(job, segment)]
             if job.needs_scores:
                 admitted.scored.append((job, segment))
         elif job.needs_scores:

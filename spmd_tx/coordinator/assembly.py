@@ -30,6 +30,7 @@ from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_lengt
 from spmd_tx.coordinator.reaper import Limits as RetentionLimits
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import open_queue
+from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
@@ -169,6 +170,7 @@ def make_equipment(
         grid=Grid(config.data_shards, config.train_tokens, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
+        routing=RoutingFiles(config.data_dir / ROUTING) if model.config.n_experts else None,
     )
     limits = SamplingLimits(
         shards=config.data_shards,

@@ -4,17 +4,19 @@ A request becomes chunks, which follow from that request alone. A micro-batch ca
 chunks of other models where it has rows to spare.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from spmd_tx.coordinator.packing import Grid, Layout, lay_out
+from spmd_tx.coordinator.routing import ROUTER_CHOOSES
 from spmd_tx.coordinator.wire import Datum
 from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
 
 Arrays = TypeVar("Arrays", PackedRows, LossInputs)
+Experts = Sequence[np.ndarray | None]  # of each datum int16 [N, L, k] to be replayed, or nothing is known
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,32 @@ class MicroBatch:
         return [ChunkOutput(logprobs_BT[rows], losses_BT[rows]) for rows in self._destinations]
 
     def _scatter(self, parts: list[Arrays]) -> Arrays:
-        """Lay the chunks' rows out over the command's rows; the free ones are all zeros."""
+        """Lay the chunks' rows out over the command's rows; the free ones are all zeros.
+
+        What some chunks have and others have not is filled up as their rows would have it.
+        """
         scattered = {}
         for field in parts[0].__struct_fields__:
-            values = getattr(parts[0], field)
-            scattered[field] = np.zeros((self._first.size, *values.shape[1:]), values.dtype)
-            for part, destination in zip(parts, self._destinations, strict=True):
-                scattered[field][destination] = getattr(part, field)
+            given = [getattr(part, field) for part in parts]
+            like = next((values for values in given if values is not None), None)
+            if like is None:
+                continue
+            fill = ROUTER_CHOOSES if field == "experts" else 0
+            scattered[field] = np.full((self._first.size, *like.shape[1:]), fill, like.dtype)
+            for values, destination in zip(given, self._destinations, strict=True):
+                if values is not None:
+                    scattered[field][destination] = values
         return type(parts[0])(**scattered)
 
 
-def pack(datums: list[Datum], loss: LossSettings, slot: int, forward_only: bool, grid: Grid) -> PackedRequest:
+def pack(
+    datums: list[Datum],
+    loss: LossSettings,
+    slot: int,
+    forward_only: bool,
+    grid: Grid,
+    experts: Experts = (),
+) -> PackedRequest:
     """Pack the datums of one request, which must be valid, into chunks."""
     lengths = np.array([len(datum.tokens) for datum in datums])
     layout = lay_out(lengths, grid)
@@ -154,6 +171,7 @@ def pack(datums: list[Datum], loss: LossSettings, slot: int, forward_only: bool,
         segments=spread(np.repeat(_segment_numbers(layout), lengths), np.int32),
         positions=spread(within, np.int32),
         slots=np.full(shape[0], slot, np.int32),
+        experts=_spread_experts(experts, lengths, destination, shape),
     )
     losses = _loss_inputs(datums, loss, spread)
     return PackedRequest(
@@ -161,6 +179,20 @@ def pack(datums: list[Datum], loss: LossSettings, slot: int, forward_only: bool,
         destination=destination,
         shapes=[datum.loss_inputs["target_tokens"].shape for datum in datums],
     )
+
+
+def _spread_experts(
+    experts: Experts, lengths: np.ndarray, destination: np.ndarray, shape: tuple[int, int]
+) -> np.ndarray | None:
+    known = next((each for each in experts if each is not None), None)
+    if known is None:
+        return None
+    array = np.full((*shape, *known.shape[1:]), ROUTER_CHOOSES, np.int16)
+    flat, ends = array.reshape(-1, *known.shape[1:]), np.cumsum(lengths)
+    for each, end, length in zip(experts, ends, lengths, strict=True):
+        if each is not None:
+            flat[destination[end - length : end]] = each
+    return array
 
 
 def _loss_inputs(
@@ -199,7 +231,8 @@ def _split(
 
 
 def _take(arrays: Arrays, part: slice) -> Arrays:
-    return type(arrays)(**{field: getattr(arrays, field)[part] for field in arrays.__struct_fields__})
+    given = {field: getattr(arrays, field) for field in arrays.__struct_fields__}
+    return type(arrays)(**{name: values[part] for name, values in given.items() if values is not None})
 
 
 def _joined(datums: list[Datum], key: str) -> np.ndarray:

@@ -128,9 +128,12 @@ class SampleBatch:
         if admitted.plan.is_empty:
             return
         command = admitted.plan.command(logprobs=bool(admitted.scored))
-        scored = [(job, segment, admitted.plan.row_of(segment)) for job, segment in admitted.scored]
+        scored, prompts = (
+            [(job, segment, admitted.plan.row_of(segment)) for job, segment in some]
+            for some in (admitted.scored, admitted.prompts)
+        )
         requests = frozenset(job.request_id for job in admitted.started)
-        absorb = partial(_absorb_prefill, scored)
+        absorb = partial(_absorb_prefill, scored, prompts)
         self._planned.append(Dispatch(command, command.rows.tokens.size, absorb, requests))
 
     def _plan_decode(self) -> None:
@@ -180,6 +183,7 @@ class SampleBatch:
     def _absorb_decode(self, drawn: list[_Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
         tokens, logprobs = reply.arrays["tokens"], reply.arrays["logprobs"]
+        experts = reply.arrays.get("experts")
         ended: list[tuple[str, Outcome]] = []
         for each in drawn:
             sample, job = each.sample, each.sample.job
@@ -187,7 +191,8 @@ class SampleBatch:
             if job.is_over or sample.stop_reason is not None:
                 continue
             known = [token for token in tokens[: each.count, each.column].tolist() if token >= 0]
-            sample.extend(known, logprobs[: len(known), each.column].tolist())
+            used = None if experts is None else experts[: len(known), each.column]
+            sample.extend(known, logprobs[: len(known), each.column].tolist(), used)
             job.passed_over = 0
             if sample.stop_reason is None:
                 _check_complete(len(known), each)
@@ -221,10 +226,15 @@ class SampleBatch:
         return any(shard.residents for shard in self._shards)
 
 
-def _absorb_prefill(scored: list[tuple[SampleJob, Segment, int]], reply: Reply) -> list[tuple[str, Outcome]]:
+_Written = list[tuple[SampleJob, Segment, int]]  # the last is the segment's row
+
+
+def _absorb_prefill(scored: _Written, prompts: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
     for job, segment, row in scored:
-        place = slice(segment.start, segment.start + segment.length)
-        job.take_prompt_logprobs(reply.arrays["logprobs"][row, place])
+        job.take_prompt_logprobs(reply.arrays["logprobs"][row, segment.place])
+    if "experts" in reply.arrays:
+        for job, segment, row in prompts:
+            job.prompt_experts = reply.arrays["experts"][row, segment.place].copy()
     return []
 
 

@@ -24,6 +24,11 @@ class Segment:
     def length(self) -> int:
         return len(self.content) - 1
 
+    @property
+    def place(self) -> slice:
+        """In its row."""
+        return slice(self.start, self.start + self.length)
+
 
 @dataclass
 class _Row:
@@ -97,7 +102,7 @@ class PrefillPlan:
         numbers = np.zeros(shape[0], np.int32)
         for segment in self._segments:
             row = self.row_of(segment)
-            place = row, slice(segment.start, segment.start + segment.length)
+            place = row, segment.place
             counter = np.arange(segment.length)
             numbers[row] += 1
             tokens[place], targets[place] = segment.content[:-1], segment.content[1:]

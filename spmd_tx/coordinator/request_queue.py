@@ -27,6 +27,7 @@ from spmd_tx.coordinator.request_log import (
     Request,
     Settled,
 )
+from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
 from spmd_tx.coordinator.storage import OUTAGES, Storage
 from spmd_tx.errors import DamagedBody, InvalidRequest, Unavailable
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from spmd_tx.coordinator import routing
 from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.schemas import SampleRequest
@@ -28,6 +29,7 @@ class Sample:
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    experts: list[np.ndarray] = field(default_factory=list)  # [n, L, k] each: of every token's predecessor
     stop_reason: Literal["stop", "length"] | None = None
 
     outstanding: int = 0  # tokens that sent commands will draw unless it stops earlier
@@ -61,11 +63,13 @@ class Sample:
         """The last position whose keys and values a Decode of so many steps may write, if it is sent now."""
         return self.position + self.outstanding + min(steps, self.undecided) - 1
 
-    def extend(self, tokens: list[int], logprobs: list[float]) -> None:
+    def extend(self, tokens: list[int], logprobs: list[float], experts: np.ndarray | None = None) -> None:
         """Take tokens that were drawn, up to the one that ends the sample."""
         end = self.watch.end(tokens)
         self.tokens += tokens[:end]
         self.logprobs += logprobs[:end]
+        if experts is not None:
+            self.experts.append(experts[: len(tokens[:end])].copy())
         if end is not None:
             self.stop_reason = "stop"
         elif len(self.tokens) == self.job.max_tokens:
@@ -91,6 +95,7 @@ class SampleJob:
 
     waiting: list[Sample] = field(default_factory=list)  # for pages and a row; by index
     prompt_logprobs: np.ndarray | None = None  # float32 [L]
+    prompt_experts: np.ndarray | None = None  # [L - 1, layers, k] of the prompt but its last token
     needs_scores: bool = False  # until a Prefill that brings the prompt's log-probabilities is planned
     is_over: bool = False
     has_started: bool = False
@@ -127,7 +132,11 @@ class SampleJob:
             for sample in self.samples
             if sample.stop_reason is not None
         ]
-        return Finished(PROTOBUF, encode_sample_response(sequences, self.prompt_logprobs))
+        body = encode_sample_response(sequences, self.prompt_logprobs)
+        if not self.samples[0].experts:
+            return Finished(PROTOBUF, body)
+        experts = [np.concatenate(sample.experts) for sample in self.samples]
+        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from spmd_tx.coordinator import folder_links, schemas
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest, pack
@@ -16,6 +17,7 @@ from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath, parse
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
@@ -92,6 +94,7 @@ class Training:
     grid: Grid
     base_model: str
     snapshots: Snapshots
+    routing: RoutingFiles | None = None  # None: the model has no experts
 
     async def begin(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
@@ -110,7 +113,7 @@ class Training:
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 grid = self.grid.as_recorded(layout)
-                packed = await asyncio.to_thread(self._pack, model.slot, body, grid)
+                packed = await asyncio.to_thread(self._pack, model, body, grid)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
                 return Begun(partial(_forward_backward, packed, outputs, grid.layout))
             case "optim_step":
@@ -206,10 +209,14 @@ class Training:
         result = schemas.LoadWeightsResult(wish.path, model.id)
         return Begun(partial(_json_after, reply, result), next_waits=True)
 
-    def _pack(self, slot: int, body: bytes, grid: Grid) -> PackedRequest:
+    def _pack(self, model: TrainedModel, body: bytes, grid: Grid) -> PackedRequest:
         request = decode_forward_backward(body)
         loss = check_forward_backward(request, self.limits)
-        return pack(request.data, loss, slot, request.forward_only, grid)
+        experts: list[np.ndarray | None] = []
+        if self.routing is not None:
+            for datum in request.data:
+                experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
+        return pack(request.data, loss, model.slot, request.forward_only, grid, experts)
 
     def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
         adam = check_adam(wish)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -26,6 +26,15 @@ _DTYPES = {
 }
 
 
+class Span(NamedTuple):
+    """Where a run of a datum's tokens comes from."""
+
+    sequence_id: str
+    is_sampled: bool  # whether the offset counts within the sampled tokens, not within the prompt
+    offset: int
+    length: int
+
+
 @dataclass(frozen=True)
 class Datum:
     """One training example. A datum with a ``problem`` cannot be used, and says why."""
@@ -33,6 +42,7 @@ class Datum:
     tokens: np.ndarray  # int32 [N]
     loss_inputs: dict[str, np.ndarray]  # dense float32 or int64, in the shape that was sent
     problem: str | None = None
+    spans: tuple[Span, ...] = ()  # of the tokens, one after the other; none if they were not sent
 
 
 @dataclass(frozen=True)
@@ -136,9 +146,25 @@ def _datum(datum: pb.Datum) -> Datum:
     try:
         tokens = _tokens(datum)
         loss_inputs = {name: _tensor(name, tensor) for name, tensor in datum.loss_fn_inputs.items()}
+        spans = _spans(datum, len(tokens))
     except _Unusable as problem:
         return Datum(np.zeros(0, np.int32), {}, str(problem))
-    return Datum(tokens, loss_inputs)
+    return Datum(tokens, loss_inputs, spans=spans)
+
+
+def _spans(datum: pb.Datum, length: int) -> tuple[Span, ...]:
+    spans = []
+    for message in datum.model_input_spans:
+        kind = message.WhichOneof("span")
+        span = message.sampled_tokens if kind == "sampled_tokens" else message.prompt_tokens
+        spans.append(Span(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
+    covered = sum(span.length for span in spans)
+    if spans and (covered != length or any(span.offset < 0 or span.length < 0 for span in spans)):
+        raise _Unusable(
+            f"its model_input_spans cover {covered} tokens and model_input has {length}; they must tile it, "
+            "one after the other"
+        )
+    return tuple(spans)
 
 
 def _tokens(datum: pb.Datum) -> np.ndarray:

@@ -108,9 +108,13 @@ def rows_by_slot(batch: MicroBatch) -> dict[int, list[list[int]]]:
 
 
 def row_bytes(rows: PackedRows, loss: LossInputs, row: int) -> list[bytes]:
-    return [
-        getattr(arrays, field)[row].tobytes() for arrays in (rows, loss) for field in arrays.__struct_fields__
-    ]
+    return [values[row].tobytes() for arrays in (rows, loss) for values in fields_of(arrays).values()]
+
+
+def fields_of(arrays: PackedRows | LossInputs) -> dict[str, np.ndarray]:
+    """Those that are there."""
+    fields = {field: getattr(arrays, field) for field in arrays.__struct_fields__}
+    return {field: values for field, values in fields.items() if values is not None}
 
 
 def test_rows_are_dealt_to_the_data_shards_in_turn():
@@ -128,8 +132,8 @@ def test_free_rows_are_all_zeros():
     (chunk,) = packed([supervised(64)], slot=3).chunks
     batch = MicroBatch(chunk, SHARDS)
     for arrays in (batch.rows(), batch.loss()):
-        for field in arrays.__struct_fields__:
-            assert not getattr(arrays, field)[1:].any(), field
+        for field, values in fields_of(arrays).items():
+            assert not values[1:].any(), field
 
 
 def test_models_share_a_micro_batch_while_their_rows_find_room():
@@ -207,8 +211,32 @@ def test_a_long_request_becomes_several_chunks_and_comes_back_whole():
 
 def test_arrays_are_what_the_workers_expect():
     (chunk,) = packed([reinforced(60)], loss=PPO).chunks
-    assert {getattr(chunk.rows, field).dtype for field in chunk.rows.__struct_fields__} == {np.dtype("int32")}
+    assert {values.dtype for values in fields_of(chunk.rows).values()} == {np.dtype("int32")}
     assert chunk.loss.kinds.dtype == np.int32
     assert {
         getattr(chunk.loss, field).dtype for field in chunk.loss.__struct_fields__ if field != "kinds"
     } == {np.dtype("float32")}
+
+
+def test_experts_lie_where_their_tokens_lie_and_the_router_chooses_elsewhere():
+    datums = eight_rows(0)
+    known: list[np.ndarray | None] = [None] * len(datums)
+    for index in (0, 5):
+        known[index] = np.tile(datums[index].tokens[:, None, None], (1, 3, 2)).astype(np.int16)
+    (with_experts,) = pack(datums, CROSS_ENTROPY, 0, False, GRID, known).chunks
+    (without,) = packed(eight_rows(1), slot=1).chunks
+    batch = MicroBatch(without, SHARDS)
+    assert batch.join(with_experts)
+    rows = batch.rows()
+    assert rows.experts is not None
+    wanted = np.full((*rows.tokens.shape, 3, 2), -1, np.int16)
+    for index in (0, 5):
+        tokens = datums[index].tokens
+        (row,) = np.flatnonzero((rows.tokens[:, : len(tokens)] == tokens).all(axis=1))
+        wanted[row, : len(tokens)] = tokens[:, None, None]
+    np.testing.assert_array_equal(rows.experts, wanted, strict=True)
+
+
+def test_without_any_experts_none_are_sent():
+    (chunk,) = packed([supervised(64)]).chunks
+    assert MicroBatch(chunk, SHARDS).rows().experts is None

@@ -178,3 +178,31 @@ def test_the_sdk_reads_samples():
 def test_prompt_logprobs_are_left_out_when_not_asked_for():
     body = wire.encode_sample_response([SampledSequence([1], [0.0], "stop")], None)
     assert deserialize_sample_response(body).prompt_logprobs is None
+
+
+def spanned(*lengths):
+    spans = [
+        sdk.ProvenanceSpan(
+            prompt_tokens=sdk.PromptProvenanceSpan(sequence_id="a:0", offset=2, length=lengths[0])
+        )
+    ]
+    spans += [
+        sdk.ProvenanceSpan(sampled_tokens=sdk.SampledProvenanceSpan(sequence_id="b:1", length=length))
+        for length in lengths[1:]
+    ]
+    datum = sdk.Datum(model_input=[text([1, 2, 3])], model_input_spans=spans)
+    body = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum])
+    return wire.decode_forward_backward(body.SerializeToString()).data[0]
+
+
+def test_spans_say_where_runs_of_tokens_come_from():
+    assert spanned(1, 2).spans == (wire.Span("a:0", False, 2, 1), wire.Span("b:1", True, 0, 2))
+    assert decode_datum().spans == ()
+
+
+@pytest.mark.parametrize("lengths, covered", [((1,), 1), ((2, 2), 4), ((4, -1), 3)])
+def test_spans_that_do_not_tile_the_tokens_are_a_problem(lengths, covered):
+    assert spanned(*lengths).problem == (
+        f"its model_input_spans cover {covered} tokens and model_input has 3; they must tile it, "
+        "one after the other"
+    )

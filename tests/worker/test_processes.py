@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -31,23 +32,23 @@ def run_mesh(processes: int, engines: list[str], file: Path) -> dict[str, np.nda
     """What process 0 has written, once all have ended."""
     arguments = [processes, free_port(), DEVICES // processes, file, *engines]
     command = [sys.executable, "-m", "tests.worker.mesh_program"]
-    running = [
-        subprocess.Popen(
-            [*command, str(process), *map(str, arguments)],
-            cwd=ROOT,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(processes)
-    ]
-    try:
-        said = [process.communicate()[1] for process in running]
-    finally:
+    with ExitStack() as stack:
+        logs = [stack.enter_context(open(f"{file}-{number}.log", "w+")) for number in range(processes)]
+        running = [
+            subprocess.Popen(
+                [*command, str(process), *map(str, arguments)],
+                cwd=ROOT,
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                stderr=log,
+            )
+            for process, log in enumerate(logs)
+        ]
         for process in running:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in running] == [0] * processes, said[0][-3000:]
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        codes = [process.wait() for process in running]
+        logs[0].seek(0)
+        assert codes == [0] * processes, logs[0].read()[-3000:]
     return dict(np.load(file))
 
 
