@@ -1,0 +1,170 @@
+#!/usr/bin/env bash
+# Serves one model on the GPUs of several hosts, over ssh, and keeps it running.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+Usage: launch/multinode.sh [OPTIONS] HOST... -- OPTIONS OF spmd-tx serve
+
+The first HOST runs the server, with the first worker; the others run spmd-tx worker. Each HOST is what ssh
+takes, and the others must reach the first one under that name. All need the same version of spmd-tx, the base
+model under the same path, and one --data-dir that they share.
+
+  --gpus-per-node N     GPUs of each host (8)
+  --process-per WHAT    one worker process per "node" or per "gpu" (node)
+  --worker-port P       where workers reach the server (8470)
+  --directory DIR       where to start on each host (where ssh arrives)
+  --help                show this
+
+Without any --...-parallel-size, every matrix is split over the GPUs of a host, and the rows over the hosts.
+SPMD_TX names the program on the hosts, for instance SPMD_TX=/opt/spmd-tx/.venv/bin/spmd-tx.
+
+A server or worker that is killed, or whose host or connection is lost, is started again. SIGTERM or Ctrl-C
+lets the server finish its work (--drain-seconds); a second one ends everything at once. The exit code is the
+server's. The secret that the hosts share is made for this run, and goes to them through ssh's standard input.
+
+Example: launch/multinode.sh node-a node-b -- --base-model Qwen/Qwen3-32B --data-dir /shared/spmd-tx
+END
+}
+
+gpus=8 per=node port=8470 directory=. program=${SPMD_TX:-spmd-tx}
+hosts=()
+while (($#)); do
+    case $1 in
+        --gpus-per-node) gpus=$2; shift 2 ;;
+        --process-per) per=$2; shift 2 ;;
+        --worker-port) port=$2; shift 2 ;;
+        --directory) directory=$2; shift 2 ;;
+        --help | -h) usage; exit 0 ;;
+        --) shift; break ;;
+        -*) echo "multinode.sh: no option $1; see --help" >&2; exit 2 ;;
+        *) hosts+=("$1"); shift ;;
+    esac
+done
+if ((${#hosts[@]} == 0)) || (($# == 0)); then
+    usage >&2
+    exit 2
+fi
+case $per in
+    node) local_processes=1 ;;
+    gpu) local_processes=$gpus ;;
+    *) echo "multinode.sh: --process-per is $per; it must be node or gpu" >&2; exit 2 ;;
+esac
+
+serve=("$program" serve "$@" --worker-host 0.0.0.0 --worker-port "$port"
+    --num-processes $((local_processes * ${#hosts[@]})) --local-processes "$local_processes")
+if [[ " $* " != *-parallel-size* ]]; then
+    serve+=(--fully-sharded-data-parallel-size ${#hosts[@]} --tensor-parallel-size "$gpus")
+fi
+secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+head=${hosts[0]##*@}
+running=() # the keepers below, by process id
+again=5    # seconds until something that was killed is started again
+attempts=12 # of them that may fail at once, because what was there before is not gone yet
+
+# Runs on a host. The first line of its input is the secret, every other one a signal to end; so is the end of
+# the input, which comes when this script or the connection is gone, however that happened.
+there='
+cd "$1" && shift || exit 2
+IFS= read -r SPMD_TX_SECRET
+export SPMD_TX_SECRET
+exec 3<&0
+"$@" 3<&- </dev/null &
+child=$!
+{
+    while read -r _; do kill -TERM $child; done
+    kill -TERM $child && sleep 1 && kill -TERM $child
+} <&3 >/dev/null 2>&1 &
+signals=$!
+exec 3<&-
+wait $child
+code=$?
+kill $signals 2>/dev/null
+exit $code'
+
+# on_host HOST COMMAND...: run it there until it ends. SIGTERM of this shell is passed on.
+on_host() {
+    local host=$1 input ssh code was_signal
+    shift
+    exec {input}> >(exec ssh -T -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "$host" \
+        "bash -c $(printf %q "$there") spmd-tx $(printf '%q ' "$directory" "$@")")
+    ssh=$!
+    trap 'is_ending=yes was_signal=yes; echo end >&"$input" || true' TERM
+    echo "$secret" >&"$input" || true
+    while true; do
+        was_signal= code=0
+        wait $ssh || code=$?
+        [[ $was_signal ]] || break
+    done
+    trap 'is_ending=yes' TERM
+    exec {input}>&-
+    return $code
+}
+
+# keep HOST COMMAND...: start it again when it was killed or cut off; what it decides itself holds.
+keep() {
+    local code failed=0
+    is_ending=
+    trap 'is_ending=yes' TERM
+    trap '' PIPE INT
+    while [[ ! $is_ending ]]; do
+        code=0
+        on_host "$@" || code=$?
+        if ((code >= 128)); then
+            failed=1
+        elif ((code == 2 && failed && failed < attempts)); then
+            failed=$((failed + 1))
+        else
+            exit $code
+        fi
+        [[ $is_ending ]] && break
+        echo "multinode.sh: $3 on $1 ended with code $code; starting it again" >&2
+        sleep $again
+    done
+    exit $code
+}
+
+end_all() {
+    trap - EXIT
+    kill -TERM "${running[@]}" 2>/dev/null || true
+    sleep 0.2
+    kill -TERM "${running[@]}" 2>/dev/null || true
+    wait
+}
+trap end_all EXIT
+
+keep "${hosts[0]}" "${serve[@]}" &
+server=$!
+running+=($server)
+for ((i = 1; i < ${#hosts[@]}; i++)); do
+    for ((j = 0; j < local_processes; j++)); do
+        process=$((i * local_processes + j))
+        keep "${hosts[i]}" "$program" worker --coordinator "$head:$port" --process-id $process &
+        running+=($!)
+    done
+done
+
+signals=0
+pass_on() {
+    signals=$((signals + 1))
+    kill -TERM $server 2>/dev/null || true
+}
+trap pass_on TERM INT
+
+# Until the server ends, or a worker says that it is of no use here.
+while true; do
+    ended= code=0
+    wait -n -p ended "${running[@]}" || code=$?
+    [[ ${ended-} ]] || continue # a signal
+    if [[ $ended == "$server" ]]; then
+        exit $code
+    elif ((code)); then
+        echo "multinode.sh: a worker cannot take part; ending all" >&2
+        exit $code
+    fi
+    remaining=()
+    for each in "${running[@]}"; do
+        [[ $each == "$ended" ]] || remaining+=("$each")
+    done
+    running=("${remaining[@]}")
+done

@@ -1,0 +1,220 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from spmd_tx import tiny_model
+from spmd_tx.coordinator.preflight import free_port
+
+ROOT = Path(__file__).parents[1]
+LAUNCH = ROOT / "launch"
+MULTINODE = LAUNCH / "multinode.sh"
+
+# Runs here what it is to run there, and notes for whom.
+SSH = """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do
+    if [[ $1 == -o ]]; then shift; fi
+    shift
+done
+echo "$1 $2" >> "$(dirname "$0")/ssh.log"
+host=$1
+shift
+exec bash -c "$*"
+"""
+
+# The real command line, with fake workers.
+SPMD_TX = f"""#!{sys.executable}
+import sys
+from functools import partial
+sys.path.insert(0, {str(ROOT)!r})
+from spmd_tx import cli
+from spmd_tx.coordinator import generations, remote_agent, server
+generations.FIRST_DELAY = 0.01
+worker = [{str(ROOT / "tests/coordinator/fake_worker.py")!r}]
+server.serve = partial(server.serve, worker=worker)
+remote_agent.run = partial(remote_agent.run, worker=worker)
+cli.main()
+"""
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A folder with the programs that the script calls."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in (("ssh", SSH), ("spmd-tx", SPMD_TX)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+class Launched:
+    """A running script, and what it has started."""
+
+    def __init__(self, process, url, programs):
+        self.process, self.url, self.programs = process, url, programs
+
+    def wait_until_ready(self, timeout=60):
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{self.url}/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+        raise AssertionError("it is not ready")
+
+    def find(self, pattern):
+        """What runs below the script with such a command line."""
+        return [
+            child
+            for child in psutil.Process(self.process.pid).children(recursive=True)
+            if re.search(pattern, command_line(child)) and "bash" not in child.name()
+        ]
+
+    def end(self, timeout=60):
+        _, said = self.process.communicate(timeout=timeout)
+        return self.process.returncode, said
+
+
+def command_line(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+@contextmanager
+def launched(programs, tmp_path, *options, hosts=("user@localhost", "node-b"), serve=()):
+    port = free_port()
+    model = tiny_model.write(tmp_path / "model")
+    command = [MULTINODE, "--worker-port", str(free_port()), *options, *hosts, "--"]
+    command += ["--base-model", model, "--data-dir", tmp_path / "data", "--port", str(port)]
+    command += ["--max-context-length", "256", *serve]
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        below = []
+        try:
+            launched = Launched(process, f"http://127.0.0.1:{port}", programs)
+            yield launched
+            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        finally:
+            process.kill()
+            for child in below:
+                if child.is_running():
+                    child.kill()
+
+
+def test_the_script_says_how_it_is_used():
+    told = subprocess.run([MULTINODE, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "Usage: launch/multinode.sh [OPTIONS] HOST... -- OPTIONS OF spmd-tx serve" in told
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["node-a"], ["--no-such"], ["--process-per", "rack", "a", "--", "b"]]
+)
+def test_arguments_that_make_no_sense_are_refused(arguments):
+    assert subprocess.run([MULTINODE, *arguments], capture_output=True).returncode == 2
+
+
+def test_hosts_serve_together_and_end_in_order(programs, tmp_path):
+    with launched(programs, tmp_path, "--gpus-per-node", "1") as script:
+        script.wait_until_ready()
+        everything = psutil.Process(script.process.pid).children(recursive=True)
+        secret = next(
+            environment["SPMD_TX_SECRET"]
+            for child in everything
+            if "SPMD_TX_SECRET" in (environment := child.environ())
+        )
+        assert len(secret) == 64
+        assert not [child for child in everything if secret in command_line(child)]
+        script.process.send_signal(signal.SIGTERM)
+        code, said = script.end()
+        assert code == 0, said
+        psutil.wait_procs(everything, timeout=30)
+        assert not [child for child in everything if child.is_running()]
+    calls = (programs / "ssh.log").read_text()
+    assert secret not in calls
+    assert re.search(
+        r"^user@localhost .* spmd-tx serve .* --num-processes 2 --local-processes 1 ", calls, re.M
+    )
+    assert re.search(r"^node-b .* spmd-tx worker --coordinator localhost:\d+ --process-id 1 ", calls, re.M)
+
+
+def test_one_process_per_gpu_can_be_asked_for(programs, tmp_path):
+    options = ("--gpus-per-node", "2", "--process-per", "gpu")
+    with launched(programs, tmp_path, *options) as script:
+        script.wait_until_ready()
+        assert len(script.find(r"spmd-tx worker .*--process-id [23]")) == 2
+        assert len(script.find(r"fake_worker.py .*--device-ids")) == 4
+        script.process.send_signal(signal.SIGINT)
+        code, said = script.end()
+        assert code == 0, said
+
+
+@pytest.mark.parametrize("killed", ["spmd-tx worker", "spmd-tx serve"])
+def test_what_is_killed_is_started_again(programs, tmp_path, killed):
+    with launched(programs, tmp_path, "--gpus-per-node", "1") as script:
+        script.wait_until_ready()
+        [process] = script.find(killed)
+        process.kill()
+        while script.find(killed) in ([], [process]):
+            time.sleep(0.05)
+        script.wait_until_ready()
+        script.process.send_signal(signal.SIGTERM)
+        code, said = script.end()
+        assert code == 0, said
+        assert f"{killed.split()[1]} on " in said
+        assert "ended with code 137; starting it again" in said
+
+
+def test_a_server_that_cannot_start_ends_everything_with_its_code(programs, tmp_path):
+    with launched(programs, tmp_path, "--gpus-per-node", "1", serve=["--kv-cache-tokens", "1"]) as script:
+        code, said = script.end()
+    assert code == 2
+    assert "--kv-cache-tokens is 1" in said
+
+
+def test_all_ends_with_a_script_that_is_killed(programs, tmp_path):
+    with launched(programs, tmp_path, "--gpus-per-node", "1") as script:
+        script.wait_until_ready()
+        agents = script.find("spmd-tx (worker|serve)")
+        assert len(agents) == 2
+        for child in psutil.Process(script.process.pid).children():  # the whole script, like a lost terminal
+            child.kill()
+        script.process.kill()
+        psutil.wait_procs(agents, timeout=30)
+        assert not [agent for agent in agents if agent.is_running()]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in LAUNCH.iterdir() if path.suffix != ".yaml"))
+def test_scripts_are_valid(script):
+    subprocess.run(["bash", "-n", LAUNCH / script], check=True)
+
+
+def test_the_kubernetes_objects_fit_together():
+    objects = list(yaml.safe_load_all((LAUNCH / "k8s.yaml").read_text()))
+    sets = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "StatefulSet"}
+    head, worker = (
+        sets[name]["template"]["spec"]["containers"][0] for name in ("spmd-tx-head", "spmd-tx-worker")
+    )
+    assert head["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert head["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert f"--num-processes={1 + sets['spmd-tx-worker']['replicas']}" in head["args"]
+    headless = next(each for each in objects if each["spec"].get("clusterIP") == "None")
+    assert headless["spec"]["publishNotReadyAddresses"]
+    assert all(each["serviceName"] == headless["metadata"]["name"] for each in sets.values())
+    for container in (head, worker):
+        assert "SPMD_TX_SECRET" in json.dumps(container["env"])
