@@ -107,7 +107,7 @@ async def open_parts(
     storage = Storage(config.data_dir, config.min_free_disk)
     queue = await open_queue(database, config.data_dir, storage)
     stack.callback(queue.close)
-    reaper = Reaper(database, config.data_dir, retention_limits(config), pending=queue.files_to_be)
+    reaper = Reaper(database, config.data_dir, retention_limits(config), queue.files_to_be)
     await reaper.reap(at_rest=True)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
@@ -129,6 +129,7 @@ async def open_parts(
     )
     equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots)
     scheduler = Scheduler(queue, catalog, snapshots, equip, clock=asyncio.get_running_loop().time)
+    reaper.retire = scheduler.retire
     health = ServerHealth(hub)
     scheduler.phase = lambda: health.phase
     services = Services(

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, QueueStatus, Remains
 from spmd_tx.coordinator.model_line import ModelLine
-from spmd_tx.coordinator.patience import OUTAGES, patiently
+from spmd_tx.coordinator.patience import is_outage, patiently
 from spmd_tx.coordinator.recovery import Restoration
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
@@ -223,10 +223,8 @@ class Execution:
         model = entry.model
         try:
             begun = await self._training.begin(model, request, await self._log.payload(request))
-        except OUTAGES:
-            raise  # it will be tried again
-        except (RequestError, OSError, DamagedBody) as error:
-            if request.seq_id == 0:
+        except (RequestError, *STORAGE_ERRORS) as error:
+            if request.seq_id == 0 and not is_outage(error):  # else it will be tried again
                 model.refusal = f"{model.id} was not created: {error}"
             raise
         entry.begun(request)
@@ -311,6 +309,13 @@ class Execution:
                 if entry.task is not None:
                     entry.task.cancel()
         folders = self._versions.end_session(session_id)
+        if folders:
+            self._spawn(self._delete(folders))
+
+    def retire(self, samplers: Collection[str]) -> None:
+        """Give up the versions of samplers that nobody uses any more."""
+        unused = [sampler for sampler in samplers if not self._unfinished.of_line(sampler)]
+        folders = self._versions.retire(unused)
         if folders:
             self._spawn(self._delete(folders))
 

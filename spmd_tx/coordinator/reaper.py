@@ -62,16 +62,14 @@ class Reaper:
         database: Database,
         data_dir: Path,
         limits: Limits,
-        *,
         pending: Callable[[], Collection[int]] = frozenset,
-        retire: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
-        """``pending`` are payload files to which rows will refer; ``retire`` gives up samplers' versions."""
+        """``pending`` are payload files to which rows will refer."""
+        self.retire: Callable[[Collection[str]], None] = lambda _: None  # gives up samplers' versions
         self._database = database
         self._data_dir = data_dir
         self._limits = limits
         self._pending = pending
-        self._retire = retire
         self._started_at = steady_time.now()
         self._unreferenced: set[int] = set()  # payload files, the last time
 
@@ -99,7 +97,7 @@ class Reaper:
         doomed.append(_Doomed("superseded versions", retired))
         reaped += [await asyncio.to_thread(each.reaped) for each in doomed]
         if not dry_run:
-            self._retire(superseded)
+            self.retire(superseded)
             left_to_others = set() if at_rest else {"superseded versions"}
             await asyncio.to_thread(_delete, [each for each in doomed if each.kind not in left_to_others])
             self._count(reaped)

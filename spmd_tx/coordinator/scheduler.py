@@ -90,6 +90,11 @@ class Scheduler:
         if self._execution is not None:
             self._execution.session_ended(session_id)
 
+    def retire(self, samplers: Collection[str]) -> None:
+        """Give up the versions of samplers that were not used for long; without workers, the next time."""
+        if self._execution is not None:
+            self._execution.retire(samplers)
+
     def status(self, request_id: str) -> QueueStatus:
         if self._execution is not None:
             return self._execution.status(request_id)

@@ -6,7 +6,7 @@ Folders outlive the workers and this process; what was only on the device comes 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class Versions:
         self._linked: set[VersionKey] = set()
         self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, since the workers have started
         self._used_by: dict[str, set[VersionKey]] = {}  # by session
+        self._retired: set[str] = set()  # samplers
         self._opening = asyncio.Lock()
 
     async def of(self, sampler_id: str) -> VersionKey:
@@ -105,6 +106,19 @@ class Versions:
         }
         return self._bank.take_abandoned()
 
+    def retire(self, samplers: Iterable[str]) -> list[Path]:
+        """Forget the ephemeral versions of samplers; return folders to delete, as ``end_session`` does."""
+        retired = set(samplers) - self._retired
+        for sampler_id in retired:
+            self._of_sampler.pop(sampler_id, None)
+            self._bank.forget(sampler_id)
+        for users in (self._used_by, self._ephemeral):
+            for versions in users.values():
+                versions -= retired
+        self._retired |= retired
+        on_disk = [self._directory / folder_name(sampler_id) for sampler_id in retired]
+        return list({*self._bank.take_abandoned(), *on_disk})
+
     async def _find(self, sampler: Sampler) -> VersionKey:
         if sampler.model_path is not None:
             return await self._open(checkpoint_files.parse(sampler.model_path), sampler)
@@ -112,10 +126,11 @@ class Versions:
             return BASE_MODEL
         if self._bank.knows(sampler.id):
             self._use(sampler.id, sampler.session_id)
-        elif not await self.find_on_disk(sampler.id, sampler.session_id):
+        elif sampler.id in self._retired or not await self.find_on_disk(sampler.id, sampler.session_id):
             raise InvalidRequest(
-                f"the weights of sampler {sampler.id} are not there: their save has not finished, "
-                "or the session they belong to has ended; save them again"
+                f"the weights of sampler {sampler.id} are not there: their save has not finished, their "
+                "session has ended, or newer ones followed and these were unused for --keep-versions-hours; "
+                "save them again"
             )
         return sampler.id
 

@@ -128,7 +128,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         scheduler=scheduler,
         health=FakeHealth(),
         storage=Storage(data_dir),
-        reaper=Reaper(database, data_dir, retention_limits(config), pending=queue.files_to_be),
+        reaper=Reaper(database, data_dir, retention_limits(config), queue.files_to_be),
     )
     running.cancel()
     await asyncio.wait([running])

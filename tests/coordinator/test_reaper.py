@@ -264,7 +264,8 @@ async def test_versions_go_with_the_last_session_that_uses_them(database, tmp_pa
 async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_path, now):
     await add_session(database)
     retired = []
-    reaper = Reaper(database, tmp_path, LIMITS, retire=retired.extend)
+    reaper = Reaper(database, tmp_path, LIMITS)
+    reaper.retire = retired.extend
     ids = [
         await add_sampler(database, number, now - 3 * HOUR + number, model_id=MODEL) for number in range(4)
     ]

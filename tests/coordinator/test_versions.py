@@ -5,7 +5,7 @@ import pytest
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_files import parse
-from spmd_tx.coordinator.dispatch import BASE_MODEL
+from spmd_tx.coordinator.dispatch import BASE_MODEL, folder_name
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import LoadSampler
 from tests.coordinator.training_bench import running
@@ -83,6 +83,24 @@ async def test_a_version_lives_until_its_last_session_has_ended(bench):
     (abandoned,) = bench.versions.end_session("carol")
     assert not bench.bank.knows(version)
     assert weights(abandoned) == 7.0  # deleted only when no command reads it any more
+
+
+async def test_a_superseded_version_is_given_up_with_its_folder(bench):
+    for seq_id in (2, 3):
+        await bench.result(bench.save_for_sampler(A, seq_id, sampling_session_seq_id=seq_id))
+    old, new = "alice:sample:2", "alice:sample:3"
+    for version in (old, new):
+        assert await bench.versions.of(version) == version
+        (bench.directory / "versions" / folder_name(version)).mkdir()
+    folders = [bench.directory / "versions" / folder_name(version) for version in (old, new)]
+
+    bench.scheduler.retire([old])
+
+    await bench.until(lambda: not folders[0].exists())
+    assert folders[1].exists()
+    with pytest.raises(InvalidRequest, match="newer ones followed"):
+        await bench.versions.of(old)
+    assert await bench.versions.of(new) == new
 
 
 async def test_a_checkpoint_of_an_earlier_run_is_read_from_its_folder(bench):
