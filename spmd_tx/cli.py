@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from spmd_tx.byte_sizes import show_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
-from spmd_tx.options import server_options
+from spmd_tx.options import environment_variable, server_options
+
+DEFAULTS = ServerConfig(base_model="")
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -126,6 +129,55 @@ def make_model(
     if preset not in tiny_model.PRESETS:
         raise StartError(f"--preset is {preset!r}; presets: {', '.join(tiny_model.PRESETS)}")
     typer.echo(tiny_model.write(directory, tiny_model.PRESETS[preset], seed))
+
+
+DataDir = Annotated[Path, typer.Option(envvar=environment_variable("data_dir"), show_envvar=False)]
+DatabaseUrl = Annotated[
+    str | None, typer.Option(envvar=environment_variable("database_url"), show_envvar=False)
+]
+
+
+@app.command()
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    database_url: DatabaseUrl = None,
+    keep_results_hours: Annotated[float, typer.Option(min=0)] = DEFAULTS.keep_results_hours,
+    keep_versions_hours: Annotated[float, typer.Option(min=0)] = DEFAULTS.keep_versions_hours,
+    max_compilation_cache: str = DEFAULTS.max_compilation_cache,
+) -> None:
+    """Delete what nobody needs any more from the data of a stopped server.
+
+    A running server does that by itself. The options are those of "spmd-tx serve".
+    """
+    from spmd_tx.coordinator import garbage
+    from spmd_tx.coordinator.reaper import limits_of
+
+    config = ServerConfig(
+        base_model="",
+        keep_results_hours=keep_results_hours,
+        keep_versions_hours=keep_versions_hours,
+        max_compilation_cache=max_compilation_cache,
+    )
+    reaped = asyncio.run(garbage.collect(data_dir, database_url, limits_of(config), dry_run))
+    typer.echo(garbage.table(reaped))
+    if dry_run:
+        typer.echo("Nothing was deleted (--dry-run).")
+
+
+@app.command()
+def backup(
+    destination: Annotated[Path, typer.Argument(help="New folder to write to, on another disk.")],
+    data_dir: DataDir = DEFAULTS.data_dir,
+) -> None:
+    """Copy a server's data with its SQLite database, also while it runs.
+
+    To restore, start a server with the copy as its --data-dir.
+    """
+    from spmd_tx.coordinator import backup
+
+    size = backup.back_up(data_dir, destination)
+    typer.echo(f"{show_size(size)} are in {destination}")
 
 
 @app.command()

@@ -183,6 +183,25 @@ def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):
     )
 
 
+def test_gc_tells_what_would_go_and_deletes_it(run, tmp_path):
+    orphan = tmp_path / "scratch" / "file"
+    orphan.parent.mkdir()
+    orphan.write_text("x" * 2048)
+    told = run("gc", "--dry-run", "--data-dir", str(tmp_path))
+    assert (told.code, orphan.exists()) == (0, True)
+    assert "old folders" in told.out
+    assert "Nothing was deleted" in told.out
+    assert "2.0 KiB" in run("gc", "--data-dir", str(tmp_path)).out
+    assert not orphan.exists()
+
+
+def test_backup_copies_a_data_directory(run, tmp_path):
+    run("gc", "--data-dir", str(tmp_path))  # makes the tables
+    assert run("backup", str(tmp_path / "copy"), "--data-dir", str(tmp_path)).code == 0
+    assert (tmp_path / "copy" / "spmd_tx.db").exists()
+    assert run("backup", str(tmp_path / "copy"), "--data-dir", str(tmp_path)).code == 2
+
+
 def test_version_names_what_a_bug_report_needs(run):
     out = run("version").out
     assert all(word in out for word in ("spmd-tx 0.", "Python 3.", "JAX 0."))

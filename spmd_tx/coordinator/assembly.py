@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.bank import VersionBank
@@ -27,8 +26,7 @@ from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
-from spmd_tx.coordinator.reaper import Limits as RetentionLimits
-from spmd_tx.coordinator.reaper import Reaper
+from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
 from spmd_tx.coordinator.samples import SamplingModel
@@ -107,7 +105,7 @@ async def open_parts(
     storage = Storage(config.data_dir, config.min_free_disk)
     queue = await open_queue(database, config.data_dir, storage)
     stack.callback(queue.close)
-    reaper = Reaper(database, config.data_dir, retention_limits(config), queue.files_to_be)
+    reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
     await reaper.reap(at_rest=True)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
@@ -183,14 +181,6 @@ def make_equipment(
     )
     batch = SampleBatch(SamplingModel(model.config, model.max_context, model.tokenizer), bank, limits)
     return Equipment(workers, training, versions, batch)
-
-
-def retention_limits(config: ServerConfig) -> RetentionLimits:
-    return RetentionLimits(
-        results=max(config.keep_results_hours * 3600, config.session_timeout),
-        versions=config.keep_versions_hours * 3600,
-        compilation_cache=parse_size(config.max_compilation_cache, whole=0),
-    )
 
 
 def bank_slots(config: ServerConfig) -> int:

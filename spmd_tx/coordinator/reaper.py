@@ -13,6 +13,8 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.byte_sizes import parse_size
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import retention, steady_time
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.disk_use import size_of
@@ -32,6 +34,14 @@ class Limits:
     results: float
     versions: float
     compilation_cache: int  # bytes
+
+
+def limits_of(config: ServerConfig) -> Limits:
+    return Limits(
+        results=max(config.keep_results_hours * 3600, config.session_timeout),
+        versions=config.keep_versions_hours * 3600,
+        compilation_cache=parse_size(config.max_compilation_cache, whole=0),
+    )
 
 
 @dataclass(frozen=True)

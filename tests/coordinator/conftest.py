@@ -14,12 +14,11 @@ from litestar import Litestar
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import request_queue
 from spmd_tx.coordinator.app import make_app
-from spmd_tx.coordinator.assembly import retention_limits
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
-from spmd_tx.coordinator.reaper import Reaper
+from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base
@@ -128,7 +127,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         scheduler=scheduler,
         health=FakeHealth(),
         storage=Storage(data_dir),
-        reaper=Reaper(database, data_dir, retention_limits(config), queue.files_to_be),
+        reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
     )
     running.cancel()
     await asyncio.wait([running])

@@ -1,0 +1,95 @@
+"""``spmd-tx backup``: copies a data directory with its SQLite database, also of a running server. Blocks."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from spmd_tx.coordinator.folder_manifest import MANIFEST, is_intact
+from spmd_tx.errors import StartError
+
+DATABASE = "spmd_tx.db"
+FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing")
+UNFINISHED = (".partial", ".deleted", ".tmp", "lock")
+
+
+def back_up(data_dir: Path, destination: Path) -> int:
+    """Copy what a restart needs; the number of bytes. Raises StartError when that is impossible.
+
+    Files never change once they have their name. What the database refers to was there when it was copied:
+    it is copied before that if it may soon be gone, and after that if it is new.
+    """
+    if not (data_dir / DATABASE).is_file():
+        raise StartError(
+            f"{data_dir} holds no {DATABASE}; name a server's --data-dir. With PostgreSQL, stop the server, "
+            "run pg_dump, and copy the data directory (docs/operations.md)"
+        )
+    if destination.exists() and any(destination.iterdir()):
+        raise StartError(f"{destination} is not empty; name another folder")
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        size = _copy_files(data_dir, destination)
+        _copy_database(data_dir / DATABASE, destination / DATABASE)
+        size += _copy_files(data_dir, destination)
+        _check(destination)
+    except OSError as error:
+        raise StartError(f"cannot write the backup to {destination}: {error}") from error
+    return size + (destination / DATABASE).stat().st_size
+
+
+def _copy_files(data_dir: Path, destination: Path) -> int:
+    """Copy the files that are not there yet; the number of their bytes."""
+    size = 0
+    for source in _files(data_dir):
+        target = destination / source.relative_to(data_dir)
+        if target.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            size += Path(shutil.copy2(source, target)).stat().st_size
+        except FileNotFoundError:  # deleted meanwhile: nobody needs it any more
+            continue
+    return size
+
+
+def _files(data_dir: Path) -> Iterator[Path]:
+    """All that are complete."""
+    for folder in FOLDERS:
+        for path in (data_dir / folder).rglob("*"):
+            parts = path.relative_to(data_dir).parts
+            is_unsealed = folder == "snapshots" and not data_dir.joinpath(*parts[:3], MANIFEST).exists()
+            if path.is_file() and not is_unsealed and not any(part.endswith(UNFINISHED) for part in parts):
+                yield path
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    try:
+        with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(target)) as copy:
+            database.backup(copy)
+    except sqlite3.Error as error:
+        raise StartError(f"cannot copy the database {source}: {error}") from error
+
+
+def _check(destination: Path) -> None:
+    """See that the copy has what its database refers to."""
+    with closing(sqlite3.connect(destination / DATABASE)) as database:
+        payloads = database.execute(
+            "SELECT payload_file FROM requests UNION SELECT result_file FROM requests "
+            "WHERE result_file IS NOT NULL"
+        ).fetchall()
+        snapshots = database.execute("SELECT path FROM snapshots").fetchall()
+    missing = [
+        f"payloads/{number:012d}.zst"
+        for (number,) in payloads
+        if not (destination / "payloads" / f"{number:012d}.zst").exists()
+    ]
+    for (path,) in snapshots:
+        folder = destination.joinpath(*Path(path).parts[-3:])  # snapshots/MODEL/SEQ_ID
+        problem = is_intact(folder)
+        missing += [] if problem is None else [problem]
+    if missing:
+        raise StartError(
+            f"the backup in {destination} lacks files that the database refers to ({missing[0]}); delete it, "
+            "and try again"
+        )
