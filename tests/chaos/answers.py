@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from tests.chaos import finals
-from tests.chaos.cluster import Cluster
 
 PROGRAM = Path(__file__).with_name("program.py")
 TOLERANCE = 1e-5  # of sampled log-probabilities, in nats: they depend on what else is in the batch
@@ -49,14 +50,14 @@ class Answers:
 
 
 class Program:
-    """The tenants, in a process of their own that lives through everything."""
+    """The tenants, in a process of their own that lives through everything. ``prefix`` is what runs it."""
 
-    def __init__(self, cluster: Cluster, seed: int, rounds: int) -> None:
-        self._path = cluster.folder / "record.jsonl"
+    def __init__(self, url: str, folder: Path, seed: int, rounds: int, prefix: Sequence[str] = ()) -> None:
+        self._path = folder / "record.jsonl"
         self._path.touch()
-        command = [sys.executable, "-W", "ignore::FutureWarning", str(PROGRAM)]
-        command += [cluster.url, str(cluster.folder), str(seed), str(rounds)]
-        self._log = (cluster.folder / "program.log").open("w")
+        command = [*prefix, sys.executable, "-W", "ignore::FutureWarning", str(PROGRAM)]
+        command += [url, str(folder), str(seed), str(rounds)]
+        self._log = (folder / "program.log").open("w")
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def progress(self) -> int:
@@ -66,9 +67,11 @@ class Program:
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def answers(self) -> Answers:
-        """When it has ended."""
-        self.process.wait()
+    def answers(self, check: Callable[[], None]) -> Answers:
+        """When it has ended; as long as it has not, the check holds."""
+        while not self.is_over():
+            check()
+            time.sleep(0.05)
         return read(self._path)
 
     def close(self) -> None:

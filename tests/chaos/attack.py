@@ -117,6 +117,7 @@ class Attack:
     def _wait_for_progress(self, answers: int) -> None:
         wanted, until = self._program.progress() + answers, time.monotonic() + STUCK_SECONDS
         while self._program.progress() < wanted and not self._is_over():
+            self._cluster.check()
             assert time.monotonic() < until, f"no client had an answer for {STUCK_SECONDS:.0f} s"
             time.sleep(0.02)
 

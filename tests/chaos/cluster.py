@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -44,8 +45,7 @@ class Cluster:
         self.folder, self.data_dir, self.points = folder, folder / "data", folder / "points"
         self.points.mkdir()
         self.data_dir.mkdir()
-        COMPILED.mkdir(parents=True, exist_ok=True)
-        (self.data_dir / "compilation_cache").symlink_to(COMPILED)
+        share_compiled_programs(self.data_dir)
         port, worker_port = free_port(), free_port()
         self.clients, self.link = Proxy(port), Proxy(worker_port)
         self.url = f"http://127.0.0.1:{self.clients.port}"
@@ -62,10 +62,10 @@ class Cluster:
             **options,
         }
         self._commands = {
-            COORDINATOR: ["serve", *_as_arguments(options)],
+            COORDINATOR: ["serve", *as_arguments(options)],
             AGENT: [
                 "worker",
-                *_as_arguments(
+                *as_arguments(
                     {
                         "coordinator": f"127.0.0.1:{self.link.port}",
                         "process_id": 1,
@@ -103,6 +103,10 @@ class Cluster:
         pids = [pid for role in roles if (pid := self.pid(role)) is not None]
         return sum(_kill(pid) for pid in pids)
 
+    def check(self) -> None:
+        """Nothing has ended but what was killed."""
+        assert not self.exits, self.exits
+
     def stop(self) -> dict[str, int]:
         """End everything in order; the exit codes."""
         self._is_over.set()
@@ -133,21 +137,31 @@ class Cluster:
                 continue
             if process is not None and process.returncode != -signal.SIGKILL:
                 self.exits.append(f"{role} exited with code {process.returncode}")
-            environment = os.environ | {
-                "CHAOS_POINTS": str(self.points),
-                # XLA's own caches would bring the data directory into the keys of the compiled programs.
-                "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-            }
             print(f"{time.time():.3f} starting {role}", file=self.log, flush=True)
             self._processes[role] = subprocess.Popen(
                 [sys.executable, str(HERE / "faulty_server.py"), *command],
                 stdout=self.log,
                 stderr=self.log,
-                env=environment,
+                env=environment(self.points),
             )
 
 
-def _as_arguments(options: dict[str, object]) -> list[str]:
+def share_compiled_programs(data_dir: Path) -> None:
+    """They come back in every life of every worker."""
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    (data_dir / "compilation_cache").symlink_to(COMPILED)
+
+
+def environment(points: Path) -> dict[str, str]:
+    """Of the processes of a cluster."""
+    return os.environ | {
+        "CHAOS_POINTS": str(points),
+        # XLA's own caches would bring the data directory into the keys of the compiled programs.
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+    }
+
+
+def as_arguments(options: Mapping[str, object]) -> list[str]:
     return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
 
 

@@ -31,7 +31,7 @@ def running(folder: Path, seed: int, rounds: int, **options: object) -> Iterator
     """A cluster, and clients who use it."""
     folder.mkdir()
     cluster = Cluster(folder, snapshot_seconds=SNAPSHOT_SECONDS, **options)
-    program = Program(cluster, seed, rounds)
+    program = Program(cluster.url, folder, seed, rounds)
     try:
         cluster.start()
         yield cluster, program
@@ -51,9 +51,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     @functools.cache
     def run(seed: int, rounds: int) -> tuple[Answers, Path]:
         with running(root / f"{seed}-{rounds}", seed, rounds) as (cluster, program):
-            result = program.answers()
+            result = program.answers(cluster.check)
             assert cluster.stop() == {COORDINATOR: 0, AGENT: 0}
-            assert cluster.exits == []
         assert result.errors == []
         assert answers.miscounted_steps(result, cluster.data_dir) == []
         return result, cluster.data_dir
@@ -99,7 +98,7 @@ def disturbed(
     with running(folder, seed, rounds, **options) as (cluster, program):
         attack = Attack(cluster, program, seed, deadline)
         attack.run(kills, database and database.kill)
-        result = program.answers()
+        result = program.answers(cluster.check)
         exits = cluster.stop()
     return Outcome(
         database="SQLite" if database is None else "PostgreSQL",
