@@ -13,6 +13,7 @@ model under the same path, and one --data-dir that they share.
   --gpus-per-node N     GPUs of each host (8)
   --process-per WHAT    one worker process per "node" or per "gpu" (node)
   --worker-port P       where workers reach the server (8470)
+  --restart-after S     seconds until what was killed is started again (5)
   --directory DIR       where to start on each host (where ssh arrives)
   --help                show this
 
@@ -27,13 +28,14 @@ Example: launch/multinode.sh node-a node-b -- --base-model Qwen/Qwen3-32B --data
 END
 }
 
-gpus=8 per=node port=8470 directory=. program=${SPMD_TX:-spmd-tx}
+gpus=8 per=node port=8470 again=5 directory=. program=${SPMD_TX:-spmd-tx}
 hosts=()
 while (($#)); do
     case $1 in
         --gpus-per-node) gpus=$2; shift 2 ;;
         --process-per) per=$2; shift 2 ;;
         --worker-port) port=$2; shift 2 ;;
+        --restart-after) again=$2; shift 2 ;;
         --directory) directory=$2; shift 2 ;;
         --help | -h) usage; exit 0 ;;
         --) shift; break ;;
@@ -59,8 +61,7 @@ fi
 secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 head=${hosts[0]##*@}
 running=() # the keepers below, by process id
-again=5    # seconds until something that was killed is started again
-attempts=12 # of them that may fail at once, because what was there before is not gone yet
+attempts=12 # to start it again that may fail at once, because what was there before is not gone yet
 
 # Runs on a host. The first line of its input is the secret, every other one a signal to end; so is the end of
 # the input, which comes when this script or the connection is gone, however that happened.

@@ -100,7 +100,7 @@ def command_line(process):
 def launched(programs, tmp_path, *options, hosts=("user@localhost", "node-b"), serve=()):
     port = free_port()
     model = tiny_model.write(tmp_path / "model")
-    command = [MULTINODE, "--worker-port", str(free_port()), *options, *hosts, "--"]
+    command = [MULTINODE, "--worker-port", str(free_port()), "--restart-after", "0.2", *options, *hosts, "--"]
     command += ["--base-model", model, "--data-dir", tmp_path / "data", "--port", str(port)]
     command += ["--max-context-length", "256", *serve]
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
@@ -153,6 +153,7 @@ def test_hosts_serve_together_and_end_in_order(programs, tmp_path):
     assert re.search(r"^node-b .* spmd-tx worker --coordinator localhost:\d+ --process-id 1 ", calls, re.M)
 
 
+@pytest.mark.slow
 def test_one_process_per_gpu_can_be_asked_for(programs, tmp_path):
     options = ("--gpus-per-node", "2", "--process-per", "gpu")
     with launched(programs, tmp_path, *options) as script:
@@ -164,7 +165,7 @@ def test_one_process_per_gpu_can_be_asked_for(programs, tmp_path):
         assert code == 0, said
 
 
-@pytest.mark.parametrize("killed", ["spmd-tx worker", "spmd-tx serve"])
+@pytest.mark.parametrize("killed", [pytest.param("spmd-tx worker", marks=pytest.mark.slow), "spmd-tx serve"])
 def test_what_is_killed_is_started_again(programs, tmp_path, killed):
     with launched(programs, tmp_path, "--gpus-per-node", "1") as script:
         script.wait_until_ready()
@@ -187,6 +188,7 @@ def test_a_server_that_cannot_start_ends_everything_with_its_code(programs, tmp_
     assert "--kv-cache-tokens is 1" in said
 
 
+@pytest.mark.slow
 def test_all_ends_with_a_script_that_is_killed(programs, tmp_path):
     with launched(programs, tmp_path, "--gpus-per-node", "1") as script:
         script.wait_until_ready()

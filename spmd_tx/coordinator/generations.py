@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5  # between looks at who is still alive
 STORY_SECONDS = 1.0  # after the first sign of a loss, for the one that explains it
 STOP_SECONDS = 10.0  # for an agent to kill its worker
-SHUTDOWN_SECONDS = 10.0  # for workers to finish what they are doing
 SETTLE_SECONDS = 1.0  # for the work to notice that its workers are lost
 
 FIRST_DELAY, LONGEST_DELAY = 0.2, 30.0  # seconds before the next generation
@@ -103,12 +102,12 @@ class Generations:
             logger.error("%s; starting the workers again in %g s", loss.story, delay)
             await asyncio.sleep(delay)
 
-    async def shut_down(self) -> None:
-        """Let workers and agents end. ``run`` does nothing more, and can be cancelled."""
+    async def shut_down(self, patience: float) -> None:
+        """Let workers end, for so many seconds, and then agents. ``run`` does nothing more."""
         self._is_ending = True
-        if self.is_ready:
+        if self.is_ready and patience > 0:
             self._hub.send(Shutdown())
-            await self._roster.ended(SHUTDOWN_SECONDS)
+            await self._roster.ended(patience)
         await self._roster.stop(STOP_SECONDS)
         self._roster.quit()
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 STOPPING = "the server is shutting down; send the request again when it is back"
 DRAIN_LOOK_SECONDS = 0.1  # between looks whether all work is done
-SNAPSHOT_SECONDS = 60.0  # for the snapshots of a server that ends
+MOST_RESERVED_SECONDS = 10.0  # of the time to end in: for snapshots, and for workers to end
 FLUSH_SECONDS = 5.0
 LINGER_SECONDS = 1.0  # for agents to hear that the server ends
 
@@ -101,7 +101,7 @@ class _Server:
         if isinstance(error, CrashLoop):
             logger.error("%s", error)
         await self._close_api(answering)
-        await generations.shut_down()
+        await generations.shut_down(patience=0)
         if isinstance(error, CrashLoop):
             return 1
         raise error
@@ -132,15 +132,17 @@ class _Server:
         logger.info("shutting down")
         parts = self._parts
         parts.health.refusal = STOPPING
-        await self._finish(self._config.drain_seconds)
+        now, seconds = asyncio.get_running_loop().time, self._config.drain_seconds
+        deadline, reserved = now() + seconds, min(MOST_RESERVED_SECONDS, seconds / 3)
+        await self._finish(deadline - reserved)
         try:
-            async with asyncio.timeout(SNAPSHOT_SECONDS):
+            async with asyncio.timeout_at(deadline - reserved / 2):
                 await parts.scheduler.drain()
         except TimeoutError:
-            logger.warning("snapshots take too long; the next start will run more requests again")
+            logger.warning("no time for all snapshots; the next start will run more requests again")
         await self._close_api(answering)
         await asyncio.wait([self._spawn(parts.services.queue.flush())], timeout=FLUSH_SECONDS)
-        await parts.generations.shut_down()
+        await parts.generations.shut_down(patience=max(0.0, deadline - now()))
 
     async def _close_api(self, answering: asyncio.Task[None]) -> None:
         """Answer who waits, and take no more requests."""
@@ -148,10 +150,10 @@ class _Server:
         self._http.stop()
         await asyncio.wait([answering])
 
-    async def _finish(self, seconds: float) -> None:
-        """Wait until there is no unfinished work, for at most so many seconds."""
+    async def _finish(self, deadline: float) -> None:
+        """Wait until there is no unfinished work, but not for ever."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(deadline):
                 while self._parts.scheduler.has_unfinished:
                     await asyncio.sleep(DRAIN_LOOK_SECONDS)
         except TimeoutError:

@@ -13,7 +13,6 @@ from spmd_tx.errors import StartError
 
 if __name__ == "__main__":
     generations.FIRST_DELAY = 0.01  # fake workers start in no time
-    generations.SHUTDOWN_SECONDS = 1.0
     options = json.loads(sys.argv[1])
     for name in {"data_dir", "secret_file"} & options.keys():
         options[name] = Path(options[name])

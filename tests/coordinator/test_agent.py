@@ -64,7 +64,7 @@ async def test_an_agent_ends_in_order_when_the_server_does(model_dir, remote):
         process = await remote(group, 0)
         await group.until_ready()
         workers = await children_of(process)
-        await group.generations.shut_down()
+        await group.generations.shut_down(patience=30)
         code, said = await outcome(process)
         assert code == 0, said
         assert "worker 0: worker 0 is ready" in said
@@ -163,7 +163,7 @@ async def test_agents_rejoin_a_coordinator_that_was_restarted(model_dir, remote)
         await group.until_ready()
         await group.create()
         assert (await children_of(process))[0].pid != workers[0].pid
-        await group.generations.shut_down()
+        await group.generations.shut_down(patience=30)
         assert (await outcome(process))[0] == 0
 
 

@@ -27,7 +27,7 @@ async def test_two_workers_run_commands_as_one(model_dir):
         assert (await group.until_ready()).pages == fake_worker.PAGES
         await group.create()
         assert group.hub.answered == 1
-        await group.generations.shut_down()
+        await group.generations.shut_down(patience=30)
         assert [await task for task in group.tasks[3:]] == [None, None]
         assert group.hub.answered == 2
 

@@ -1,0 +1,103 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from spmd_tx.coordinator.worker_port import WorkerPort
+from spmd_tx.errors import StartError
+from spmd_tx.protocol import Hello, encode
+from spmd_tx.secret import Keys
+
+KEYS = Keys.of("the secret of this test")
+OTHERS = Keys.of("another secret of this test")
+HELLO = Hello(generation=1, process=0)
+
+
+@pytest.fixture
+async def port():
+    port = WorkerPort("127.0.0.1", 0, KEYS)
+    yield port
+    port.close()
+
+
+@pytest.fixture
+async def connect(port):
+    context, sockets = zmq.asyncio.Context(), []
+
+    def connect(keys):
+        sockets.append(context.socket(zmq.DEALER))
+        if keys is not None:
+            keys.introduce(sockets[-1])
+        sockets[-1].connect(f"tcp://{port.local_address}")
+        return sockets[-1]
+
+    yield connect
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
+
+
+async def test_who_knows_the_secret_is_heard_and_answered(port, connect):
+    socket = connect(KEYS)
+    await socket.send(encode(HELLO))
+    identity, report = await port.receive()
+    assert report == HELLO
+    assert port.send(identity, b"welcome")
+    assert await socket.recv() == b"welcome"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        OTHERS,
+        None,
+        replace(KEYS, client_public=OTHERS.client_public, client_secret=OTHERS.client_secret),
+    ],
+    ids=["another secret", "no encryption", "only the server's key"],
+)
+async def test_who_does_not_is_not_heard(port, connect, keys):
+    stranger = connect(keys)
+    sending = asyncio.ensure_future(stranger.send(encode(HELLO)))
+    receiving = asyncio.create_task(port.receive())
+    assert await asyncio.wait([receiving], timeout=0.3) == (set(), {receiving})
+    friend = connect(KEYS)
+    await friend.send(encode(Hello(generation=2, process=7)))
+    assert (await receiving)[1].process == 7
+    sending.cancel()
+
+
+async def test_noise_is_ignored(port, connect):
+    socket = connect(KEYS)
+    for message in (b"", b"noise", b"\x81\xa2op\xa5reply", encode(HELLO)):
+        await socket.send(message)
+    assert (await port.receive())[1] == HELLO
+
+
+async def test_sending_to_somebody_who_is_gone_says_so(port, connect):
+    socket = connect(KEYS)
+    await socket.send(encode(HELLO))
+    identity, _ = await port.receive()
+    socket.close(linger=0)
+    while port.send(identity, b"are you there"):
+        await asyncio.sleep(0.01)
+    assert not port.send(b"nobody", b"are you there")
+
+
+@pytest.mark.parametrize(
+    "host, message",
+    [
+        ("127.0.0.1", r"port \d+ of 127.0.0.1 is in use; end that program, or set another --worker-port"),
+        ("203.0.113.1", "cannot listen for workers on 203.0.113.1, .* check --worker-host"),
+    ],
+)
+async def test_an_address_that_cannot_be_used_is_refused(port, host, message):
+    with pytest.raises(StartError, match=message):
+        WorkerPort(host, port.port, KEYS)
+
+
+async def test_all_addresses_include_the_loopback_one():
+    port = WorkerPort("0.0.0.0", 0, KEYS)
+    assert port.local_address == f"127.0.0.1:{port.port}"
+    port.close()
