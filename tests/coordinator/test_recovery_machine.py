@@ -154,7 +154,12 @@ class Crashes(RuleBasedStateMachine):
         self.wait_for(self.settle())
 
     @rule()
+    def delay_the_outcomes_of_gradients(self):
+        self.coordinator.hold_outcomes()
+
+    @rule()
     def finish_everything(self):
+        self.coordinator.release_outcomes()
         self.wait_for(self.work_off(rounds=20))
 
     @rule()
@@ -168,6 +173,7 @@ class Crashes(RuleBasedStateMachine):
         self.losses += 1
         self.blames += is_blamed
         by_command = is_blamed and self.blames == 1  # after the second time the request is given up
+        self.coordinator.release_outcomes()
         self.coordinator.workers.lose(lost(by_command), executed)
         self.wait_for(self.settle())
 
@@ -204,6 +210,7 @@ class Crashes(RuleBasedStateMachine):
 
     async def end_well(self) -> None:
         """Without more faults, everything is answered."""
+        self.coordinator.release_outcomes()
         for client in self.clients:
             while client.held_back:
                 await self.submit(client.held_back.pop(0))
