@@ -15,7 +15,7 @@ from spmd_tx.coordinator.losses import Loss, Sign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.watchdog import Watchdog
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, MeshError, StartError, WorkerLost
-from spmd_tx.protocol import AnyReport, Failure, Progress, Ready, Setup, Shutdown
+from spmd_tx.protocol import AnyReport, Failure, Ready, Setup, Shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -174,10 +174,8 @@ class Generations:
 
     def _take(self, identity: bytes, report: AnyReport) -> None:
         if self._watchdog is not None and self._hub.includes(report):
-            self._watchdog.heard(report.process)
-            if isinstance(report, Progress):
-                self._watchdog.progress(report.process, report.message)
-            elif isinstance(report, Failure):
+            self._watchdog.heard(report)
+            if isinstance(report, Failure):
                 logger.error("worker %d failed:\n%s", report.process, report.traceback)
                 self._notice(of_failure(report, self._roster.host(report.process)))
         try:
@@ -213,7 +211,7 @@ class Generations:
             raise StartError(sign.text)
         culprit, message = self._hub.current(sign.worker), sign.text
         if culprit is not None:
-            culprit = culprit if sign.sequence is None else sign.sequence
+            culprit = max(culprit, sign.sequence or 0)  # a worker may be ahead of its replies
             message += f", during command {culprit} ({self._hub.name_of(culprit)})"
         self._ready_at = None
         self._hub.lose(WorkerLost(message, sign.by_command and culprit is not None), culprit)
