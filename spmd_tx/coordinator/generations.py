@@ -9,6 +9,7 @@ from typing import NoReturn
 import msgspec
 
 from spmd_tx.agent_protocol import AgentReport, StartWorker
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.losses import Loss, Sign, Suspicion, cause, of_failure
@@ -114,6 +115,8 @@ class Generations:
     async def _one(self, work: Work) -> tuple[Loss, bool]:
         """A generation, from its start until its workers are gone; and whether it was good for anything."""
         number = await self._plan.next_number()
+        metrics.GENERATION.set(number)
+        metrics.GENERATIONS.inc()
         await self._wait_for_agents()
         self._signs.clear()
         self._lost.clear()
