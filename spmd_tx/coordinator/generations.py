@@ -179,7 +179,8 @@ class Generations:
         if self._watchdog is not None and self._hub.includes(report):
             self._watchdog.heard(report)
             if isinstance(report, Failure):
-                logger.error("worker %d failed:\n%s", report.process, report.traceback)
+                story = report.message if report.is_consequence else report.traceback
+                logger.error("worker %d failed:\n%s", report.process, story)
                 self._notice(of_failure(report, self._roster.host(report.process)))
         try:
             self._hub.take(identity, report)
