@@ -229,11 +229,15 @@ class Crashes(RuleBasedStateMachine):
                 assert await self.state_of(client) == expected
 
     async def state_of(self, client: Client) -> object:
-        """The model's state on the device."""
-        execution = self.coordinator.scheduler._execution
-        assert execution is not None
-        slot = execution.lines[client.model_id].model.slot
-        return self.coordinator.workers.device.slots[slot]
+        """The model's state on the device, once it is restored."""
+        until = time.monotonic() + STARVED_SECONDS
+        while (execution := self.coordinator.scheduler._execution) is None or not execution.lines[
+            client.model_id
+        ].restored.is_set():
+            assert time.monotonic() < until, f"{client.model_id} is never restored"
+            await self.work_off(rounds=2)
+        await self.work_off(rounds=10)  # what has no answer: a snapshot that is loaded
+        return self.coordinator.workers.device.slots[execution.lines[client.model_id].model.slot]
 
     # --- how ------------------------------------------------------------------------------------------
 
