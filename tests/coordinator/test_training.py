@@ -262,13 +262,13 @@ async def test_a_save_without_a_good_name_is_refused_before_the_workers_hear_of_
     assert not bench.workers.sent(SaveState, SaveSampler)
 
 
-async def test_a_full_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
-    async def full(*_):
-        raise OSError(28, "No space left on device")
+async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
+    async def broken(*_):
+        raise OSError(5, "Input/output error")
 
     bench.create(A)
-    monkeypatch.setattr(bench.checkpoints, "complete", full)
-    assert "No space left on device" in await bench.failure(bench.save(A, 1, "x"), category="server")
+    monkeypatch.setattr(bench.checkpoints, "complete", broken)
+    assert "Input/output error" in await bench.failure(bench.save(A, 1, "x"), category="server")
     await bench.result(bench.train(A, 2, 4))
 
 
