@@ -59,10 +59,10 @@ class Attack:
     def run(self, kills: int, kill_database: Callable[[], None] | None) -> None:
         """Return when so many processes were killed, or when clients have all they wanted."""
         while self.kills.total() < kills and not self._is_over():
-            self._wait_for_progress(self._random.randint(1, 8))
+            self._wait_for_progress(self._random.randint(1, 6))
             self._strike(kill_database)
-            for _ in range(self._random.choice([0, 1, 1, 2])):  # while it recovers
-                self._pause(self._random.uniform(0.05, 4.0))
+            for _ in range(self._random.choice([1, 1, 2])):  # while it recovers
+                self._pause(self._random.uniform(0.05, 3.0))
                 self._kill("while it recovered", self._random.choice(ROLES))
 
     def _is_over(self) -> bool:
