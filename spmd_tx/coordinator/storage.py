@@ -46,21 +46,25 @@ class Storage:
         try:
             usage = shutil.disk_usage(self._directory)
         except OSError as error:
-            self.failed(error)
+            self._take_shortage(f"the server's disk cannot be reached ({error.strerror})")
             return
         floor = parse_size(self._min_free, usage.total)
         self._has_no_room = usage.free < floor * ROOM_FOR_OLD_WORK
-        before, self._shortage = self._shortage, None
+        shortage = None
         if usage.free < floor:
-            self._shortage = (
+            shortage = (
                 f"the server's disk is almost full: {show_size(usage.free)} are free, and it takes new work "
                 f"from {show_size(floor)} on; its operator must make room"
             )
-        if self._shortage is not None and before is None:
-            logger.error("%s (%s, --min-free-disk %s)", self._shortage, self._directory, self._min_free)
-        elif self._shortage is None and before is not None:
-            logger.warning("the disk has room again: %s", show_size(usage.free))
+        self._take_shortage(shortage)
         DISK_FREE_BYTES.set(usage.free)
+
+    def _take_shortage(self, shortage: str | None) -> None:
+        if shortage is not None and self._shortage is None:
+            logger.error("%s (%s, --min-free-disk %s)", shortage, self._directory, self._min_free)
+        elif shortage is None and self._shortage is not None:
+            logger.warning("the disk has room again")
+        self._shortage = shortage
         self._publish()
 
     def require_room(self) -> None:
