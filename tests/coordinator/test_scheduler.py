@@ -9,6 +9,7 @@ from spmd_tx.coordinator import lines
 from spmd_tx.coordinator.dispatch import BASE_MODEL, Dispatch
 from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
+from spmd_tx.errors import DamagedBody
 from spmd_tx.protocol import (
     STOP_TOKENS,
     CreateAdapter,
