@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5  # between looks at who is still alive
 STORY_SECONDS = 1.0  # after the first sign of a loss, for the one that explains it
 STOP_SECONDS = 10.0  # for an agent to kill its worker
-SETTLE_SECONDS = 1.0  # for the work to notice that its workers are lost
 
 FIRST_DELAY, LONGEST_DELAY = 0.2, 30.0  # seconds before the next generation
 FRUITLESS = 5  # generations in a row
 FRUITFUL_SECONDS = 60.0  # of being ready, without any command: no crash loop either
 
-Work = Callable[[Ready], Awaitable[object]]  # what is done with workers that are ready; ends by a MeshError
+# What is done with workers that are ready. It ends by the MeshError of a command, or is cancelled.
+Work = Callable[[Ready], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,9 @@ class Generations:
             was_fruitful = self._was_fruitful()
             loss = self._lose()
             await self._roster.stop(STOP_SECONDS)
-            await asyncio.wait([living], timeout=SETTLE_SECONDS)
-            if living.done():
+            living.cancel()  # without any command that failed, it would not know
+            await asyncio.wait([living])
+            if not living.cancelled():
                 _of_work(living)
             return loss, was_fruitful
         finally:
