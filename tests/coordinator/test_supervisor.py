@@ -86,6 +86,17 @@ async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, program, 
     assert not psutil.pid_exists(running.supervisor.pid)
 
 
+async def test_a_worker_that_has_ended_while_its_last_lines_are_read_can_be_stopped(start):
+    heir = f"[sys.executable, '-c', {'import time; time.sleep(0.5)'!r}]"  # holds the output open
+    running = await start(f"import subprocess, sys; subprocess.Popen({heir}); sys.exit(3)")
+    process = running.supervisor._started.process
+    while process.returncode is None:
+        await asyncio.sleep(0.01)
+    assert not running.ended.done()
+    await running.supervisor.stop(patience=0)
+    assert running.ended.result().code == 3
+
+
 async def test_another_worker_can_follow(start):
     running = await start("pass")
     await running.ended
