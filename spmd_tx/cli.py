@@ -11,9 +11,8 @@ import typer
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
-from spmd_tx.options import environment_variable, server_options
-
-DEFAULTS = ServerConfig(base_model="")
+from spmd_tx.keys_cli import keys
+from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir, server_options
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -131,12 +130,6 @@ def make_model(
     typer.echo(tiny_model.write(directory, tiny_model.PRESETS[preset], seed))
 
 
-DataDir = Annotated[Path, typer.Option(envvar=environment_variable("data_dir"), show_envvar=False)]
-DatabaseUrl = Annotated[
-    str | None, typer.Option(envvar=environment_variable("database_url"), show_envvar=False)
-]
-
-
 @app.command()
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
@@ -178,6 +171,9 @@ def backup(
 
     size = backup.back_up(data_dir, destination)
     typer.echo(f"{show_size(size)} are in {destination}")
+
+
+app.add_typer(keys)
 
 
 @app.command()

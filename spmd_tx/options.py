@@ -72,8 +72,16 @@ HELP = {
 }
 
 
+DEFAULTS = ServerConfig(base_model="")
+
+
 def environment_variable(name: str) -> str:
     return f"SPMD_TX_{name.upper()}"
+
+
+# For commands that look at the data of a server
+DataDir = Annotated[Path, typer.Option(envvar="SPMD_TX_DATA_DIR", show_envvar=False)]
+DatabaseUrl = Annotated[str | None, typer.Option(envvar="SPMD_TX_DATABASE_URL", show_envvar=False)]
 
 
 def server_options() -> inspect.Signature:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.folder_manifest import digest, sync
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec
@@ -54,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, int]  # sizes in bytes, by path within the folder
     digests: dict[str, str] = {}  # of the files; the first checkpoints had none
     saved_by: str | None = None  # id of the request
+    owner: str = LOCAL_OWNER
     format: int = FORMAT
 
     @property

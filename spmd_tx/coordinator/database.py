@@ -7,6 +7,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import URL, make_url
@@ -96,6 +98,29 @@ async def open_database(database_url: str | None, data_dir: Path) -> Database:
         return Database(writer, reader, stack.pop_all())
 
 
+async def open_beside(database_url: str | None, data_dir: Path) -> Database:
+    """Connect without taking the database, which a running server may have.
+
+    Its tables are made or migrated when no server runs. Raises StartError as ``open_database``.
+    """
+    url = _resolve(database_url, data_dir)
+    async with AsyncExitStack() as stack:
+        if url.get_backend_name() == "sqlite":
+            await asyncio.to_thread(sqlite.look_in, Path(url.database or ":memory:"))
+            engine = sqlite.make_engine(url)
+        else:
+            engine = postgres.make_engine_beside(url)
+        stack.push_async_callback(engine.dispose)
+        try:
+            async with engine.connect() as connection:
+                is_current = await connection.run_sync(_is_current)
+        except (OSError, SQLAlchemyError, *postgres.CANNOT_CONNECT) as error:
+            raise _cannot_open(_public(url), error) from error
+        if not is_current:
+            await (await open_database(database_url, data_dir)).close()
+        return Database(engine, engine, stack.pop_all())
+
+
 async def _bring_up_to_date(engine: AsyncEngine, url: str) -> None:
     """Migrate; wait for a lock that a server which was just killed may still seem to hold."""
     deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
@@ -162,7 +187,18 @@ def _make_directory(data_dir: Path) -> None:
 def _migrate(connection: Connection) -> None:
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")  # a migration that is interrupted leaves nothing behind
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config = _migrations()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _is_current(connection: Connection) -> bool:
+    """Whether the tables are those of this version."""
+    newest = ScriptDirectory.from_config(_migrations()).get_current_head()
+    return MigrationContext.configure(connection).get_current_revision() == newest
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config

@@ -46,6 +46,11 @@ def make_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
     return writer, _make_engine(url, f"{name[: LONGEST_NAME - 9]}, reading")
 
 
+def make_engine_beside(url: URL) -> AsyncEngine:
+    """For a command that runs beside the server, and leaves the lock alone."""
+    return _make_engine(url, _connection_name())
+
+
 def _make_engine(url: URL, name: str, **options: Any) -> AsyncEngine:
     arguments = {
         "timeout": CONNECT_SECONDS,

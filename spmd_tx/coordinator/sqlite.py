@@ -42,18 +42,21 @@ def take(file: Path) -> IO[str]:
     except (OSError, sqlite3.Error) as error:
         if lock is not None:
             lock.close()
-        if is_damage(error):
-            raise damaged(str(file), str(error)) from error
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise StartError(
-            f"cannot open the database {file}: {reason}; see that user {os.getuid()} may write there, "
-            "or choose another --data-dir or --database-url"
-        ) from error
+        raise _cannot_open(file, error) from error
     except StartError:
         if lock is not None:
             lock.close()
         raise
     return lock
+
+
+def look_in(file: Path) -> None:
+    """See that the file can be opened beside a server that has it. Raises as ``take`` does. Blocks."""
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        raise _cannot_open(file, error) from error
 
 
 def make_engine(url: URL) -> AsyncEngine:
@@ -72,6 +75,16 @@ def damaged(file: str, problem: str) -> DatabaseDamaged:
     return DatabaseDamaged(
         f"the database {file} is damaged: {problem}. Keep a copy of the data directory, check the disk, and "
         f"restore the last backup (docs/operations.md); sqlite3 {file} .recover shows what can still be read"
+    )
+
+
+def _cannot_open(file: Path, error: OSError | sqlite3.Error) -> StartError:
+    if is_damage(error):
+        return damaged(str(file), str(error))
+    reason = error.strerror if isinstance(error, OSError) else error
+    return StartError(
+        f"cannot open the database {file}: {reason}; see that user {os.getuid()} may write there, "
+        "or choose another --data-dir or --database-url"
     )
 
 

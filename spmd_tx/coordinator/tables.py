@@ -3,9 +3,10 @@
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, BigInteger, Index, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Index, String, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from spmd_tx.coordinator.callers import LOCAL_OWNER, Role
 from spmd_tx.protocol import AdapterSpec
 
 
@@ -29,6 +30,7 @@ class Session(Base):
     project_id: Mapped[str | None]
     display_name: Mapped[str | None]
     sdk_version: Mapped[str | None]
+    owner: Mapped[str] = mapped_column(index=True, default=LOCAL_OWNER, server_default=LOCAL_OWNER)
 
 
 class Model(Base):
@@ -81,6 +83,7 @@ class Checkpoint(Base):
     user_metadata: Mapped[dict[str, Any] | None]
     created_at: Mapped[float] = mapped_column(index=True)
     expires_at: Mapped[float | None] = mapped_column(index=True)
+    owner: Mapped[str] = mapped_column(index=True, default=LOCAL_OWNER, server_default=LOCAL_OWNER)
 
     @property
     def tinker_path(self) -> str:
@@ -141,3 +144,21 @@ class ServerState(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)  # 1
     generation: Mapped[int] = mapped_column(BigInteger)  # of workers, the last one that was started
+
+
+class ApiKey(Base):
+    """What a client shows to be let in; of the key itself only the hash is kept."""
+
+    __tablename__ = "keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # names the key, and is no secret
+    hash: Mapped[str] = mapped_column(unique=True)
+    owner: Mapped[str]
+    role: Mapped[Role] = mapped_column(String)
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]  # up to a minute old
+    adapters: Mapped[int | None]  # limits, see callers.KeyLimits
+    queued_requests: Mapped[int | None]
+    requests_per_second: Mapped[float | None]

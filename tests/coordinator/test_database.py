@@ -117,7 +117,7 @@ async def test_a_newer_version_migrates_and_an_older_one_leaves_the_database_alo
         database = await open_database(database_url, tmp_path)
     async with database.transaction() as db:
         await db.execute(text("DROP TABLE of_the_future"))
-        await db.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+        await db.execute(text("UPDATE alembic_version SET version_num = '0003'"))
     await database.close()
 
 

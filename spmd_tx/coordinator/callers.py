@@ -1,0 +1,34 @@
+"""Who sends a request, and what they may do. Knows neither HTTP nor SQL."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+LOCAL_OWNER = "local"  # of all that was made without an API key
+
+Role = Literal["user", "admin", "read-only"]
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """Of one key; None: as much as the server can do."""
+
+    adapters: int | None = None  # of the owner, in sessions that are open
+    queued_requests: int | None = None  # sample requests of the owner that are not finished
+    requests_per_second: float | None = None  # with this key
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The holder of an API key, or whoever reaches a server without keys."""
+
+    owner: str
+    role: Role
+    key_id: str | None = None
+    limits: KeyLimits = KeyLimits()
+
+    def sees(self, owner: str) -> bool:
+        """The rule of ownership: what is not seen does not exist (access.py; for listings, listings.py)."""
+        return self.role == "admin" or owner == self.owner
+
+
+EVERYONE = Caller(LOCAL_OWNER, "admin")  # on a server without keys

@@ -1,0 +1,132 @@
+"""API keys as rows: made, listed, revoked, rotated. What a running server makes of them is in keyring.py."""
+
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.callers import KeyLimits, Role
+from spmd_tx.coordinator.database import open_beside
+from spmd_tx.coordinator.storage import OUTAGES
+from spmd_tx.coordinator.tables import ApiKey
+from spmd_tx.errors import StartError
+
+Result = TypeVar("Result")
+
+PREFIX = "tml-"  # the SDK refuses to send anything else
+SECRET_BYTES = 24
+ID_BYTES = 4
+OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
+
+
+class Wish(NamedTuple):
+    """What a new key is to be."""
+
+    owner: str
+    role: Role = "user"
+    lifetime: float | None = None  # seconds; None: until it is revoked
+    limits: KeyLimits = KeyLimits()
+
+
+class NewKey(NamedTuple):
+    """A key, and the only copy of what its holder is given."""
+
+    token: str
+    row: ApiKey
+
+
+def digest(token: str) -> str:
+    # A fast hash without salt is right here: nobody guesses 192 random bits, and every request is hashed.
+    return sha256(token.encode()).hexdigest()
+
+
+def problem(row: ApiKey, now: float) -> str | None:
+    """Why a key is not valid any more, if so."""
+    if row.revoked_at is not None and row.revoked_at <= now:
+        return "was revoked"
+    if row.expires_at is not None and row.expires_at <= now:
+        return "has expired"
+    return None
+
+
+async def listed(db: AsyncSession) -> Sequence[ApiKey]:
+    """All keys that there ever were, in the order of their creation."""
+    return (await db.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))).all()
+
+
+async def create(db: AsyncSession, wish: Wish) -> NewKey:
+    """Raises StartError when the wish makes no sense."""
+    _check(wish)
+    token, now = PREFIX + secrets.token_hex(SECRET_BYTES), time.time()
+    row = ApiKey(
+        id=secrets.token_hex(ID_BYTES),
+        hash=digest(token),
+        owner=wish.owner,
+        role=wish.role,
+        created_at=now,
+        expires_at=None if wish.lifetime is None else now + wish.lifetime,
+        **asdict(wish.limits),
+    )
+    db.add(row)
+    return NewKey(token, row)
+
+
+async def revoke(db: AsyncSession, id: str) -> ApiKey:
+    """End a key at once; one that was revoked before stays so."""
+    row = await _find(db, id)
+    row.revoked_at = row.revoked_at or time.time()
+    return row
+
+
+async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
+    """Make a key like another one, which is valid for ``overlap`` more seconds."""
+    old, now = await _find(db, id), time.time()
+    reason = problem(old, now)
+    if reason is not None:
+        raise StartError(f"key {id} {reason}; make a new one with: spmd-tx keys create --owner {old.owner}")
+    lifetime = None if old.expires_at is None else old.expires_at - old.created_at
+    limits = KeyLimits(old.adapters, old.queued_requests, old.requests_per_second)
+    new = await create(db, Wish(old.owner, old.role, lifetime, limits))
+    old.expires_at = now + overlap if old.expires_at is None else min(old.expires_at, now + overlap)
+    return new
+
+
+async def in_database(
+    database_url: str | None, data_dir: Path, work: Callable[[AsyncSession], Awaitable[Result]]
+) -> Result:
+    """Do something with the keys of a server, which may be running. Raises StartError."""
+    database = await open_beside(database_url, data_dir)
+    try:
+        async with database.transaction() as db:
+            return await work(db)
+    except OUTAGES as error:
+        raise StartError(f"the database does not answer: {error}; try again") from error
+    finally:
+        await database.close()
+
+
+async def _find(db: AsyncSession, id: str) -> ApiKey:
+    row = await db.get(ApiKey, id)
+    if row is None:
+        raise StartError(f"there is no key {id!r}; spmd-tx keys list shows the ids of all")
+    return row
+
+
+def _check(wish: Wish) -> None:
+    if not OWNER.fullmatch(wish.owner):
+        raise StartError(
+            f"--owner is {wish.owner!r}; use up to 100 letters, digits and any of . _ @ + - after the first"
+        )
+    amounts = {"--expires-days": wish.lifetime} | {
+        f"--{name.replace('_', '-')}": amount for name, amount in asdict(wish.limits).items()
+    }
+    for option, amount in amounts.items():
+        if amount is not None and not amount > 0:
+            raise StartError(f"{option} is {amount:g}; it must be more than 0, or be left out")

@@ -1,0 +1,142 @@
+"""``spmd-tx keys``: the API keys of a server. One that runs notices every change within a second or two."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from spmd_tx.errors import StartError
+from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir
+
+if TYPE_CHECKING:
+    from spmd_tx.coordinator.tables import ApiKey
+
+DAY, HOUR = 24 * 3600.0, 3600.0  # seconds
+
+keys = typer.Typer(
+    name="keys",
+    no_args_is_help=True,
+    help="Make, list, revoke and rotate API keys, also while the server runs. See docs/keys.md.",
+)
+
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="As spmd-tx keys list shows it.")]
+
+
+@keys.command()
+def create(
+    owner: Annotated[str, typer.Option(help="Whose sessions, models and checkpoints those of the key are.")],
+    role: Annotated[
+        Literal["user", "admin", "read-only"],
+        typer.Option(help="admin sees what everybody owns; read-only changes nothing."),
+    ] = "user",
+    expires_days: Annotated[float | None, typer.Option(help="Days until it ends. Default: never.")] = None,
+    adapters: Annotated[
+        int | None, typer.Option(help="Most adapters that the owner may have at a time.")
+    ] = None,
+    queued_requests: Annotated[
+        int | None, typer.Option(help="Most sample requests that the owner may have in the queue.")
+    ] = None,
+    requests_per_second: Annotated[
+        float | None, typer.Option(help="Most requests that may be sent with the key.")
+    ] = None,
+    if_none: Annotated[bool, typer.Option("--if-none", help="Do nothing when there are keys.")] = False,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Make a key and print it. It is shown this once: only its hash is kept."""
+    from spmd_tx.coordinator import keys as rows
+    from spmd_tx.coordinator.callers import KeyLimits
+
+    limits = KeyLimits(adapters, queued_requests, requests_per_second)
+    wish = rows.Wish(owner, role, None if expires_days is None else expires_days * DAY, limits)
+
+    async def work(db: Any) -> rows.NewKey | None:
+        return None if if_none and await rows.listed(db) else await rows.create(db, wish)
+
+    new = asyncio.run(rows.in_database(database_url, data_dir, work))
+    if new is None:
+        typer.echo("There are keys already (--if-none).", err=True)
+        return
+    show([new.row], is_error=True)
+    typer.echo(new.token)
+
+
+@keys.command("list")
+def list_keys(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
+    """Show all keys, also those that are not valid any more. The keys themselves cannot be shown."""
+    from spmd_tx.coordinator import keys as rows
+
+    show(_in_existing(data_dir, database_url, rows.listed))
+
+
+@keys.command()
+def revoke(id: KeyId, data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
+    """End a key. What its owner has stays."""
+    from spmd_tx.coordinator import keys as rows
+
+    show([_in_existing(data_dir, database_url, lambda db: rows.revoke(db, id))])
+
+
+@keys.command()
+def rotate(
+    id: KeyId,
+    overlap_hours: Annotated[
+        float, typer.Option(min=0, help="Hours for which the old key stays valid; 0 ends it at once.")
+    ] = 24.0,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Make a key with the owner, role and limits of another one, and print it; the other one ends."""
+    from spmd_tx.coordinator import keys as rows
+
+    new = _in_existing(data_dir, database_url, lambda db: rows.rotate(db, id, overlap_hours * HOUR))
+    show([new.row], is_error=True)
+    typer.echo(new.token)
+
+
+def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
+    """Print keys as a table; beside a key that is printed itself, to where errors go."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from spmd_tx.coordinator.keys import problem
+
+    table = Table("id", "owner", "role", "made", "ends", "last used", "limits", "state")
+    for row in rows:
+        table.add_row(
+            row.id,
+            row.owner,
+            row.role,
+            _date(row.created_at),
+            _date(row.revoked_at or row.expires_at) or "never",
+            _date(row.last_used_at) or "never",
+            _limits(row) or "none",
+            (problem(row, time.time()) or "is valid").split()[-1],
+        )
+    Console(stderr=is_error).print(table)
+
+
+def _in_existing(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Unlike a key that is made before the first start, keys that are there have a directory."""
+    from spmd_tx.coordinator import keys as rows
+
+    if database_url is None and not data_dir.is_dir():
+        raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")
+    return asyncio.run(rows.in_database(database_url, data_dir, work))
+
+
+def _date(seconds: float | None) -> str:
+    return "" if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _limits(row: "ApiKey") -> str:
+    limits = {
+        "adapters": row.adapters,
+        "queued requests": row.queued_requests,
+        "requests/s": row.requests_per_second,
+    }
+    return ", ".join(f"{value:g} {name}" for name, value in limits.items() if value is not None)
