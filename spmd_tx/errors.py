@@ -4,6 +4,7 @@ SpmdTxError
 ├── RequestError          the caller can fix it; found by the coordinator before anything is broadcast
 │   ├── InvalidRequest    400
 │   ├── Unauthorized      401
+│   ├── Forbidden         403
 │   ├── NotFound          404
 │   └── TooManyRequests   429
 ├── StartError            the operator can fix it: the message names the option or file, and the remedy
@@ -35,9 +36,15 @@ class InvalidRequest(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The API key is missing or unknown."""
+    """The API key is missing, unknown, or not valid any more."""
 
     status = 401
+
+
+class Forbidden(RequestError):
+    """The API key is valid, but not for this."""
+
+    status = 403
 
 
 class NotFound(RequestError):
@@ -47,9 +54,13 @@ class NotFound(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """The caller has too much unfinished work; the same request may succeed later."""
+    """The caller asks for too much at a time; the same request may succeed after some seconds."""
 
     status = 429
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class StartError(SpmdTxError):

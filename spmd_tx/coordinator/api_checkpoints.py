@@ -6,11 +6,13 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator import catalog, checkpoint_files, listings, validation
+from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
 from spmd_tx.coordinator.bodies import read_json
 from spmd_tx.coordinator.checkpoint_files import WEIGHTS, CheckpointPath
-from spmd_tx.coordinator.dependencies import Service, Services, takes_work
+from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.schemas import (
     CheckpointsResponse,
     FutureResponse,
@@ -31,35 +33,38 @@ class CheckpointsController(Controller):
     path = "/api/v1"
 
     @post("/save_weights", status_code=HTTP_200_OK, guards=[takes_work])
-    async def save_weights(self, request: Request, services: Service) -> FutureResponse:
+    async def save_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue a checkpoint to train on."""
-        save = await read_json(request, SaveWeightsRequest, services.scheduler)
-        payload = msgspec.json.encode(save)
-        return await queue_training(services, "save_weights", save.model_id, save.seq_id, payload)
+        save = await read_json(request, SaveWeightsRequest, services.scheduler, access)
+        model = await access.model(save.model_id)
+        return await queue_training(services, model, "save_weights", save.seq_id, msgspec.json.encode(save))
 
     @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[takes_work])
-    async def save_weights_for_sampler(self, request: Request, services: Service) -> FutureResponse:
+    async def save_weights_for_sampler(
+        self, request: Request, services: Service, access: Accessible
+    ) -> FutureResponse:
         """Queue a version to sample from: a named checkpoint, or one for a single sampling session."""
-        save = await read_json(request, SaveWeightsForSamplerRequest, services.scheduler)
-        payload = msgspec.json.encode(save)
-        return await queue_training(services, "save_weights_for_sampler", save.model_id, save.seq_id, payload)
+        save = await read_json(request, SaveWeightsForSamplerRequest, services.scheduler, access)
+        model, payload = await access.model(save.model_id), msgspec.json.encode(save)
+        return await queue_training(services, model, "save_weights_for_sampler", save.seq_id, payload)
 
     @post("/load_weights", status_code=HTTP_200_OK, guards=[takes_work])
-    async def load_weights(self, request: Request, services: Service) -> FutureResponse:
+    async def load_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue loading into a model that exists, or into a new one of a session."""
-        load = await read_json(request, LoadWeightsRequest, services.scheduler)
+        load = await read_json(request, LoadWeightsRequest, services.scheduler, access)
         if load.model_id is not None and load.seq_id is not None:
-            payload = msgspec.json.encode(load)
-            return await queue_training(services, "load_weights", load.model_id, load.seq_id, payload)
+            model, payload = await access.model(load.model_id), msgspec.json.encode(load)
+            problem = await access.problem_loading(load.path)
+            return await queue_training(services, model, "load_weights", load.seq_id, payload, problem)
         if load.session_id is not None and load.model_seq_id is not None:
-            return await _create_from_checkpoint(services, load, load.session_id, load.model_seq_id)
+            return await _create_from_checkpoint(services, access, load)
         raise InvalidRequest("send model_id and seq_id, or session_id and model_seq_id to create a model")
 
-    @post("/weights_info", status_code=HTTP_200_OK)
+    @post("/weights_info", status_code=HTTP_200_OK, opt=READS)
     async def weights_info(
-        self, data: JSONBody[WeightsInfoRequest], services: Service
+        self, data: JSONBody[WeightsInfoRequest], access: Accessible
     ) -> WeightsInfoResponse:
-        manifest = (await services.checkpoints.open(checkpoint_files.parse(data.tinker_path))).manifest
+        manifest = (await access.open_checkpoint(checkpoint_files.parse(data.tinker_path))).manifest
         return WeightsInfoResponse(
             base_model=manifest.base_model,
             lora_rank=manifest.rank,
@@ -70,20 +75,35 @@ class CheckpointsController(Controller):
 
     @get("/checkpoints")
     async def checkpoints(
-        self, services: Service, limit: FromQuery[int] = 100, offset: FromQuery[int] = 0
+        self,
+        services: Service,
+        access: Accessible,
+        limit: FromQuery[int] = 100,
+        offset: FromQuery[int] = 0,
     ) -> CheckpointsResponse:
-        return await listings.checkpoints(services.database, listings.Page(offset, limit))
+        return await listings.checkpoints(services.database, listings.Page(offset, limit), access.caller)
 
     @get("/training_runs/{run_id:str}/checkpoints")
-    async def run_checkpoints(self, run_id: FromPath[str], services: Service) -> CheckpointsResponse:
+    async def run_checkpoints(
+        self, run_id: FromPath[str], services: Service, access: Accessible
+    ) -> CheckpointsResponse:
+        """Of a run that exists, or whose checkpoints have outlived it."""
         checkpoint_files.check_name("a training run", run_id)
-        return await listings.run_checkpoints(services.database, run_id)
+        found = await listings.run_checkpoints(services.database, run_id, access.caller)
+        if not found.checkpoints:
+            await access.model(run_id)
+        return found
 
     @delete(CHECKPOINT, status_code=HTTP_200_OK)
     async def delete_checkpoint(
-        self, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str], services: Service
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        services: Service,
+        access: Accessible,
     ) -> StatusResponse:
-        await services.checkpoints.delete(_path(run_id, kind, name))
+        await services.checkpoints.delete(await _path(access, run_id, kind, name))
         return StatusResponse("ok")
 
     @put(CHECKPOINT + "/ttl")
@@ -94,32 +114,46 @@ class CheckpointsController(Controller):
         name: FromPath[str],
         data: JSONBody[SetTtlRequest],
         services: Service,
+        access: Accessible,
     ) -> StatusResponse:
         """Set how long a checkpoint is kept from now on; null keeps it."""
-        await services.checkpoints.set_ttl(_path(run_id, kind, name), data.ttl_seconds)
+        await services.checkpoints.set_ttl(await _path(access, run_id, kind, name), data.ttl_seconds)
         return StatusResponse("ok")
 
     @post(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
     async def publish(
-        self, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str], services: Service
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        services: Service,
+        access: Accessible,
     ) -> StatusResponse:
-        await services.checkpoints.set_public(_path(run_id, kind, name), True)
+        await services.checkpoints.set_public(await _path(access, run_id, kind, name), True)
         return StatusResponse("ok")
 
     @delete(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
     async def unpublish(
-        self, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str], services: Service
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        services: Service,
+        access: Accessible,
     ) -> StatusResponse:
-        await services.checkpoints.set_public(_path(run_id, kind, name), False)
+        await services.checkpoints.set_public(await _path(access, run_id, kind, name), False)
         return StatusResponse("ok")
 
 
-def _path(run_id: str, kind: str, name: str) -> CheckpointPath:
-    return checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
+async def _path(access: Access, run_id: str, kind: str, name: str) -> CheckpointPath:
+    """Of a checkpoint that the caller may change."""
+    path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
+    await access.checkpoint(path)
+    return path
 
 
 async def _create_from_checkpoint(
-    services: Services, request: LoadWeightsRequest, session_id: str, seq_id: int
+    services: Services, access: Access, request: LoadWeightsRequest
 ) -> FutureResponse:
     """Queue a new model whose adapter is like the saved one."""
     path = checkpoint_files.parse(request.path)
@@ -128,12 +162,15 @@ async def _create_from_checkpoint(
     if request.base_model is not None:
         check_base_model(request.base_model, services)
     validation.check_optimizer(request.optimizer_config)
-    adapter = (await services.checkpoints.open(path)).manifest.adapter
+    adapter = (await access.open_checkpoint(path)).manifest.adapter
     max_rank = services.limits.max_rank
     if adapter.rank > max_rank:
         raise InvalidRequest(
             f"checkpoint {path} has rank {adapter.rank} and this server takes up to {max_rank}; "
             "the operator raises the limit with --max-lora-rank"
         )
-    filled = msgspec.structs.replace(request, model_id=catalog.model_id(session_id, seq_id), seq_id=0)
-    return await queue_model(services, "load_weights", filled, adapter, msgspec.json.encode(filled))
+    assert request.session_id is not None
+    assert request.model_seq_id is not None
+    model_id = catalog.model_id(request.session_id, request.model_seq_id)
+    filled = msgspec.structs.replace(request, model_id=model_id, seq_id=0)
+    return await queue_model(services, access, "load_weights", filled, adapter)

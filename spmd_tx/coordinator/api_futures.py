@@ -6,8 +6,10 @@ from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
-from spmd_tx.coordinator.dependencies import Service
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.dependencies import Accessible, Service, Services
 from spmd_tx.coordinator.request_queue import Failed, Outcome
+from spmd_tx.coordinator.route_marks import SDK_READS
 from spmd_tx.coordinator.schemas import (
     CancelFutureRequest,
     FailureResponse,
@@ -17,6 +19,7 @@ from spmd_tx.coordinator.schemas import (
 )
 
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
+STORAGE_SECONDS = 5.0  # more, for a database that answers slowly
 
 FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainResponse]
 
@@ -24,14 +27,18 @@ FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainR
 class FuturesController(Controller):
     path = "/api/v1"
 
-    @post("/retrieve_future", status_code=HTTP_200_OK)
+    @post("/retrieve_future", status_code=HTTP_200_OK, opt=SDK_READS)
     async def retrieve_future(
-        self, data: JSONBody[RetrieveFutureRequest], services: Service
+        self, data: JSONBody[RetrieveFutureRequest], services: Service, access: Accessible
     ) -> FutureOutcome:
         """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
-        waiting = asyncio.create_task(services.queue.wait(data.request_id, LONG_POLL_SECONDS))
+        waiting = asyncio.create_task(_wait(services, access, data.request_id))
         try:
-            await asyncio.wait([waiting, services.health.closing], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [waiting, services.health.closing],
+                timeout=LONG_POLL_SECONDS + STORAGE_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
             outcome = waiting.result() if waiting.done() else None
         finally:
             waiting.cancel()
@@ -44,10 +51,20 @@ class FuturesController(Controller):
         return Response(pending, status_code=HTTP_408_REQUEST_TIMEOUT)
 
     @post("/cancel_future", status_code=HTTP_200_OK)
-    async def cancel_future(self, data: JSONBody[CancelFutureRequest], services: Service) -> StatusResponse:
+    async def cancel_future(
+        self, data: JSONBody[CancelFutureRequest], services: Service, access: Accessible
+    ) -> StatusResponse:
         """The client has given up on a sample; its tokens need not be drawn."""
-        services.scheduler.cancel(data.request_id)
+        if await access.request(data.request_id, timeout=0):
+            services.scheduler.cancel(data.request_id)
         return StatusResponse("ok")
+
+
+async def _wait(services: Services, access: Access, request_id: str) -> Outcome | None:
+    """The outcome of a request of the caller's, or None when it takes too long."""
+    if not await access.request(request_id, LONG_POLL_SECONDS):
+        return None
+    return await services.queue.wait(request_id, LONG_POLL_SECONDS)
 
 
 def _response(outcome: Outcome) -> FutureOutcome:

@@ -4,18 +4,19 @@ from litestar import Controller, Response, get
 from litestar.status_codes import HTTP_200_OK, HTTP_503_SERVICE_UNAVAILABLE
 
 from spmd_tx.coordinator.dependencies import Health, Service
+from spmd_tx.coordinator.route_marks import OPEN
 from spmd_tx.coordinator.schemas import HealthResponse
 
 
 class HealthController(Controller):
     path = "/"
 
-    @get("/healthz")
+    @get("/healthz", opt=OPEN)
     async def healthz(self) -> HealthResponse:
         """200 as long as the API answers, with or without workers: a restart of the server would not help."""
         return HealthResponse("ok")
 
-    @get("/readyz")
+    @get("/readyz", opt=OPEN)
     async def readyz(self, services: Service) -> Response[HealthResponse]:
         """200 while workers run commands; else 503, with what goes on."""
         return readiness(services.health)

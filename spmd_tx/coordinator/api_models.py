@@ -9,8 +9,10 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import insert
 
 from spmd_tx.coordinator import catalog, listings, validation
-from spmd_tx.coordinator.dependencies import Service, Services, takes_work
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.request_queue import Kind
+from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.schemas import (
     CreateModelRequest,
     FutureResponse,
@@ -30,16 +32,20 @@ class ModelsController(Controller):
     path = "/api/v1"
 
     @post("/create_model", status_code=HTTP_200_OK, guards=[takes_work])
-    async def create_model(self, data: JSONBody[CreateModelRequest], services: Service) -> FutureResponse:
+    async def create_model(
+        self, data: JSONBody[CreateModelRequest], services: Service, access: Accessible
+    ) -> FutureResponse:
         """Queue a fresh adapter. The same (session_id, model_seq_id) is the same model."""
         check_base_model(data.base_model, services)
         adapter = validation.check_lora(data.lora_config, data.optimizer_config, services.limits)
-        return await queue_model(services, "create_model", data, adapter, msgspec.json.encode(data))
+        return await queue_model(services, access, "create_model", data, adapter)
 
-    @post("/get_info", status_code=HTTP_200_OK)
-    async def get_info(self, data: JSONBody[GetInfoRequest], services: Service) -> GetInfoResponse:
+    @post("/get_info", status_code=HTTP_200_OK, opt=READS)
+    async def get_info(
+        self, data: JSONBody[GetInfoRequest], services: Service, access: Accessible
+    ) -> GetInfoResponse:
         """The client takes its tokenizer from here, and keeps the answer."""
-        model = await services.catalog.model(data.model_id)
+        model = await access.model(data.model_id)
         return GetInfoResponse(
             model_id=model.id,
             model_data=ModelData(services.model.architecture, model.base_model, services.tokenizer_id),
@@ -49,13 +55,17 @@ class ModelsController(Controller):
 
     @get("/training_runs")
     async def training_runs(
-        self, services: Service, limit: FromQuery[int] = 20, offset: FromQuery[int] = 0
+        self,
+        services: Service,
+        access: Accessible,
+        limit: FromQuery[int] = 20,
+        offset: FromQuery[int] = 0,
     ) -> TrainingRunsResponse:
-        return await listings.training_runs(services.database, listings.Page(offset, limit))
+        return await listings.training_runs(services.database, listings.Page(offset, limit), access.caller)
 
     @get("/training_runs/{run_id:str}")
-    async def training_run(self, run_id: FromPath[str], services: Service) -> TrainingRun:
-        return await listings.training_run(services.database, await services.catalog.model(run_id))
+    async def training_run(self, run_id: FromPath[str], services: Service, access: Accessible) -> TrainingRun:
+        return await listings.training_run(services.database, await access.model(run_id))
 
 
 def check_base_model(name: str, services: Services) -> None:
@@ -66,16 +76,16 @@ def check_base_model(name: str, services: Services) -> None:
 
 async def queue_model(
     services: Services,
+    access: Access,
     kind: Kind,
     request: CreateModelRequest | LoadWeightsRequest,
     adapter: AdapterSpec,
-    payload: bytes,
 ) -> FutureResponse:
     """Write down a new model together with the request that fills it."""
     session_id, seq_id = request.session_id, request.model_seq_id
     assert session_id is not None
     assert seq_id is not None
-    await services.catalog.open_session(session_id)
+    await access.open_session(session_id)
     model_id = catalog.model_id(session_id, seq_id)
     row = insert(Model).values(
         id=model_id,
@@ -89,5 +99,7 @@ async def queue_model(
         user_metadata=request.user_metadata,
         created_at=time.time(),
     )
-    request_id = await services.queue.submit(kind, model_id, 0, session_id, payload, also=[row])
+    payload = msgspec.json.encode(request)
+    async with services.allowances.room_for_adapter(access.caller, model_id):
+        request_id = await services.queue.submit(kind, model_id, 0, session_id, payload, also=[row])
     return FutureResponse(request_id, model_id=model_id)

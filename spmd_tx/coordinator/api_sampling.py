@@ -8,7 +8,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.coordinator import checkpoint_files, validation
 from spmd_tx.coordinator.api_models import check_base_model
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS
-from spmd_tx.coordinator.dependencies import Service, takes_work
+from spmd_tx.coordinator.dependencies import Accessible, Service, takes_work
 from spmd_tx.coordinator.schemas import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
@@ -24,10 +24,10 @@ class SamplingController(Controller):
 
     @post("/create_sampling_session", status_code=HTTP_200_OK, guards=[takes_work])
     async def create_sampling_session(
-        self, data: JSONBody[CreateSamplingSessionRequest], services: Service
+        self, data: JSONBody[CreateSamplingSessionRequest], services: Service, access: Accessible
     ) -> CreateSamplingSessionResponse:
         """Choose what to sample from: a saved checkpoint or the base model."""
-        await services.catalog.open_session(data.session_id)
+        await access.open_session(data.session_id)
         path = None
         if data.model_path is not None:
             path = checkpoint_files.parse(data.model_path)
@@ -35,7 +35,7 @@ class SamplingController(Controller):
                 raise InvalidRequest(
                     f"{path} holds training state; sample from one saved with save_weights_for_sampler"
                 )
-            await services.checkpoints.open(path)
+            await access.open_checkpoint(path)
         elif data.base_model is not None:
             check_base_model(data.base_model, services)
         else:
@@ -49,12 +49,14 @@ class SamplingController(Controller):
         return CreateSamplingSessionResponse(sampler.id)
 
     @get("/samplers/{sampler_id:str}")
-    async def sampler(self, sampler_id: FromPath[str], services: Service) -> SamplerResponse:
-        sampler = await services.catalog.sampler(sampler_id)
+    async def sampler(self, sampler_id: FromPath[str], access: Accessible) -> SamplerResponse:
+        sampler = await access.sampler(sampler_id)
         return SamplerResponse(sampler.id, sampler.base_model, sampler.model_path)
 
     @post("/asample", status_code=HTTP_200_OK, guards=[takes_work])
-    async def asample(self, data: JSONBody[SampleRequest], services: Service) -> FutureResponse:
+    async def asample(
+        self, data: JSONBody[SampleRequest], services: Service, access: Accessible
+    ) -> FutureResponse:
         """Queue samples of one prompt. What cannot be sampled is refused here, not through the future."""
         if data.sampling_session_id is None or data.seq_id is None:
             raise InvalidRequest(
@@ -62,7 +64,7 @@ class SamplingController(Controller):
                 "which creates a sampling session first"
             )
         validation.check_sample(data, services.limits)
-        sampler = await services.catalog.sampler(data.sampling_session_id)
+        sampler = await access.sampler(data.sampling_session_id)
         problem = await services.catalog.problem(sampler)
         if problem is not None:
             raise InvalidRequest(problem)
@@ -70,8 +72,10 @@ class SamplingController(Controller):
         sample = msgspec.structs.replace(
             data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
         )
-        request_id = await services.queue.submit(
-            "sample", sampler.id, data.seq_id, sampler.session_id, msgspec.json.encode(sample)
-        )
+        payload = msgspec.json.encode(sample)
+        async with services.allowances.room_for_sample(access.caller):
+            request_id = await services.queue.submit(
+                "sample", sampler.id, data.seq_id, sampler.session_id, payload
+            )
         ids = [f"{request_id}:{place}" for place in range(data.num_samples)]
         return FutureResponse(request_id, sample_sequence_ids=ids)

@@ -6,8 +6,9 @@ from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator import listings
 from spmd_tx.coordinator.api_health import readiness
-from spmd_tx.coordinator.dependencies import Service
+from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.http_errors import ErrorResponse, error_response
+from spmd_tx.coordinator.route_marks import OPEN, SDK_READS, SIGN_OF_LIFE
 from spmd_tx.coordinator.schemas import (
     ClientConfigResponse,
     CreateSessionRequest,
@@ -29,15 +30,15 @@ from spmd_tx.coordinator.schemas import (
 class SessionsController(Controller):
     path = "/api/v1"
 
-    @post("/client/config", status_code=HTTP_200_OK)
+    @post("/client/config", status_code=HTTP_200_OK, opt=SDK_READS)
     async def client_config(self) -> ClientConfigResponse:
         return ClientConfigResponse()
 
-    @post("/client/dynamic_config", status_code=HTTP_200_OK)
+    @post("/client/dynamic_config", status_code=HTTP_200_OK, opt=SDK_READS)
     async def dynamic_config(self) -> DynamicConfigResponse:
         return DynamicConfigResponse()
 
-    @get("/healthz")
+    @get("/healthz", opt=OPEN)
     async def healthz(self, services: Service) -> Response[HealthResponse]:
         """200 once a request would be served at once."""
         return readiness(services.health)
@@ -47,32 +48,38 @@ class SessionsController(Controller):
         model = SupportedModel(services.config.model_name, services.max_context)
         return ServerCapabilitiesResponse([model])
 
-    @post("/telemetry", status_code=HTTP_200_OK)
+    @post("/telemetry", status_code=HTTP_200_OK, opt=SDK_READS)
     async def telemetry(self) -> StatusResponse:
         """Taken and dropped: it may hold texts of users."""
         return StatusResponse("accepted")
 
     @post("/create_session", status_code=HTTP_200_OK)
     async def create_session(
-        self, data: JSONBody[CreateSessionRequest], services: Service
+        self, data: JSONBody[CreateSessionRequest], services: Service, access: Accessible
     ) -> CreateSessionResponse:
-        session = await services.catalog.create_session(data)
+        session = await services.catalog.create_session(data, access.caller.owner)
         message = f"the server is still {services.health.phase}; until it is ready, requests wait"
         return CreateSessionResponse(session.id, info_message=None if services.health.ready else message)
 
-    @post("/session_heartbeat", status_code=HTTP_200_OK)
+    @post("/session_heartbeat", status_code=HTTP_200_OK, opt=SIGN_OF_LIFE)
     async def heartbeat(
-        self, data: JSONBody[SessionHeartbeatRequest], services: Service
+        self, data: JSONBody[SessionHeartbeatRequest], services: Service, access: Accessible
     ) -> Response[SessionHeartbeatResponse] | ErrorResponse:
+        await access.session(data.session_id)
         if await services.catalog.heartbeat(data.session_id):
             return Response(SessionHeartbeatResponse(), status_code=HTTP_200_OK)
         return error_response(f"session {data.session_id!r} has ended", HTTP_410_GONE)
 
     @post("/sessions/{session_id:str}/finish", status_code=HTTP_200_OK)
     async def finish(
-        self, session_id: FromPath[str], data: JSONBody[FinishSessionRequest], services: Service
+        self,
+        session_id: FromPath[str],
+        data: JSONBody[FinishSessionRequest],
+        services: Service,
+        access: Accessible,
     ) -> StatusResponse:
         """End a session; its models leave the device. Finishing it again changes nothing."""
+        await access.session(session_id)
         reason = f"its client finished: {data.reason.type}"
         if await services.catalog.end_session(session_id, reason):
             services.scheduler.session_ended(session_id)
@@ -80,18 +87,28 @@ class SessionsController(Controller):
 
     @get("/sessions")
     async def sessions(
-        self, services: Service, limit: FromQuery[int] = 20, offset: FromQuery[int] = 0
+        self,
+        services: Service,
+        access: Accessible,
+        limit: FromQuery[int] = 20,
+        offset: FromQuery[int] = 0,
     ) -> SessionsResponse:
-        return await listings.sessions(services.database, listings.Page(offset, limit))
+        return await listings.sessions(services.database, listings.Page(offset, limit), access.caller)
 
     @get("/sessions/{session_id:str}")
-    async def session(self, session_id: FromPath[str], services: Service) -> SessionResponse:
-        session = await services.catalog.session(session_id)
-        return await listings.session(services.database, session)
+    async def session(
+        self, session_id: FromPath[str], services: Service, access: Accessible
+    ) -> SessionResponse:
+        return await listings.session(services.database, await access.session(session_id))
 
     @put("/sessions/{session_id:str}/project")
     async def set_project(
-        self, session_id: FromPath[str], data: JSONBody[SetProjectRequest], services: Service
+        self,
+        session_id: FromPath[str],
+        data: JSONBody[SetProjectRequest],
+        services: Service,
+        access: Accessible,
     ) -> StatusResponse:
+        await access.session(session_id)
         await services.catalog.set_project(session_id, data.project_id)
         return StatusResponse("ok")

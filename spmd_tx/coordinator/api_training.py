@@ -9,9 +9,10 @@ from litestar import Controller, Request, post
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.bodies import read_forward_backward, read_json
-from spmd_tx.coordinator.dependencies import Service, Services, takes_work
+from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.request_queue import Failed, Kind
 from spmd_tx.coordinator.schemas import FutureResponse, OptimStepRequest
+from spmd_tx.coordinator.tables import Model
 from spmd_tx.errors import InvalidRequest
 
 
@@ -20,30 +21,37 @@ class TrainingController(Controller):
     guards = [takes_work]  # noqa: RUF012 (Litestar's own name)
 
     @post("/forward_backward", status_code=HTTP_200_OK)
-    async def forward_backward(self, request: Request, services: Service) -> FutureResponse:
+    async def forward_backward(
+        self, request: Request, services: Service, access: Accessible
+    ) -> FutureResponse:
         """Queue a batch whose gradients are added to the model's, or only its losses (forward_only)."""
         address, body = await read_forward_backward(request)
         kind = "forward" if address.forward_only else "forward_backward"
-        return await queue_training(services, kind, address.model_id, address.seq_id, body)
+        model = await access.model(address.model_id)
+        return await queue_training(services, model, kind, address.seq_id, body)
 
     @post("/optim_step", status_code=HTTP_200_OK)
-    async def optim_step(self, request: Request, services: Service) -> FutureResponse:
+    async def optim_step(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue one update from the accumulated gradient."""
-        step = await read_json(request, OptimStepRequest, services.scheduler)
-        payload = msgspec.json.encode(step)
-        return await queue_training(services, "optim_step", step.model_id, step.seq_id, payload)
+        step = await read_json(request, OptimStepRequest, services.scheduler, access)
+        model = await access.model(step.model_id)
+        return await queue_training(services, model, "optim_step", step.seq_id, msgspec.json.encode(step))
 
 
 async def queue_training(
-    services: Services, kind: Kind, model_id: str, seq_id: int, payload: bytes
+    services: Services, model: Model, kind: Kind, seq_id: int, payload: bytes, problem: str | None = None
 ) -> FutureResponse:
-    """Put a request into its model's line. Only an unknown model or a missing number is refused at once."""
-    model = await services.catalog.model(model_id)
+    """Put a request into its model's line. Only a missing number is refused at once.
+
+    A ``problem`` is what the request fails with, through its future like any other.
+    """
     if seq_id < 1:
         raise InvalidRequest(f"seq_id is {seq_id}; requests of a model are numbered from 1")
-    problem = await services.catalog.problem(model)
+    problem = await services.catalog.problem(model) or problem
     refused = None if problem is None else Failed(problem, "user")
     request_id = await services.queue.submit(
         kind, model.id, seq_id, model.session_id, payload, refused=refused
     )
+    if refused is not None:
+        services.scheduler.consume(model.id, seq_id)
     return FutureResponse(request_id, model_id=model.id)

@@ -12,7 +12,8 @@ from spmd_tx.coordinator.api_models import ModelsController
 from spmd_tx.coordinator.api_sampling import SamplingController
 from spmd_tx.coordinator.api_sessions import SessionsController
 from spmd_tx.coordinator.api_training import TrainingController
-from spmd_tx.coordinator.dependencies import Services, give_services
+from spmd_tx.coordinator.authentication import let_in
+from spmd_tx.coordinator.dependencies import Services, give_access, give_services
 from spmd_tx.coordinator.http_errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 
 
@@ -29,7 +30,11 @@ def make_app(services: Services) -> Litestar:
             HealthController,
             MetricsController,
         ],
-        dependencies={"services": Provide(give_services, sync_to_thread=False)},
+        guards=[let_in],
+        dependencies={
+            "services": Provide(give_services, sync_to_thread=False),
+            "access": Provide(give_access, sync_to_thread=False),
+        },
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services}),
         request_max_body_size=MAX_BODY_BYTES,

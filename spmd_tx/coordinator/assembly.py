@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent_roster import AgentRoster
+from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
@@ -22,6 +23,7 @@ from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
 from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.health import ServerHealth
+from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.packing import Grid
@@ -143,6 +145,8 @@ async def open_parts(
         health=health,
         storage=storage,
         reaper=reaper,
+        keyring=await open_keyring(database),
+        allowances=Allowances(database, catalog, queue),
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 

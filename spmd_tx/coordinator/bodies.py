@@ -9,8 +9,9 @@ import zstandard
 from litestar import Request
 
 from spmd_tx.coordinator import wire
+from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import RequestScheduler
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import InvalidRequest, NotFound
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -33,14 +34,17 @@ class _Numbered(msgspec.Struct, frozen=True):
     seq_id: int
 
 
-async def read_json(request: Request, schema: type[Body], scheduler: RequestScheduler) -> Body:
+async def read_json(
+    request: Request, schema: type[Body], scheduler: RequestScheduler, access: Access
+) -> Body:
     """A JSON body. The number of a request that is refused is used up: nobody will send it again."""
     body = await request.body()
     try:
         return msgspec.json.decode(body, type=schema)
     except msgspec.DecodeError as error:
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, NotFound):
             numbered = msgspec.json.decode(body, type=_Numbered)
+            await access.model(numbered.model_id)
             scheduler.consume(numbered.model_id, numbered.seq_id)
         raise InvalidRequest(f"{request.url.path} cannot take this body: {error}") from None
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from sqlalchemy import or_, select, update
 
 from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Model, Sampler, Session
@@ -43,7 +44,7 @@ class Catalog:
             self._sessions, steady_time.now()
         )  # of the sessions that have not ended
 
-    async def create_session(self, request: CreateSessionRequest) -> Session:
+    async def create_session(self, request: CreateSessionRequest, owner: str = LOCAL_OWNER) -> Session:
         session = Session(
             id=str(uuid.uuid4()),
             created_at=steady_time.now(),
@@ -52,6 +53,7 @@ class Catalog:
             project_id=request.project_id,
             display_name=request.display_name,
             sdk_version=request.sdk_version,
+            owner=owner,
         )
         async with self._database.transaction() as db:
             db.add(session)
@@ -184,7 +186,7 @@ class Catalog:
             async with self._database.reading() as db:
                 row = await db.get(table, id)
         if row is None:
-            raise NotFound(f"{table.__name__.lower()} {id!r} does not exist on this server; {START_AGAIN}")
+            raise unknown(table, id)
         return row
 
 
@@ -193,6 +195,10 @@ async def open_catalog(database: Database) -> Catalog:
     async with database.reading() as db:
         open_sessions = (await db.scalars(select(Session).where(Session.ended_at.is_(None)))).all()
     return Catalog(database, open_sessions)
+
+
+def unknown(table: type[Session] | type[Model] | type[Sampler], id: str) -> NotFound:
+    return NotFound(f"{table.__name__.lower()} {id!r} does not exist on this server; {START_AGAIN}")
 
 
 def _ending(session: Session) -> str:

@@ -2,18 +2,22 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, delete, select, update
 
 from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.storage import Storage
-from spmd_tx.coordinator.tables import Checkpoint
+from spmd_tx.coordinator.tables import Checkpoint, Model, Session
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
+
+Visible = Callable[[Checkpoint], bool]  # whether somebody may know of a checkpoint
 
 MAX_TTL_SECONDS = 10 * 366 * 24 * 3600  # ten years, as in the SDK
 
@@ -69,14 +73,19 @@ class CheckpointCatalog:
         manifest = await asyncio.to_thread(checkpoint_files.read_manifest, folder)
         if manifest is None or manifest.saved_by != options.request_id or partial.exists():
             files = await asyncio.to_thread(checkpoint_files.sizes, partial)
-            manifest = self._manifest(path, adapter, options, files)
+            manifest = self._manifest(path, adapter, options, files, await self._owner(path.run_id))
             await asyncio.to_thread(checkpoint_files.publish, partial, folder, manifest)
         async with self._database.transaction() as db:
             await db.execute(delete(Checkpoint).where(*_is(path)))
             db.add(_new_row(path, manifest))
 
     def _manifest(
-        self, path: CheckpointPath, adapter: AdapterSpec, options: SaveOptions, files: dict[str, int]
+        self,
+        path: CheckpointPath,
+        adapter: AdapterSpec,
+        options: SaveOptions,
+        files: dict[str, int],
+        owner: str,
     ) -> Manifest:
         now = time.time()
         return Manifest(
@@ -92,14 +101,24 @@ class CheckpointCatalog:
             user_metadata=options.user_metadata,
             files=files,
             saved_by=options.request_id,
+            owner=owner,
         )
+
+    async def _owner(self, run_id: str) -> str:
+        """Whose model it is."""
+        query = select(Session.owner).join(Model, Model.session_id == Session.id).where(Model.id == run_id)
+        async with self._database.reading() as db:
+            return await db.scalar(query) or LOCAL_OWNER
 
     async def _is_saved_by(self, path: CheckpointPath, request_id: str | None) -> bool:
         manifest = await asyncio.to_thread(checkpoint_files.read_manifest, path.folder(self._directory))
         return request_id is not None and manifest is not None and manifest.saved_by == request_id
 
-    async def find(self, path: CheckpointPath) -> Checkpoint:
+    async def find(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Checkpoint:
+        """Raises NotFound; what is not visible is answered like what does not exist."""
         row = await self._row(path)
+        if row is not None and not is_visible(row):
+            row = None
         if row is None or _is_expired(row):
             state = "does not exist" if row is None else "has expired"
             raise NotFound(
@@ -107,9 +126,9 @@ class CheckpointCatalog:
             )
         return row
 
-    async def open(self, path: CheckpointPath) -> OpenCheckpoint:
+    async def open(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> OpenCheckpoint:
         """A checkpoint that can be loaded here. Raises NotFound, or InvalidRequest when it is unusable."""
-        await self.find(path)
+        await self.find(path, is_visible)
         folder = path.folder(self._directory)
         manifest = await asyncio.to_thread(checkpoint_files.verify, path, folder)
         if manifest.base_model != self._base_model:
@@ -200,4 +219,5 @@ def _new_row(path: CheckpointPath, manifest: Manifest) -> Checkpoint:
         user_metadata=manifest.user_metadata,
         created_at=manifest.created_at,
         expires_at=manifest.expires_at,
+        owner=manifest.owner,
     )

@@ -4,15 +4,19 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.storage import Storage
@@ -77,6 +81,8 @@ class Services:
     health: Health
     storage: Storage
     reaper: Reaper
+    keyring: Keyring
+    allowances: Allowances
 
     @property
     def limits(self) -> Limits:
@@ -88,10 +94,16 @@ class Services:
 
 
 Service = NamedDependency[Services]
+Accessible = NamedDependency[Access]
 
 
 def give_services(state: State) -> Services:
     return state.services
+
+
+def give_access(request: Request, state: State) -> Access:
+    services: Services = state.services
+    return Access(request.auth, services.catalog, services.checkpoints, services.queue)
 
 
 def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:

@@ -1,6 +1,7 @@
 """The one place where an error becomes an HTTP response. Every body says what is wrong, and by whom."""
 
 import logging
+import math
 
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, InternalServerException, SerializationException
@@ -12,7 +13,7 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandlersMap
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, RequestError, Unavailable
+from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, RequestError, TooManyRequests, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,12 @@ def error_response(message: str, status: int) -> ErrorResponse:
 
 def _request_error(_: Request, error: RequestError) -> ErrorResponse:
     return error_response(str(error), error.status)
+
+
+def _too_many_requests(_: Request, error: TooManyRequests) -> ErrorResponse:
+    response = error_response(str(error), error.status)
+    response.headers["Retry-After"] = str(math.ceil(error.seconds))
+    return response
 
 
 def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
@@ -69,6 +76,7 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     RequestError: _request_error,
+    TooManyRequests: _too_many_requests,
     Unavailable: _unavailable,
     SQLAlchemyError: _storage_error,
     OSError: _storage_error,

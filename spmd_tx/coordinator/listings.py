@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Select, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator import schemas
+from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.tables import Checkpoint, Model, RequestRow, Sampler, Session
@@ -27,11 +29,12 @@ class Page(NamedTuple):
         return Page(max(self.offset, 0), min(max(self.limit, 1), MAX_PAGE))
 
 
-async def sessions(database: Database, page: Page) -> schemas.SessionsResponse:
+async def sessions(database: Database, page: Page, caller: Caller) -> schemas.SessionsResponse:
     offset, limit = page.clamped()
-    query = select(Session.id).order_by(Session.created_at.desc(), Session.id).offset(offset).limit(limit)
+    newest_first = (Session.created_at.desc(), Session.id)
+    query = select(Session.id).where(_is_seen(caller, Session.owner)).order_by(*newest_first)
     async with database.reading() as db:
-        return schemas.SessionsResponse(list(await db.scalars(query)))
+        return schemas.SessionsResponse(list(await db.scalars(query.offset(offset).limit(limit))))
 
 
 async def session(database: Database, row: Session) -> schemas.SessionResponse:
@@ -48,12 +51,14 @@ async def session(database: Database, row: Session) -> schemas.SessionResponse:
         )
 
 
-async def training_runs(database: Database, page: Page) -> schemas.TrainingRunsResponse:
+async def training_runs(database: Database, page: Page, caller: Caller) -> schemas.TrainingRunsResponse:
     offset, limit = page.clamped()
-    query = select(Model).order_by(Model.created_at.desc(), Model.id).offset(offset).limit(limit)
+    belongs_to = Session.id == Model.session_id
+    seen = select(Model).join(Session, belongs_to).where(_is_seen(caller, Session.owner))
     async with database.reading() as db:
-        models = (await db.scalars(query)).all()
-        total = await db.scalar(select(func.count()).select_from(Model)) or 0
+        total = await _count(db, seen)
+        newest_first = seen.order_by(Model.created_at.desc(), Model.id)
+        models = (await db.scalars(newest_first.offset(offset).limit(limit))).all()
         runs = [await _training_run(db, model) for model in models]
     return schemas.TrainingRunsResponse(runs, schemas.Cursor(offset, limit, total))
 
@@ -63,20 +68,30 @@ async def training_run(database: Database, model: Model) -> schemas.TrainingRun:
         return await _training_run(db, model)
 
 
-async def run_checkpoints(database: Database, run_id: str) -> schemas.CheckpointsResponse:
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.created_at.desc())
+async def run_checkpoints(database: Database, run_id: str, caller: Caller) -> schemas.CheckpointsResponse:
+    seen = select(Checkpoint).where(Checkpoint.run_id == run_id, _is_seen(caller, Checkpoint.owner))
     async with database.reading() as db:
-        return schemas.CheckpointsResponse(_checkpoints((await db.scalars(query)).all()))
+        rows = (await db.scalars(seen.order_by(Checkpoint.created_at.desc()))).all()
+    return schemas.CheckpointsResponse(_checkpoints(rows))
 
 
-async def checkpoints(database: Database, page: Page) -> schemas.CheckpointsResponse:
+async def checkpoints(database: Database, page: Page, caller: Caller) -> schemas.CheckpointsResponse:
     offset, limit = page.clamped()
-    newest_first = (Checkpoint.created_at.desc(), Checkpoint.number)
-    query = select(Checkpoint).order_by(*newest_first).offset(offset).limit(limit)
+    seen = select(Checkpoint).where(_is_seen(caller, Checkpoint.owner))
+    newest_first = seen.order_by(Checkpoint.created_at.desc(), Checkpoint.number)
     async with database.reading() as db:
-        rows = (await db.scalars(query)).all()
-        total = await db.scalar(select(func.count()).select_from(Checkpoint)) or 0
+        rows = (await db.scalars(newest_first.offset(offset).limit(limit))).all()
+        total = await _count(db, seen)
     return schemas.CheckpointsResponse(_checkpoints(rows), schemas.Cursor(offset, limit, total))
+
+
+def _is_seen(caller: Caller, owner: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Caller.sees in SQL."""
+    return true() if caller.role == "admin" else owner == caller.owner
+
+
+async def _count(db: AsyncSession, query: Select[Any]) -> int:
+    return await db.scalar(select(func.count()).select_from(query.subquery())) or 0
 
 
 async def _training_run(db: AsyncSession, model: Model) -> schemas.TrainingRun:
@@ -85,7 +100,7 @@ async def _training_run(db: AsyncSession, model: Model) -> schemas.TrainingRun:
     return schemas.TrainingRun(
         training_run_id=model.id,
         base_model=model.base_model,
-        model_owner="local",
+        model_owner=await db.scalar(select(Session.owner).where(Session.id == model.session_id)) or "",
         is_lora=True,
         lora_rank=model.rank,
         last_request_time=_rfc3339(last_request_time),

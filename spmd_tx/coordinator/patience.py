@@ -8,11 +8,13 @@ from typing import TypeVar
 
 from sqlalchemy.exc import DataError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
 
+from spmd_tx.coordinator.storage import OUTAGES
 from spmd_tx.errors import MeshError
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
+READ_AGAIN_SECONDS = 1.0  # after something could not be read
 
 # Not EIO: a sector that cannot be read stays so.
 OF_DISKS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE))
@@ -45,3 +47,16 @@ async def patiently(
         await asyncio.sleep(RETRY_SECONDS)
         if is_pointless():
             raise MeshError("the workers were lost while database or disk did not answer")
+
+
+async def until(seconds: float, read: Callable[[], Awaitable[Result]]) -> Result | None:
+    """Read something, again and again while database or disk do not answer, but not longer; then None."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            return await read()
+        except OUTAGES as error:
+            logger.warning("cannot read now: %s", error)
+        if asyncio.get_running_loop().time() + READ_AGAIN_SECONDS > deadline:
+            return None
+        await asyncio.sleep(READ_AGAIN_SECONDS)

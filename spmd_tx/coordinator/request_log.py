@@ -185,6 +185,10 @@ async def count_losses(
     return {id: Losses(total, by_command) for id, total, by_command in rows}
 
 
+async def session_of(db: AsyncSession, request_id: str) -> str:
+    return (await _row(db, request_id)).session_id
+
+
 async def payload_place(db: AsyncSession, request_id: str) -> Place:
     row = await _row(db, request_id)
     return Place(row.payload_file, row.payload_offset, row.payload_length)
@@ -201,7 +205,7 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Plac
     if row.content_type is None:
         return Failed(row.error or "", cast(Literal["user", "server"], row.category))
     if row.result_file is None:
-        raise _not_kept(request_id)
+        raise not_kept(request_id)
     place = row.result_file, row.result_offset, row.result_length
     return row.content_type, Place(*cast(tuple[int, int, int], place))
 
@@ -209,11 +213,11 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Plac
 async def _row(db: AsyncSession, request_id: str) -> RequestRow:
     row = await db.scalar(select(RequestRow).where(RequestRow.id == request_id))
     if row is None:
-        raise _not_kept(request_id)
+        raise not_kept(request_id)
     return row
 
 
-def _not_kept(request_id: str) -> NotFound:
+def not_kept(request_id: str) -> NotFound:
     return NotFound(f"request {request_id!r} does not exist, or its result is no longer kept")
 
 

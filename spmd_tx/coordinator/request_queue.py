@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -13,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import request_log
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.patience import until
 from spmd_tx.coordinator.payloads import PayloadFiles, Place, Recent
 from spmd_tx.coordinator.request_log import (
     Failed,
@@ -34,7 +37,7 @@ from spmd_tx.errors import DamagedBody, InvalidRequest, Unavailable
 logger = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20  # each of payloads and results, so that hardly anybody reads files
-READ_AGAIN_SECONDS = 1.0  # after a result could not be read
+SESSIONS_BYTES = 16 << 20  # enough for 200 000 requests
 
 
 class RequestLog(Protocol):
@@ -122,8 +125,11 @@ class RequestQueue:
         self._idle = asyncio.Event()
         self._idle.set()
         self._waiting = {request.id: _Waiting(request) for request in unfinished}
+        # Sample requests that are unfinished, by session
+        self.samples = Counter(each.request.session_id for each in self._waiting.values() if _is_sample(each))
         self._payloads: Recent[bytes] = Recent(CACHE_BYTES)
         self._results: Recent[Outcome] = Recent(CACHE_BYTES)
+        self._sessions: Recent[str] = Recent(SESSIONS_BYTES)  # of finished requests
 
     async def submit(
         self,
@@ -191,7 +197,15 @@ class RequestQueue:
         if waiting is not None:
             done, _ = await asyncio.wait([waiting.outcome], timeout=timeout)
             return waiting.outcome.result() if done else None
-        return self._results.get(request_id) or await self._read_patiently(request_id, timeout)
+        return self._results.get(request_id) or await until(timeout, partial(self._read, request_id))
+
+    async def session_of(self, request_id: str, timeout: float) -> str | None:
+        """Which session has sent a request; None when that could not be read in ``timeout`` seconds."""
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            return waiting.request.session_id
+        known = self._sessions.get(request_id)
+        return known or await until(timeout, partial(self._read_session, request_id))
 
     async def run(self) -> None:
         """Write groups, for ever. While nothing can be stored, outcomes wait and submissions are refused."""
@@ -284,7 +298,9 @@ class RequestQueue:
         return [each for each in await request_log.unfinished(db) if each.id not in self._waiting]
 
     def _welcome(self, request: Request) -> None:
-        self._waiting[request.id] = _Waiting(request)
+        waiting = self._waiting[request.id] = _Waiting(request)
+        if _is_sample(waiting):
+            self.samples[request.session_id] += 1
         self.on_arrival(request)
 
     def _release(self, outcomes: Mapping[str, Outcome]) -> None:
@@ -293,7 +309,14 @@ class RequestQueue:
             self._placed.pop(request_id, None)
             size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)
             self._results.put(request_id, outcome, size)
-            self._waiting.pop(request_id).outcome.set_result(outcome)
+            self._finish(self._waiting.pop(request_id), outcome)
+
+    def _finish(self, waiting: _Waiting, outcome: Outcome) -> None:
+        request = waiting.request
+        self._sessions.put(request.id, request.session_id, len(request.id) + len(request.session_id))
+        if _is_sample(waiting):
+            self.samples -= Counter([request.session_id])  # and forgets sessions without any
+        waiting.outcome.set_result(outcome)
 
     def _new_request(self, submission: Submission) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
@@ -304,16 +327,9 @@ class RequestQueue:
         self._idle.clear()
         self._work.set()
 
-    async def _read_patiently(self, request_id: str, timeout: float) -> Outcome | None:
-        deadline = asyncio.get_running_loop().time() + timeout
-        while True:
-            try:
-                return await self._read(request_id)
-            except OUTAGES as error:
-                logger.warning("cannot read a result now: %s", error)
-            if asyncio.get_running_loop().time() + READ_AGAIN_SECONDS > deadline:
-                return None
-            await asyncio.sleep(READ_AGAIN_SECONDS)
+    async def _read_session(self, request_id: str) -> str:
+        async with self._database.reading() as db:
+            return await request_log.session_of(db, request_id)
 
     async def _read(self, request_id: str) -> Outcome | None:
         async with self._database.reading() as db:
@@ -337,6 +353,10 @@ async def open_queue(database: Database, data_dir: Path, storage: Storage | None
         next_number = await request_log.next_number(db)
     routing = RoutingFiles(data_dir / ROUTING)
     return RequestQueue(database, files, storage, routing, next_number, unfinished)
+
+
+def _is_sample(waiting: _Waiting) -> bool:
+    return waiting.request.kind == "sample"
 
 
 def _first_of_each_key(submissions: Sequence[Submission], known: Mapping[Key, Known]) -> list[Submission]:

@@ -1,8 +1,8 @@
 import asyncio
 import functools
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -12,12 +12,14 @@ import pytest
 from litestar import Litestar
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import request_queue
+from spmd_tx.coordinator import keys, request_queue
+from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
 from spmd_tx.coordinator.storage import Storage
@@ -128,6 +130,8 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         health=FakeHealth(),
         storage=Storage(data_dir),
         reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
+        keyring=await open_keyring(database),
+        allowances=Allowances(database, catalog, queue),
     )
     running.cancel()
     await asyncio.wait([running])
@@ -147,12 +151,38 @@ def shared_app() -> Litestar:
 
 
 @pytest.fixture
-async def api(services: Services) -> AsyncIterator[httpx.AsyncClient]:
+def app(services: Services) -> Litestar:
     app = shared_app()
     app.state.services = services
+    return app
+
+
+@pytest.fixture
+async def api(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://server/api/v1/") as client:
         yield client
+
+
+@pytest.fixture
+async def client_for(
+    app: Litestar, services: Services
+) -> AsyncIterator[Callable[..., Awaitable[httpx.AsyncClient]]]:
+    """Make a key, and a client that sends it: ``await client_for("alice", role="read-only")``."""
+    async with AsyncExitStack() as stack:
+
+        async def client_for(owner: str, **wish: object) -> httpx.AsyncClient:
+            async with services.database.transaction() as db:
+                token, _ = await keys.create(db, keys.Wish(owner, **wish))
+            await services.keyring.look()
+            client = httpx.AsyncClient(
+                transport=httpx.ASGITransport(app=app),
+                base_url="http://server/api/v1/",
+                headers={"x-api-key": token},
+            )
+            return await stack.enter_async_context(client)
+
+        yield client_for
 
 
 @pytest.fixture

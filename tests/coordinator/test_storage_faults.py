@@ -241,7 +241,7 @@ async def test_who_waits_for_a_result_is_told_that_nothing_can_be_stored(
 
 
 async def test_routes_answer_503_while_the_database_is_gone(api, model_id, services, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.request_queue.READ_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr("spmd_tx.coordinator.patience.READ_AGAIN_SECONDS", 60.0)
 
     @asynccontextmanager
     async def gone():

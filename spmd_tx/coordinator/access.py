@@ -1,0 +1,87 @@
+"""What a caller may see and use. Whatever belongs to others is answered like what does not exist.
+
+A session has an owner, and what hangs on it belongs to them: models, samplers, requests, checkpoints. The
+rule itself is Caller.sees.
+"""
+
+from dataclasses import dataclass
+
+from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.catalog import Catalog, unknown
+from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, OpenCheckpoint
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.request_log import not_kept
+from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.tables import Checkpoint, Model, Sampler, Session
+from spmd_tx.errors import NotFound, RequestError
+
+
+@dataclass(frozen=True)
+class Access:
+    """Of one caller. All look-ups raise NotFound for what is not theirs."""
+
+    caller: Caller
+    catalog: Catalog
+    checkpoints: CheckpointCatalog
+    queue: RequestQueue
+
+    async def session(self, session_id: str) -> Session:
+        session = await self.catalog.session(session_id)
+        if not self.caller.sees(session.owner):
+            raise unknown(Session, session_id)
+        return session
+
+    async def open_session(self, session_id: str) -> Session:
+        """A session that can still be given work."""
+        await self.session(session_id)
+        return await self.catalog.open_session(session_id)
+
+    async def model(self, model_id: str) -> Model:
+        model = await self.catalog.model(model_id)
+        await self._check(model.session_id, unknown(Model, model_id))
+        return model
+
+    async def sampler(self, sampler_id: str) -> Sampler:
+        sampler = await self.catalog.sampler(sampler_id)
+        await self._check(sampler.session_id, unknown(Sampler, sampler_id))
+        return sampler
+
+    async def request(self, request_id: str, timeout: float) -> bool:
+        """Whether a request is the caller's; False when that could not be read in ``timeout`` seconds."""
+        session_id = await self.queue.session_of(request_id, timeout)
+        if session_id is not None:
+            await self._check(session_id, not_kept(request_id))
+        return session_id is not None
+
+    async def checkpoint(self, path: CheckpointPath) -> Checkpoint:
+        """A checkpoint that the caller may change."""
+        return await self.checkpoints.find(path, lambda row: self.caller.sees(row.owner))
+
+    async def open_checkpoint(self, path: CheckpointPath) -> OpenCheckpoint:
+        """A checkpoint that the caller may load or sample from: their own, or a published one."""
+        return await self.checkpoints.open(path, self._may_read)
+
+    async def problem_loading(self, path: str) -> str | None:
+        """Why a model must not be loaded from a path, if so. One of the caller's own may still be coming."""
+        try:
+            parsed = checkpoint_files.parse(path)
+            if not await self._is_own_run(parsed.run_id):
+                await self.checkpoints.find(parsed, self._may_read)
+        except RequestError as error:
+            return str(error)
+        return None
+
+    async def _is_own_run(self, run_id: str) -> bool:
+        try:
+            await self.model(run_id)
+        except NotFound:
+            return False
+        return True
+
+    def _may_read(self, row: Checkpoint) -> bool:
+        return row.is_public or self.caller.sees(row.owner)
+
+    async def _check(self, session_id: str, missing: NotFound) -> None:
+        if not self.caller.sees((await self.catalog.session(session_id)).owner):
+            raise missing

@@ -1,0 +1,131 @@
+"""What the limits of keys leave: requests per second, sample requests in the queue, adapters."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import exists, func, select
+
+from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.tables import Model, RequestRow, Session
+from spmd_tx.errors import InvalidRequest, TooManyRequests
+
+SECONDS_OF_BURST = 1.0  # so many seconds' worth of requests may come at once
+SAMPLE_AGAIN_SECONDS = 1.0  # the SDK's own pause
+
+
+@dataclass
+class _Bucket:
+    """Requests that a key may send now."""
+
+    left: float
+    filled_at: float
+
+    def take(self, now: float, per_second: float) -> float:
+        """Take one out, or say in how many seconds there will be one."""
+        self.left = min(_full(per_second), self.left + (now - self.filled_at) * per_second)
+        self.filled_at = now
+        if self.left < 1:
+            return (1 - self.left) / per_second
+        self.left -= 1
+        return 0.0
+
+
+class Allowances:
+    """Of all keys. Keys without limits cost nothing."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        queue: RequestQueue,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._queue = queue
+        self._clock = clock
+        self._buckets: dict[str | None, _Bucket] = {}  # by id of key
+        self._coming: Counter[str] = Counter()  # sample requests on their way into the queue, by owner
+        self._creating = asyncio.Lock()
+
+    def count_request(self, caller: Caller) -> None:
+        """Raises TooManyRequests, upon which the SDK waits and sends the same again."""
+        rate = caller.limits.requests_per_second
+        if rate is None:
+            return
+        now = self._clock()
+        seconds = self._buckets.setdefault(caller.key_id, _Bucket(_full(rate), now)).take(now, rate)
+        if seconds:
+            raise TooManyRequests(f"API key {caller.key_id} may send {rate:g} requests per second", seconds)
+
+    @asynccontextmanager
+    async def room_for_sample(self, caller: Caller) -> AsyncIterator[None]:
+        """Entered while a sample request is queued. Raises TooManyRequests, as for ``count_request``.
+
+        Requests of training are never refused like this: later ones of a call can be in the queue before
+        the first one, and would wait for it while they leave no room.
+        """
+        limit = caller.limits.queued_requests
+        if limit is None:
+            yield
+            return
+        self._coming[caller.owner] += 1
+        try:
+            if await self._queued(caller.owner) > limit:
+                raise TooManyRequests(
+                    f"{caller.owner!r} has {limit} sample requests in the queue, as many as API key "
+                    f"{caller.key_id} allows",
+                    SAMPLE_AGAIN_SECONDS,
+                )
+            yield
+        finally:
+            self._coming[caller.owner] -= 1
+
+    @asynccontextmanager
+    async def room_for_adapter(self, caller: Caller, model_id: str) -> AsyncIterator[None]:
+        """Entered while a model is created. Raises InvalidRequest: waiting alone makes no room."""
+        limit = caller.limits.adapters
+        if limit is None:
+            yield
+            return
+        async with self._creating:
+            count = await self._adapters(caller.owner, model_id)
+            if count >= limit:
+                raise InvalidRequest(
+                    f"{caller.owner!r} has {count} adapters, and API key {caller.key_id} allows {limit}; "
+                    "close a client (its session ends with its adapters), or ask the operator for more"
+                )
+            yield
+
+    async def _queued(self, owner: str) -> int:
+        """Those on their way, too."""
+        count = self._coming[owner]
+        for session_id, samples in list(self._queue.samples.items()):
+            if (await self._catalog.session(session_id)).owner == owner:
+                count += samples
+        return count
+
+    async def _adapters(self, owner: str, besides: str) -> int:
+        """Models of open sessions, but not those whose creation failed."""
+        has_failed = exists().where(
+            RequestRow.line == Model.id, RequestRow.seq_id == 0, RequestRow.error.is_not(None)
+        )
+        query = (
+            select(func.count())
+            .select_from(Model)
+            .join(Session, Session.id == Model.session_id)
+            .where(Session.owner == owner, Session.ended_at.is_(None), Model.id != besides, ~has_failed)
+        )
+        async with self._database.reading() as db:
+            return await db.scalar(query) or 0
+
+
+def _full(per_second: float) -> float:
+    return max(1.0, per_second * SECONDS_OF_BURST)

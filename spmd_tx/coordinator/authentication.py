@@ -1,0 +1,37 @@
+"""The guard of every route: whose key is it, and may its holder do this. The only place that reads a key."""
+
+from litestar.connection import ASGIConnection
+from litestar.datastructures import Headers
+from litestar.handlers import BaseRouteHandler
+
+from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.route_marks import IS_OPEN, IS_READING, IS_UNMETERED
+from spmd_tx.errors import Forbidden
+
+BEARER = "bearer "
+
+
+def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
+    """Find out who calls, or refuse them: 401 without a valid key, 403 beyond a key's role, 429 too often."""
+    if IS_OPEN in route.opt:
+        return
+    services: Services = connection.app.state.services
+    caller = services.keyring.caller(presented_key(connection.headers))
+    method = connection.scope.get("method")
+    if caller.role == "read-only" and method != "GET" and IS_READING not in route.opt:
+        raise Forbidden(
+            f"API key {caller.key_id} may only read, and {method} {connection.url.path} changes something; "
+            "use a key with the role user"
+        )
+    if IS_UNMETERED not in route.opt:
+        services.allowances.count_request(caller)
+    connection.scope["auth"] = caller
+
+
+def presented_key(headers: Headers) -> str | None:
+    """As the Tinker SDK sends it, or as most other clients do."""
+    key = headers.get("x-api-key")
+    authorization = headers.get("authorization", "")
+    if key is None and authorization.lower().startswith(BEARER):
+        key = authorization[len(BEARER) :].strip()
+    return key

@@ -1,0 +1,162 @@
+"""All routes of the application, and a request for each that is complete but for the ids in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+from litestar import Litestar
+from litestar.routes import HTTPRoute
+
+from spmd_tx.coordinator import tinker_pb2 as pb
+
+BASE_MODEL = "Qwen/Qwen3-0.6B"
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Names of one session and of what hangs on it, whether they exist or not."""
+
+    session: str
+    request: str
+    name: str = "ck"  # of its checkpoints
+
+    @property
+    def model(self) -> str:
+        return f"{self.session}:train:0"
+
+    @property
+    def sampler(self) -> str:
+        return f"{self.session}:sample:0"
+
+    def path(self, kind: str) -> str:
+        return f"tinker://{self.model}/{kind}/{self.name}"
+
+
+Body = Callable[[Ids, Ids], object]  # of the ids in question, and of the sender's own
+
+CHECKPOINT = "/api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}"
+TTL, PUBLISH = CHECKPOINT + "/ttl", CHECKPOINT + "/publish"
+FINISH = {"reason": {"type": "success"}, "detail": None}
+
+
+def _forward_backward(ids: Ids, _: Ids) -> bytes:
+    chunk = pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=bytes(12)))
+    datum = pb.Datum(model_input=[chunk])
+    return pb.ForwardBackwardRequest(
+        model_id=ids.model, seq_id=11, data=[datum], loss_fn="cross_entropy"
+    ).SerializeToString()
+
+
+def _create_model(ids: Ids, _: Ids) -> object:
+    lora = {"rank": 8}
+    return {"session_id": ids.session, "model_seq_id": 7, "base_model": BASE_MODEL, "lora_config": lora}
+
+
+def _sample(ids: Ids, _: Ids) -> object:
+    return {
+        "num_samples": 1,
+        "prompt": {"chunks": [{"tokens": [1, 2, 3], "type": "encoded_text"}]},
+        "sampling_params": {"max_tokens": 4},
+        "sampling_session_id": ids.sampler,
+        "seq_id": 12,
+    }
+
+
+def _sampler_of_model(session: Ids, path: str | None) -> object:
+    base_model = None if path else BASE_MODEL
+    return {
+        "session_id": session.session,
+        "sampling_session_seq_id": 8,
+        "base_model": base_model,
+        "model_path": path,
+    }
+
+
+def _load(session: Ids, path: str) -> object:
+    return {"session_id": session.session, "model_seq_id": 9, "path": path, "optimizer": True}
+
+
+# Every way in which a route can be given an id. Several bodies: the id stands in different places.
+WITH_IDS: dict[tuple[str, str], list[Body]] = {
+    ("POST", "/api/v1/session_heartbeat"): [lambda ids, _: {"session_id": ids.session}],
+    ("GET", "/api/v1/sessions/{session_id}"): [lambda *_: None],
+    ("PUT", "/api/v1/sessions/{session_id}/project"): [lambda *_: {"project_id": "p"}],
+    ("POST", "/api/v1/create_model"): [_create_model],
+    ("POST", "/api/v1/get_info"): [lambda ids, _: {"model_id": ids.model}],
+    ("GET", "/api/v1/training_runs/{run_id}"): [lambda *_: None],
+    ("POST", "/api/v1/forward_backward"): [_forward_backward],
+    ("POST", "/api/v1/optim_step"): [
+        lambda ids, _: {"model_id": ids.model, "seq_id": 13, "adam_params": {"learning_rate": 1e-4}}
+    ],
+    ("POST", "/api/v1/create_sampling_session"): [
+        lambda ids, _: _sampler_of_model(ids, None),
+        lambda ids, own: _sampler_of_model(own, ids.path("sampler_weights")),
+    ],
+    ("GET", "/api/v1/samplers/{sampler_id}"): [lambda *_: None],
+    ("POST", "/api/v1/asample"): [_sample],
+    ("POST", "/api/v1/save_weights"): [
+        lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 14},
+    ],
+    ("POST", "/api/v1/save_weights_for_sampler"): [
+        lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 15},
+    ],
+    ("POST", "/api/v1/load_weights"): [
+        lambda ids, own: {"model_id": ids.model, "seq_id": 16, "path": own.path("weights")},
+        lambda ids, own: _load(ids, own.path("weights")),
+        lambda ids, own: _load(own, ids.path("weights")),
+    ],
+    ("POST", "/api/v1/weights_info"): [
+        lambda ids, _: {"tinker_path": ids.path("weights")},
+        lambda ids, _: {"tinker_path": ids.path("sampler_weights")},
+    ],
+    ("GET", "/api/v1/training_runs/{run_id}/checkpoints"): [lambda *_: None],
+    ("PUT", TTL): [lambda *_: {"ttl_seconds": 3600}, lambda *_: {"ttl_seconds": 0}],
+    ("POST", PUBLISH): [lambda *_: None],
+    ("DELETE", PUBLISH): [lambda *_: None],
+    ("DELETE", CHECKPOINT): [lambda *_: None],
+    ("POST", "/api/v1/retrieve_future"): [lambda ids, _: {"request_id": ids.request}],
+    ("POST", "/api/v1/cancel_future"): [lambda ids, _: {"request_id": ids.request}],
+    ("POST", "/api/v1/sessions/{session_id}/finish"): [lambda *_: FINISH],
+}
+
+# What is in their answers belongs to the caller; test_isolation.py looks at them one by one.
+LISTINGS = {("GET", f"/api/v1/{name}") for name in ("sessions", "training_runs", "checkpoints")}
+
+# They are given no id, and tell nothing of anybody.
+WITHOUT_IDS: dict[tuple[str, str], object] = {
+    ("POST", "/api/v1/client/config"): {"sdk_version": "0.38.0"},
+    ("POST", "/api/v1/client/dynamic_config"): {"sdk_version": "0.38.0"},
+    ("POST", "/api/v1/telemetry"): {"events": []},
+    ("POST", "/api/v1/create_session"): {"tags": [], "sdk_version": "0.38.0"},
+    ("GET", "/api/v1/get_server_capabilities"): None,
+    ("GET", "/metrics"): None,
+}
+
+OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
+
+READING = {
+    ("POST", f"/api/v1/{name}")
+    for name in "client/config client/dynamic_config telemetry get_info weights_info retrieve_future".split()
+}
+
+
+def all_routes(app: Litestar) -> set[tuple[str, str]]:
+    """Method and path of each."""
+    routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
+    return {(method, route.path_format) for route in routes for method in route.methods - {"OPTIONS"}}
+
+
+async def send(
+    client: httpx.AsyncClient, route: tuple[str, str], ids: Ids, body: object = None
+) -> httpx.Response:
+    """Ask for something by its ids."""
+    method, path = route
+    filled = path.format(
+        session_id=ids.session, run_id=ids.model, sampler_id=ids.sampler, kind="weights", name=ids.name
+    )
+    url = client.base_url.copy_with(raw_path=filled.encode())
+    if isinstance(body, bytes):
+        return await client.request(
+            method, url, content=body, headers={"content-type": "application/x-protobuf"}
+        )
+    return await client.request(method, url, json=body)
