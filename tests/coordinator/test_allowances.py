@@ -1,0 +1,176 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from spmd_tx.coordinator.allowances import Allowances
+from spmd_tx.coordinator.callers import Caller, KeyLimits
+from spmd_tx.errors import TooManyRequests
+
+BASE_MODEL = "Qwen/Qwen3-0.6B"
+
+
+@pytest.fixture
+def clock():
+    """The time, to be set."""
+    return SimpleNamespace(now=0.0)
+
+
+@pytest.fixture
+def allowances(clock):
+    return Allowances(None, None, None, clock=lambda: clock.now)
+
+
+def caller(rate, key_id="k"):
+    return Caller("alice", "user", key_id, KeyLimits(requests_per_second=rate))
+
+
+def accepted(allowances: Allowances, who: Caller, tries: int = 50) -> int:
+    """How many requests get through until one does not."""
+    for number in range(tries):
+        try:
+            allowances.count_request(who)
+        except TooManyRequests:
+            return number
+    return tries
+
+
+@pytest.mark.parametrize("rate, burst", [(10.0, 10), (2.5, 2), (0.1, 1)])
+def test_a_key_may_send_a_seconds_worth_at_once_and_then_its_rate(allowances, clock, rate, burst):
+    assert accepted(allowances, caller(rate)) == burst
+    clock.now += 1 / rate
+    assert accepted(allowances, caller(rate)) == 1
+    clock.now += 1000.0
+    assert accepted(allowances, caller(rate)) == burst
+
+
+def test_each_key_has_a_rate_of_its_own(allowances):
+    assert accepted(allowances, caller(1.0, "first")) == 1
+    assert accepted(allowances, caller(1.0, "second")) == 1
+    assert accepted(allowances, caller(None)) == 50
+
+
+async def create_session(client):
+    return (await client.post("create_session", json={})).json()["session_id"]
+
+
+def model(session_id, number=0, **lora):
+    return {
+        "session_id": session_id,
+        "model_seq_id": number,
+        "base_model": BASE_MODEL,
+        "lora_config": {"rank": 8} | lora,
+    }
+
+
+def sample(session_id, number):
+    return {
+        "num_samples": 1,
+        "prompt": {"chunks": [{"tokens": [1, 2, 3], "type": "encoded_text"}]},
+        "sampling_params": {"max_tokens": 4},
+        "sampling_session_id": f"{session_id}:sample:0",
+        "seq_id": number,
+    }
+
+
+async def add_sampler(client, session_id):
+    body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+    (await client.post("create_sampling_session", json=body)).raise_for_status()
+
+
+async def test_who_sends_too_fast_is_told_when_to_come_back(client_for):
+    client = await client_for("alice", limits=KeyLimits(requests_per_second=0.1))
+    assert (await client.get("sessions")).status_code == 200
+    refused = await client.get("sessions")
+    assert refused.status_code == 429
+    assert "may send 0.1 requests per second" in refused.json()["detail"]
+    assert 0 < int(refused.headers["retry-after"]) <= 10
+
+
+async def test_what_the_sdk_sends_by_itself_is_never_too_fast(client_for):
+    client = await client_for("alice", limits=KeyLimits(requests_per_second=0.1))
+    session_id = await create_session(client)
+    for _ in range(5):
+        heartbeat = await client.post("session_heartbeat", json={"session_id": session_id})
+        poll = await client.post("retrieve_future", json={"request_id": "none"})
+        assert (heartbeat.status_code, poll.status_code) == (200, 404)
+
+
+async def test_an_adapter_beyond_the_limit_is_an_error_of_the_user(client_for):
+    limits = KeyLimits(adapters=2)
+    client, second_key = await client_for("alice", limits=limits), await client_for("alice", limits=limits)
+    session_id = await create_session(client)
+    for number in range(2):
+        assert (await client.post("create_model", json=model(session_id, number))).status_code == 200
+    refused = await second_key.post("create_model", json=model(session_id, 2))
+    assert refused.status_code == 400
+    assert "'alice' has 2 adapters, and API key" in refused.json()["detail"]
+    # One that is there already is the same one.
+    assert (await client.post("create_model", json=model(session_id, 1))).status_code == 200
+    bob = await client_for("bob", limits=limits)
+    assert (await bob.post("create_model", json=model(await create_session(bob)))).status_code == 200
+
+
+async def test_the_end_of_a_session_makes_room_for_adapters(client_for):
+    client = await client_for("alice", limits=KeyLimits(adapters=1))
+    first, second = await create_session(client), await create_session(client)
+    assert (await client.post("create_model", json=model(first))).status_code == 200
+    assert (await client.post("create_model", json=model(second))).status_code == 400
+    await client.post(f"sessions/{first}/finish", json={"reason": {"type": "success"}})
+    assert (await client.post("create_model", json=model(second))).status_code == 200
+
+
+async def test_models_created_at_the_same_moment_are_counted(client_for):
+    client = await client_for("alice", limits=KeyLimits(adapters=3))
+    session_id = await create_session(client)
+    answers = await asyncio.gather(
+        *(client.post("create_model", json=model(session_id, number)) for number in range(10))
+    )
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [400] * 7
+
+
+async def test_a_full_queue_asks_the_sampler_to_wait(client_for, services):
+    client = await client_for("alice", limits=KeyLimits(queued_requests=2))
+    session_id = await create_session(client)
+    await add_sampler(client, session_id)
+    services.scheduler.is_paused = True
+    answers = await asyncio.gather(
+        *(client.post("asample", json=sample(session_id, number)) for number in range(6))
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429, 429]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert "'alice' has 2 sample requests in the queue" in refused.json()["detail"]
+    assert refused.headers["retry-after"] == "1"
+
+    other = await client_for("bob", limits=KeyLimits(queued_requests=2))
+    theirs = await create_session(other)
+    await add_sampler(other, theirs)
+    assert (await other.post("asample", json=sample(theirs, 0))).status_code == 200
+
+
+async def test_a_finished_sample_makes_room_in_the_queue(client_for, services):
+    client = await client_for("alice", limits=KeyLimits(queued_requests=1))
+    session_id = await create_session(client)
+    await add_sampler(client, session_id)
+    for number in range(3):
+        accepted = (await client.post("asample", json=sample(session_id, number))).raise_for_status().json()
+        await client.post("retrieve_future", json={"request_id": accepted["request_id"]})
+    assert not services.queue.samples
+
+
+async def test_training_is_never_asked_to_wait(client_for, services):
+    client = await client_for("alice", limits=KeyLimits(queued_requests=1))
+    session_id = await create_session(client)
+    await client.post("create_model", json=model(session_id))
+    services.scheduler.is_paused = True
+    for number in range(5):
+        step = {"model_id": f"{session_id}:train:0", "seq_id": number + 1, "adam_params": {}}
+        assert (await client.post("optim_step", json=step)).status_code == 200
+
+
+async def test_samples_of_an_earlier_run_are_in_the_queue(database, tmp_path, running_queue):
+    async with running_queue(database, tmp_path) as queue:
+        await queue.submit("sample", "s:sample:0", 0, "s", b"")
+        await queue.submit("optim_step", "s:train:0", 1, "s", b"")
+    async with running_queue(database, tmp_path) as queue:
+        assert queue.samples == {"s": 1}
