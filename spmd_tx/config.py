@@ -40,6 +40,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     host: str = "127.0.0.1"
     port: int = 8000
+    insecure_no_auth: bool = False  # whether a server without API keys may listen on more than loopback
     data_dir: Path = Path("spmd-tx-data")
     database_url: str | None = None  # None: SQLite in data_dir
     session_timeout: float = 1800.0  # seconds without a heartbeat until a session's adapters are freed
@@ -68,7 +69,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in self.__struct_fields__:
             value = getattr(self, name)
             least = 0 if name in MAY_BE_ZERO else 1
-            if isinstance(value, int | float) and value < least:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
                 option = "--" + name.replace("_", "-")
                 raise StartError(f"{option} is {value}; it must be at least {least}")
             if name in SIZES and isinstance(value, str):

@@ -36,6 +36,8 @@ HELP = {
     "Server": {
         "host": "Address to listen on; 0.0.0.0 for all of this machine's.",
         "port": "TCP port to listen on; 0 takes a free one.",
+        "insecure_no_auth": "Listen on --host even though there are no API keys: everyone who can reach the "
+        "port has access to everything. Has no effect once there are keys.",
         "data_dir": "Where requests, results and checkpoints are kept.",
         "database_url": "SQLAlchemy URL, for instance postgresql+asyncpg://user@host/name. "
         "Default: an SQLite file in --data-dir.",

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -99,10 +100,10 @@ def test_every_option_has_help_an_environment_variable_and_a_toml_key(run, serve
         "data_dir": "d", "database_url": "sqlite+aiosqlite://", "session_timeout": 10.5, "train_tokens": 11,
         "sampler_slots": 12, "decode_rows": 13, "decode_steps": 14, "page_size": 15, "kv_cache_tokens": 16,
         "min_free_disk": "5%", "keep_results_hours": 17.5, "keep_versions_hours": 18.5,
-        "max_compilation_cache": "1GiB",
+        "max_compilation_cache": "1GiB", "insecure_no_auth": True,
     }  # fmt: skip
     expected = ServerConfig(**{**values, "data_dir": Path("d")})
-    lines = [f"{name} = {value!r}" for name, value in values.items()]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     run("serve", "--config", toml(tmp_path, "\n".join(lines)))
     assert server.config == expected
     for name, value in values.items():

@@ -1,6 +1,7 @@
 """What can be refused before anything is started: sizes that do not fit, and a port that is taken."""
 
 import errno
+import ipaddress
 import socket
 
 from spmd_tx.config import ServerConfig
@@ -10,6 +11,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.secret import REMEDY
 
 LOOPBACK = ("127.0.0.1", "localhost")
+MAKE_KEY = "make the first one with: spmd-tx keys create (docs/keys.md)"
 GIVE_SECRET = f"give all of them the same --secret-file ({REMEDY})"
 
 BACKLOG = 2048  # connections; a client opens hundreds at once
@@ -72,6 +74,23 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
             f"--worker-host {config.worker_host} lets other hosts connect, without a shared secret; "
             + GIVE_SECRET
         )
+
+
+def check_keys(config: ServerConfig, address: str, has_keys: bool) -> str | None:
+    """Refuse to serve everyone on a network; what is dangerous all the same is returned, for the log.
+
+    ``address`` is what the server listens on.
+    """
+    if has_keys:
+        return None
+    if ipaddress.ip_address(address).is_loopback:
+        return f"there are no API keys: everyone on this machine has access; {MAKE_KEY}"
+    if config.insecure_no_auth:
+        return f"there are no API keys: everyone who can reach {config.host} has access; {MAKE_KEY}"
+    raise StartError(
+        f"--host {config.host} lets others connect, and there are no API keys; {MAKE_KEY}, or, to "
+        "give everyone who can reach it access to everything, add --insecure-no-auth"
+    )
 
 
 def context_length(config: ServerConfig, model: ModelConfig) -> int:

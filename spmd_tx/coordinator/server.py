@@ -19,7 +19,7 @@ from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
 from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http_server import HttpServer
 from spmd_tx.coordinator.logs import log_to_stderr
-from spmd_tx.coordinator.preflight import check_hosts, listen
+from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.protocol import Ready
@@ -53,6 +53,10 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
             port = WorkerPort(config.worker_host, config.worker_port, Keys.of(secret))
             stack.callback(port.close, LINGER_SECONDS)
             parts = await open_parts(config, model, port, stack)
+            has_keys = not parts.services.keyring.is_empty
+            warning = check_keys(config, listening.getsockname()[0], has_keys)
+            if warning is not None:
+                logger.warning("%s", warning)
             agents = [
                 Agent(AgentOptions(port.local_address, process, secret), worker)
                 for process in range(config.agents_here)
@@ -92,6 +96,7 @@ class _Server:
             generations.watch(),
             generations.run(self._work),
             keep_house(self._parts.services),
+            self._parts.services.keyring.watch(),
             *(agent.run() for agent in self._agents),
         ):
             self._spawn(lasting)

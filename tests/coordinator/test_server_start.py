@@ -10,7 +10,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import model_files
-from spmd_tx.coordinator.preflight import check_pages
+from spmd_tx.coordinator.preflight import check_keys, check_pages
 from spmd_tx.coordinator.server import serve
 from spmd_tx.errors import StartError
 
@@ -82,6 +82,29 @@ async def refusal(model_dir, tmp_path, **options):
 )
 async def test_options_that_cannot_work_are_named_with_the_remedy(complete, tmp_path, options, message):
     assert re.search(message, await refusal(complete, tmp_path, **options))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_a_network_is_not_served_without_keys(complete, tmp_path, host):
+    told = await refusal(complete, tmp_path, host=host)
+    assert f"--host {host} lets others connect, and there are no API keys" in told
+    assert "spmd-tx keys create" in told
+    assert "--insecure-no-auth" in told
+
+
+@pytest.mark.parametrize(
+    "address, options, has_keys, warning",
+    [
+        ("127.0.0.1", {}, False, "everyone on this machine has access"),
+        ("::1", {}, False, "everyone on this machine has access"),
+        ("0.0.0.0", {"host": "0.0.0.0", "insecure_no_auth": True}, False, "can reach 0.0.0.0 has access"),
+        ("0.0.0.0", {"host": "0.0.0.0"}, True, None),
+        ("127.0.0.1", {}, True, None),
+    ],
+)
+def test_whom_a_server_lets_in_is_said(address, options, has_keys, warning):
+    said = check_keys(ServerConfig(base_model="m", **options), address, has_keys)
+    assert said is None if warning is None else warning in said
 
 
 async def test_a_port_in_use_is_refused(complete, tmp_path):
