@@ -8,6 +8,7 @@ its tokens that contain the letter "o". Replace `reward` and `PROMPTS` by your o
 """
 
 import argparse
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -192,7 +193,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="of reinforcement learning")
     arguments = parser.parse_args()
 
-    service = tinker.ServiceClient(base_url=arguments.base_url, api_key="tml-local")
+    service = tinker.ServiceClient(
+        base_url=arguments.base_url, api_key=os.environ.get("TINKER_API_KEY", "tml-local")
+    )
     trainer = service.create_lora_training_client(arguments.base_model, rank=16, seed=0).result()
     tokenizer = trainer.get_tokenizer()
     for step in supervised_steps(trainer, tokenizer, arguments.learning_rate, steps=8):
