@@ -1,6 +1,7 @@
 """A server in a process of its own, and keys that are made, revoked and rotated beside it."""
 
 import asyncio
+import gc
 import time
 
 import httpx
@@ -23,6 +24,13 @@ SECONDS = 20  # until a change must have been noticed; it takes about one
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     return tiny_model.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def collect_sockets():
+    """Now, and not in the test of somebody else."""
+    yield
+    gc.collect()
 
 
 def change(data_dir, work, *arguments):
