@@ -8,11 +8,15 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
+from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
+from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.storage import Storage
@@ -77,6 +81,10 @@ class Services:
     health: Health
     storage: Storage
     reaper: Reaper
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    progress: Progress
+    implicit_samplers: ImplicitSamplers
 
     @property
     def limits(self) -> Limits:

@@ -12,7 +12,7 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandlersMap
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, RequestError, Unavailable
+from spmd_tx.errors import Abandoned, DatabaseDamaged, DatabaseTaken, RequestError, SpmdTxError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,19 @@ def error_response(message: str, status: int) -> ErrorResponse:
     return Response({"detail": message, "error": message, "category": category}, status_code=status)
 
 
+def status_of(error: SpmdTxError) -> int:
+    """For an answer that has begun, and can only tell in words what its status would have been."""
+    if isinstance(error, RequestError):
+        return error.status
+    return HTTP_503_SERVICE_UNAVAILABLE if isinstance(error, Unavailable) else HTTP_500_INTERNAL_SERVER_ERROR
+
+
 def _request_error(_: Request, error: RequestError) -> ErrorResponse:
     return error_response(str(error), error.status)
+
+
+def _abandoned(_: Request, error: Abandoned) -> ErrorResponse:
+    return error_response(str(error), HTTP_500_INTERNAL_SERVER_ERROR)
 
 
 def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
@@ -70,6 +81,7 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     RequestError: _request_error,
+    Abandoned: _abandoned,
     Unavailable: _unavailable,
     SQLAlchemyError: _storage_error,
     OSError: _storage_error,

@@ -1,10 +1,11 @@
 """What the listing routes answer, newest first. Reads only."""
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import schemas
@@ -67,6 +68,15 @@ async def run_checkpoints(database: Database, run_id: str) -> schemas.Checkpoint
     query = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.created_at.desc())
     async with database.reading() as db:
         return schemas.CheckpointsResponse(_checkpoints((await db.scalars(query)).all()))
+
+
+async def sampler_checkpoints(database: Database) -> Sequence[Checkpoint]:
+    """The newest ones that can be sampled now."""
+    is_open = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > time.time())
+    query = select(Checkpoint).where(Checkpoint.kind == SAMPLER_WEIGHTS, is_open)
+    async with database.reading() as db:
+        newest_first = query.order_by(Checkpoint.created_at.desc(), Checkpoint.number)
+        return (await db.scalars(newest_first.limit(MAX_PAGE))).all()
 
 
 async def checkpoints(database: Database, page: Page) -> schemas.CheckpointsResponse:
