@@ -3,7 +3,10 @@ import contextlib
 import http.client
 import json
 import sqlite3
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -275,3 +278,12 @@ def test_events_end_with_done(url):
     *events, done, end = response.text.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     assert all(json.loads(event.removeprefix("data: "))["object"] == "text_completion" for event in events)
+
+
+def test_the_script_of_the_documentation_runs(live_server):
+    script = Path(__file__).parents[2] / "docs" / "examples" / "openai_client.py"
+    command = [sys.executable, str(script), live_server.url, BASE_MODEL]
+    output = subprocess.run(command, capture_output=True, check=True, timeout=SECONDS).stdout.decode()
+    assert f"models: {BASE_MODEL}" in output
+    for said in ("completion 0 (", "completion 1 (", "chat: ", "tokens were drawn"):
+        assert said in output
