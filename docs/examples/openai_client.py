@@ -1,4 +1,4 @@
-"""Ask a server, through OpenAI's client, what a model or a checkpoint of it says: openai_client.py URL MODEL."""
+"""Ask a model, through OpenAI's client, to go on with texts and to chat: openai_client.py URL MODEL."""
 
 import sys
 
