@@ -108,15 +108,19 @@ class Drawing:
     async def results(self, gone: Awaitable[None]) -> list[SampledSequence]:
         """All samples, in order. ``gone`` is done when nobody waits for them any more."""
         leaving = asyncio.ensure_future(gone)
-        everything = asyncio.gather(*self._outcomes)
+        until_a_failure = asyncio.wait(self._outcomes, return_when=asyncio.FIRST_EXCEPTION)
+        everything = asyncio.create_task(until_a_failure)
         try:
             ends = [everything, leaving, self._closing]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not everything.done():
                 raise Unavailable(ENDING if self._closing.done() else "the client has hung up")
-            return [sequence for sequences in everything.result() for sequence in sequences]
+            for outcome in everything.result()[0]:
+                outcome.result()
+            return [sequence for outcome in self._outcomes for sequence in outcome.result()]
         finally:
             leaving.cancel()
+            everything.cancel()
 
     async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Piece | None]:
         """Of all samples, as they come; None when there was none for a while."""

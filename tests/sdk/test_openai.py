@@ -256,6 +256,7 @@ def test_who_hangs_up_cancels_what_was_asked_for(live_server, streamed):
     finally:
         connection.close()
     wait_for(lambda: errors(live_server) == [*before, *["the sample was cancelled by its client"] * 2])
+    assert "never retrieved" not in live_server.log
 
 
 def errors(server):
