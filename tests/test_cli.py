@@ -7,6 +7,8 @@ import pytest
 
 from spmd_tx import cli, coordinator, options
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import remote_agent
+from spmd_tx.coordinator.agent import AgentOptions
 from spmd_tx.errors import StartError
 
 
@@ -214,3 +216,44 @@ def test_help_and_serve_start_without_the_heavy_packages():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == ""
+
+
+@pytest.fixture
+def agents(monkeypatch):
+    """What agents were started with; none of them is."""
+    started = []
+
+    async def run(options):
+        started.append(options)
+        return 0
+
+    monkeypatch.setattr(remote_agent, "run", run)
+    return started
+
+
+def test_a_worker_is_told_where_the_server_is_and_which_one_it_is(run, agents, tmp_path):
+    (tmp_path / "secret").write_text("0123456789abcdef\n")
+    arguments = "worker --coordinator node-a:8470 --process-id 3 --devices 4 --base-model /models/m"
+    assert run(*arguments.split(), "--secret-file", str(tmp_path / "secret")).code == 0
+    assert agents == [
+        AgentOptions(
+            coordinator="node-a:8470",
+            process=3,
+            secret="0123456789abcdef",
+            devices=4,
+            base_model="/models/m",
+            patience=600,
+        )
+    ]
+
+
+def test_a_worker_without_the_secret_is_told_how_to_get_it(run, agents):
+    refused = run("worker", "--coordinator", "node-a:8470", "--process-id", "0")
+    assert refused.code == 2
+    assert "give both the same --secret-file, or SPMD_TX_SECRET in their environments" in refused.err
+    assert agents == []
+
+
+def test_the_secret_cannot_be_given_where_everybody_sees_it(run):
+    for command in ("serve", "worker"):
+        assert "--secret " not in run(command, "--help").out

@@ -100,6 +100,7 @@ class Agent:
             case Connected():
                 self._alone_since = self._rejected_since = None
                 self._has_met = True
+                logger.info("found the coordinator at %s", self._options.coordinator)
                 self._say_hello()
             case Lost():
                 self._alone_since = self._now()
@@ -154,8 +155,9 @@ class Agent:
             *("--devices", str(order.devices)),
             *("--model-dir", str(directory)),
         ]
-        if order.device_ids is not None:
+        if order.device_ids is not None and not _sees_only(order.devices):
             command += ["--device-ids", ",".join(map(str, order.device_ids))]
+        logger.info("generation %d: starting worker %d", order.generation, self._options.process)
         try:
             ended = await self._supervisor.start(command, os.environ | {VARIABLE: self._options.secret})
         except OSError as error:  # too many processes, or no memory for one more
@@ -183,3 +185,9 @@ class Agent:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _sees_only(devices: int) -> bool:
+    """Whether a launcher has divided this host's GPUs already."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return len([each for each in visible.split(",") if each]) == devices

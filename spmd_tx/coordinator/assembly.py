@@ -118,7 +118,7 @@ async def open_parts(
     reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
     await reaper.reap(at_rest=True)
     catalog = await open_catalog(database)
-    checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
+    checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name, storage)
     hub = Hub(port.send)
     roster = AgentRoster(port.send, config.num_processes, config.devices_per_process)
     plan = Plan(

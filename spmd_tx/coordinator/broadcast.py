@@ -55,7 +55,6 @@ class Hub:
 
     def __init__(self, send: Send) -> None:
         self.on_written: Callable[[Written], None] = lambda report: None
-        self.on_loss: Callable[[], None] = lambda: None
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self._send = send
@@ -112,7 +111,6 @@ class Hub:
         generation, self._generation = self._generation, None
         if generation is not None:
             generation.lose(loss, culprit)
-        self.on_loss()
 
     def includes(self, report: AnyReport) -> bool:
         """Whether its sender belongs to this generation."""

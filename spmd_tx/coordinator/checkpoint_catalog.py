@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, delete, select, update
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Checkpoint
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
@@ -36,13 +37,20 @@ class OpenCheckpoint(NamedTuple):
 class CheckpointCatalog:
     """All checkpoints of this server."""
 
-    def __init__(self, database: Database, directory: Path, base_model: str) -> None:
+    def __init__(
+        self, database: Database, directory: Path, base_model: str, storage: Storage | None = None
+    ) -> None:
         self._database = database
+        self._storage = storage or Storage(directory)
         self._directory = directory
         self._base_model = base_model
 
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path:
-        """Where the workers may write the checkpoint. Raises InvalidRequest when it may not be saved."""
+        """Where the workers may write the checkpoint. Raises InvalidRequest when it may not be saved.
+
+        Raises OSError while there is no room: workers that found the disk full would be lost.
+        """
+        self._storage.require_room()
         checkpoint_files.check_name("a checkpoint", path.name)
         _check_ttl(options.ttl_seconds)
         present = await self._row(path)
@@ -160,8 +168,10 @@ class CheckpointCatalog:
             return await db.scalar(select(Checkpoint).where(*_is(path)))
 
 
-async def open_checkpoints(database: Database, directory: Path, base_model: str) -> CheckpointCatalog:
-    checkpoints = CheckpointCatalog(database, directory, base_model)
+async def open_checkpoints(
+    database: Database, directory: Path, base_model: str, storage: Storage | None = None
+) -> CheckpointCatalog:
+    checkpoints = CheckpointCatalog(database, directory, base_model, storage)
     await checkpoints.reconcile()
     return checkpoints
 

@@ -4,7 +4,6 @@ A checkpoint is written beside its place and moved there when it is complete, so
 own name is always whole, and an overwritten one is there until the new one is.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from spmd_tx.coordinator.folder_manifest import digest, sync
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec
 
@@ -21,6 +21,7 @@ KINDS = (WEIGHTS, SAMPLER_WEIGHTS)
 
 MAX_NAME_BYTES = 200  # file systems take 255
 MANIFEST = "checkpoint.json"
+FORMAT = 1  # to be raised when an older version could not read the files; read those of all earlier ones
 
 
 class CheckpointPath(NamedTuple):
@@ -51,8 +52,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     user_metadata: dict[str, Any] | None
     files: dict[str, int]  # sizes in bytes, by path within the folder
+    digests: dict[str, str] = {}  # of the files; the first checkpoints had none
     saved_by: str | None = None  # id of the request
-    format: int = 1
+    format: int = FORMAT
 
     @property
     def adapter(self) -> AdapterSpec:
@@ -116,13 +118,15 @@ def sizes(folder: Path) -> dict[str, int]:
 
 def publish(partial: Path, folder: Path, manifest: Manifest) -> None:
     """Declare a written checkpoint complete, and put it in place of an earlier one of that name."""
+    digests = {name: digest(partial / name) for name in manifest.files}
+    manifest = msgspec.structs.replace(manifest, digests=digests)
     (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for path in [*_files(partial), partial / MANIFEST]:
-        _sync(path)
+        sync(path)
     if folder.exists():
         delete(folder)
     partial.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -134,21 +138,36 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def verify(path: CheckpointPath, folder: Path) -> Manifest:
-    """Read the manifest and check the files against it. Raises InvalidRequest when something is missing."""
+    """Read the manifest and compare the files with it. Raises InvalidRequest when they are not as written."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InvalidRequest(
             f"checkpoint {path} is incomplete: {folder} lacks a readable {MANIFEST}; use another one"
         )
+    if manifest.format > FORMAT:
+        raise InvalidRequest(
+            f"checkpoint {path} has format {manifest.format}, of a newer version of the server; this one "
+            f"reads formats up to {FORMAT}. Use another checkpoint, or ask the operator to upgrade"
+        )
+    problem = _first_problem(folder, manifest)
+    if problem is not None:
+        raise InvalidRequest(
+            f"checkpoint {path} is damaged: {problem}; restore the file or use another checkpoint"
+        )
+    return manifest
+
+
+def _first_problem(folder: Path, manifest: Manifest) -> str | None:
     present = sizes(folder)
     for name, size in manifest.files.items():
-        if present.get(name) != size:
-            found = f"has {present[name]} bytes instead of {size}" if name in present else "is missing"
-            raise InvalidRequest(
-                f"checkpoint {path} is damaged: {folder / name} {found}; "
-                "restore the file or use another checkpoint"
-            )
-    return manifest
+        if name not in present:
+            return f"{folder / name} is missing"
+        if present[name] != size:
+            return f"{folder / name} has {present[name]} bytes instead of {size}"
+    for name, written in manifest.digests.items():
+        if digest(folder / name) != written:
+            return f"{folder / name} has another content than when it was written"
+    return None
 
 
 def delete(folder: Path) -> None:
@@ -182,11 +201,3 @@ def _beside(folder: Path, suffix: str) -> Path:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -306,6 +306,7 @@ class Execution:
             if entry.model.session_id == session_id:
                 del self.lines[model_id]
                 self._training.free(entry.model)
+                entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:
                     entry.task.cancel()
         folders = self._versions.end_session(session_id)

@@ -37,7 +37,7 @@ class _Format(msgspec.Struct):
 def write_manifest(folder: Path) -> None:
     """Make all files durable and write down what they are; from then on the folder outlives a crash."""
     paths = _files(folder)
-    entries = {str(path.relative_to(folder)): FileEntry(path.stat().st_size, _digest(path)) for path in paths}
+    entries = {str(path.relative_to(folder)): FileEntry(path.stat().st_size, digest(path)) for path in paths}
     for path in [*paths, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync(path)
     unfinished = folder / f".{MANIFEST}.tmp"
@@ -59,7 +59,7 @@ def is_intact(folder: Path) -> str | None:
             size = path.stat().st_size
             if size != entry.size:
                 return f"{path} has {size} bytes instead of {entry.size}"
-            if _digest(path) != entry.digest:
+            if digest(path) != entry.digest:
                 return f"{path} has another content than when it was written"
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"{error.filename} is missing"
@@ -85,7 +85,8 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Of a file's content."""
     with path.open("rb") as file:
         return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
 

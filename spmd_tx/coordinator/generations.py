@@ -9,26 +9,27 @@ from typing import NoReturn
 import msgspec
 
 from spmd_tx.agent_protocol import AgentReport, StartWorker
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.losses import Loss, Sign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.watchdog import Watchdog
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, MeshError, StartError, WorkerLost
-from spmd_tx.protocol import AnyReport, Failure, Progress, Ready, Setup, Shutdown
+from spmd_tx.protocol import AnyReport, Failure, Ready, Setup, Shutdown
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5  # between looks at who is still alive
 STORY_SECONDS = 1.0  # after the first sign of a loss, for the one that explains it
 STOP_SECONDS = 10.0  # for an agent to kill its worker
-SETTLE_SECONDS = 1.0  # for the work to notice that its workers are lost
 
 FIRST_DELAY, LONGEST_DELAY = 0.2, 30.0  # seconds before the next generation
 FRUITLESS = 5  # generations in a row
 FRUITFUL_SECONDS = 60.0  # of being ready, without any command: no crash loop either
 
-Work = Callable[[Ready], Awaitable[object]]  # what is done with workers that are ready; ends by a MeshError
+# What is done with workers that are ready. It ends by the MeshError of a command, or is cancelled.
+Work = Callable[[Ready], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Generations:
     async def _one(self, work: Work) -> tuple[Loss, bool]:
         """A generation, from its start until its workers are gone; and whether it was good for anything."""
         number = await self._plan.next_number()
+        metrics.GENERATION.set(number)
+        metrics.GENERATIONS.inc()
         await self._wait_for_agents()
         self._signs.clear()
         self._lost.clear()
@@ -128,8 +131,9 @@ class Generations:
             was_fruitful = self._was_fruitful()
             loss = self._lose()
             await self._roster.stop(STOP_SECONDS)
-            await asyncio.wait([living], timeout=SETTLE_SECONDS)
-            if living.done():
+            living.cancel()  # without any command that failed, it would not know
+            await asyncio.wait([living])
+            if not living.cancelled():
                 _of_work(living)
             return loss, was_fruitful
         finally:
@@ -174,11 +178,10 @@ class Generations:
 
     def _take(self, identity: bytes, report: AnyReport) -> None:
         if self._watchdog is not None and self._hub.includes(report):
-            self._watchdog.heard(report.process)
-            if isinstance(report, Progress):
-                self._watchdog.progress(report.process, report.message)
-            elif isinstance(report, Failure):
-                logger.error("worker %d failed:\n%s", report.process, report.traceback)
+            self._watchdog.heard(report)
+            if isinstance(report, Failure):
+                story = report.message if report.is_consequence else report.traceback
+                logger.error("worker %d failed:\n%s", report.process, story)
                 self._notice(of_failure(report, self._roster.host(report.process)))
         try:
             self._hub.take(identity, report)
@@ -213,7 +216,7 @@ class Generations:
             raise StartError(sign.text)
         culprit, message = self._hub.current(sign.worker), sign.text
         if culprit is not None:
-            culprit = culprit if sign.sequence is None else sign.sequence
+            culprit = max(culprit, sign.sequence or 0)  # a worker may be ahead of its replies
             message += f", during command {culprit} ({self._hub.name_of(culprit)})"
         self._ready_at = None
         self._hub.lose(WorkerLost(message, sign.by_command and culprit is not None), culprit)

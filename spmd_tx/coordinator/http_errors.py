@@ -53,8 +53,7 @@ def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorR
 
 
 def _end_of_storage(_: Request, error: DatabaseDamaged | DatabaseTaken) -> ErrorResponse:
-    """The server ends soon, see housekeeping.py."""
-    logger.error("%s", error)
+    """The server ends soon, and says why (housekeeping.py)."""
     return error_response("the server has lost its database", HTTP_503_SERVICE_UNAVAILABLE)
 
 

@@ -1,6 +1,5 @@
 """Runs the HTTP application with uvicorn, in the loop of its caller and without signal handlers."""
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -34,25 +33,9 @@ class HttpServer:
         self._uvicorn = _Uvicorn(config)
         self._listening = listening
 
-    @property
-    def requests(self) -> int:
-        """How many have come in so far."""
-        return self._uvicorn.server_state.total_requests
-
     async def run(self) -> None:
         await self._uvicorn.serve(sockets=[self._listening])
 
     def stop(self) -> None:
         """Take no more requests; ``run`` ends when those that are here have been answered."""
         self._uvicorn.should_exit = True
-
-
-async def quiet(http: HttpServer, seconds: float, at_most: float) -> None:
-    """Wait until no request has come in for some time."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + at_most
-    seen, since = http.requests, loop.time()
-    while (now := loop.time()) < min(deadline, since + seconds):
-        await asyncio.sleep(min(0.1, deadline - now))
-        if http.requests != seen:
-            seen, since = http.requests, loop.time()

@@ -13,6 +13,11 @@ PEER_IS_GONE = (
     "the JAX distributed service detected fatal errors"  # how JAX ends a process whose peer is gone
 )
 
+OUT_OF_MEMORY = (
+    "A device has no memory left: lower --train-tokens if it was training, else --decode-rows or "
+    "--kv-cache-tokens; --max-lora-adapters, --max-lora-rank and --sampler-slots make room, too"
+)
+
 
 class Suspicion(IntEnum):
     """What kind of sign it is. When workers fall together, the lowest is the cause and the rest follow."""
@@ -73,10 +78,11 @@ def of_exit(exit: WorkerExit, host: str) -> Sign:
 
 
 def of_failure(failure: Failure, host: str) -> Sign:
+    remedy = f". {OUT_OF_MEMORY}" if "RESOURCE_EXHAUSTED" in failure.message else ""
     return Sign(
         Suspicion.FOLLOWED if failure.is_consequence else Suspicion.FAILED,
         failure.process,
-        f"worker {failure.process} on {host} failed: {failure.message}",
+        f"worker {failure.process} on {host} failed: {failure.message}{remedy}",
         by_command=not failure.is_consequence,
         sequence=failure.sequence,
         is_final=failure.is_final,

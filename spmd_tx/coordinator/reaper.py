@@ -115,13 +115,13 @@ class Reaper:
 
     def _ages(self, now: float) -> Ages:
         """Time without a server does not count for those whose clients may come back."""
-        has_run_long_enough = now - self._started_at >= self._limits.results
-        results = now - self._limits.results
+        runs_for = now - self._started_at
+        results, versions = now - self._limits.results, now - self._limits.versions
         return Ages(
             now=now,
             results=results,
-            open_results=results if has_run_long_enough else 0.0,
-            versions=now - self._limits.versions,
+            open_results=results if runs_for >= self._limits.results else 0.0,
+            versions=versions if runs_for >= self._limits.versions else 0.0,
         )
 
     async def _forget(self, db: AsyncSession, ages: Ages) -> list[Reaped]:
@@ -206,7 +206,10 @@ def _modified_at(path: Path) -> float:
 
 def _delete(doomed: Iterable[_Doomed]) -> None:
     for path in [path for each in doomed for path in each.paths]:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("cannot delete %s: %s", path, error)

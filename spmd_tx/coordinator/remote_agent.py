@@ -1,7 +1,6 @@
 """What ``spmd-tx worker`` does: an agent in a process of its own, until the server or a signal ends it."""
 
 import asyncio
-import logging
 import os
 import re
 import signal
@@ -9,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
+from spmd_tx.coordinator.logs import log_to_stderr
 from spmd_tx.errors import StartError
 from spmd_tx.secret import REMEDY, VARIABLE, read_secret
-
-logger = logging.getLogger(__name__)
 
 
 def shared_secret(file: Path | None) -> str:
@@ -29,9 +27,7 @@ async def run(options: AgentOptions, worker: Sequence[str] = WORKER) -> int:
     """The result is the exit code. Raises StartError when this host cannot be of use."""
     if not re.fullmatch(r"[^:/\s]+:[0-9]+", options.coordinator):
         raise StartError(f"--coordinator is {options.coordinator!r}; it must be HOST:PORT")
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
-    )
+    log_to_stderr()
     agent = Agent(options, worker)
     running = asyncio.create_task(agent.run())
     has_signal = False

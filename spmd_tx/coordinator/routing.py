@@ -6,6 +6,7 @@ sampler's ("rollout routing replay", Ma et al. 2025). Dimension key: N token, L 
 
 import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import zstandard
 
 from spmd_tx.coordinator.payloads import Recent
 from spmd_tx.coordinator.wire import Span
+from spmd_tx.errors import DamagedBody
 
 ROUTING = "routing"  # folder in the data directory
 ROUTER_CHOOSES = -1
@@ -56,6 +58,7 @@ class RoutingFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._recent: Recent[Routing] = Recent(CACHE_BYTES)
+        self._lock = threading.Lock()  # of what is recent
 
     def write(self, session_id: str, request_id: str, contents: bytes) -> None:
         """Durable when it returns; the same again changes nothing."""
@@ -91,16 +94,23 @@ class RoutingFiles:
         return whole[start : start + span.length]
 
     def _read(self, session_id: str, request_id: str) -> Routing | None:
-        key = f"{session_id}/{request_id}"
-        routing = self._recent.get(key)
+        """Raises DamagedBody when the file is not as it was written; an OSError may go away."""
+        path = self._path(session_id, request_id)
+        with self._lock:
+            routing = self._recent.get(str(path))
         if routing is None:
             try:
-                contents = self._path(session_id, request_id).read_bytes()
+                plain = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+                routing = msgspec.msgpack.decode(plain, type=Routing)
             except FileNotFoundError:
                 return None
-            plain = zstandard.ZstdDecompressor().decompress(contents)
-            routing = msgspec.msgpack.decode(plain, type=Routing)
-            self._recent.put(key, routing, len(plain))
+            except (zstandard.ZstdError, msgspec.DecodeError) as error:
+                raise DamagedBody(
+                    f"{path}, which holds the experts of a sample, is damaged ({error}); send the datum "
+                    "without provenance spans"
+                ) from error
+            with self._lock:
+                self._recent.put(str(path), routing, len(plain))
         return routing
 
     def _path(self, session_id: str, request_id: str) -> Path:

@@ -4,6 +4,7 @@ One asyncio loop. The log is the truth: each generation starts from what is in i
 lost worker and a restart of this process are the same thing.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
@@ -124,7 +125,7 @@ class Scheduler:
         )
         try:
             await self._execution.run(restorations)
-        except MeshError:
+        except (MeshError, asyncio.CancelledError):  # the latter when no command was out that could fail
             self._remains = self._execution.remains
             raise
         finally:

@@ -18,6 +18,7 @@ from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
 from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http_server import HttpServer
+from spmd_tx.coordinator.logs import log_to_stderr
 from spmd_tx.coordinator.preflight import check_hosts, listen
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
@@ -39,6 +40,7 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     Raises StartError when the configuration cannot work. ``worker`` is what Python runs as a worker.
     """
     log_to_stderr()
+    logging.getLogger("spmd_tx.coordinator.agent").setLevel(logging.WARNING)  # the roster tells the same
     config = msgspec.structs.replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     check_hosts(config, secret)
@@ -184,10 +186,3 @@ def _make_directory(config: ServerConfig) -> None:
         config.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StartError(f"cannot create --data-dir {config.data_dir}: {error.strerror}") from None
-
-
-def log_to_stderr() -> None:
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
-    )
-    logging.getLogger("spmd_tx").setLevel(logging.INFO)

@@ -23,7 +23,7 @@ PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
     "foreign_keys=ON",
-    "busy_timeout=10000",
+    "busy_timeout=3000",
     f"journal_size_limit={64 << 20}",
 )
 

@@ -4,6 +4,7 @@ Losing a disk or a database is no error of a request. Work pauses until they are
 with the reason, outcomes wait in memory, and what was begun is tried again.
 """
 
+import errno
 import logging
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from spmd_tx.coordinator.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
 logger = logging.getLogger(__name__)
 
 OUTAGES = (OSError, SQLAlchemyError)  # what may go away without anybody's doing
+ROOM_FOR_OLD_WORK = 0.5  # of what must be free for new work
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts
 
 
@@ -26,6 +28,7 @@ class Storage:
         self._directory = directory
         self._min_free = min_free  # bytes, or a share of the disk
         self._shortage: str | None = None
+        self._has_no_room = False  # even for what was begun
         self._outage: str | None = None
         self._failures = 0  # in a row
 
@@ -43,21 +46,31 @@ class Storage:
         try:
             usage = shutil.disk_usage(self._directory)
         except OSError as error:
-            self.failed(error)
+            self._take_shortage(f"the server's disk cannot be reached ({error.strerror})")
             return
         floor = parse_size(self._min_free, usage.total)
-        before, self._shortage = self._shortage, None
+        self._has_no_room = usage.free < floor * ROOM_FOR_OLD_WORK
+        shortage = None
         if usage.free < floor:
-            self._shortage = (
+            shortage = (
                 f"the server's disk is almost full: {show_size(usage.free)} are free, and it takes new work "
                 f"from {show_size(floor)} on; its operator must make room"
             )
-        if self._shortage is not None and before is None:
-            logger.error("%s (%s, --min-free-disk %s)", self._shortage, self._directory, self._min_free)
-        elif self._shortage is None and before is not None:
-            logger.warning("the disk has room again: %s", show_size(usage.free))
+        self._take_shortage(shortage)
         DISK_FREE_BYTES.set(usage.free)
+
+    def _take_shortage(self, shortage: str | None) -> None:
+        if shortage is not None and self._shortage is None:
+            logger.error("%s (%s, --min-free-disk %s)", shortage, self._directory, self._min_free)
+        elif shortage is None and self._shortage is not None:
+            logger.warning("the disk has room again")
+        self._shortage = shortage
         self._publish()
+
+    def require_room(self) -> None:
+        """Raise an OSError while nothing large should be written, not even for work that was begun."""
+        if self._has_no_room:
+            raise OSError(errno.ENOSPC, "too little room on the disk")
 
     def failed(self, error: Exception) -> float:
         """Something could not be stored or read; how many seconds to wait before the next attempt."""

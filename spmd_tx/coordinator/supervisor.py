@@ -89,9 +89,10 @@ class Supervisor:
         """Wait for the process to end by itself; after ``patience`` seconds end it."""
         if self._started is None:
             return
-        for end, seconds in ((self._started.process.terminate, patience), (self.kill, TERMINATE_SECONDS)):
+        process = self._started.process
+        for end, seconds in ((process.terminate, patience), (process.kill, TERMINATE_SECONDS)):
             await asyncio.wait([self._started.ended], timeout=seconds)
-            if self.is_running:
+            if process.returncode is None:  # an ended one may still have to be read to its last line
                 end()
         await asyncio.wait([self._started.ended])
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.losses import Sign, Suspicion
-from spmd_tx.protocol import BEAT_SECONDS
+from spmd_tx.protocol import BEAT_SECONDS, AnyReport, Beat, Progress
 
 SILENT_SECONDS = 15.0  # without a sign of life, until a worker or an agent is taken for lost
 HELLO_SECONDS = 120.0  # from the start of a process to its first sign: Python, JAX and the devices wake up
@@ -16,6 +16,7 @@ LONGEST_STEP = 2 * BEAT_SECONDS
 class _Worker:
     silent: float = 0.0  # seconds
     has_spoken: bool = False
+    executing: int | None = None  # the number of a command, as of its last beat
     busy: str = ""  # compiling, which takes as long as it takes
 
 
@@ -33,15 +34,14 @@ class Watchdog:
     def __post_init__(self) -> None:
         self._watched = [_Worker() for _ in range(self.workers)]
 
-    def heard(self, worker: int) -> None:
-        self._watched[worker].silent = 0.0
-        self._watched[worker].has_spoken = True
-
-    def progress(self, worker: int, message: str) -> None:
-        """A worker compiles something, or has done so; until all are ready, it is getting there."""
-        self._watched[worker].busy = message
-        if not self._is_ready:
-            self._age = 0.0
+    def heard(self, report: AnyReport) -> None:
+        """A worker has given a sign of life."""
+        worker = self._watched[report.process]
+        worker.silent, worker.has_spoken = 0.0, True
+        if isinstance(report, Beat):
+            worker.executing = report.sequence
+        elif isinstance(report, Progress):
+            self._progress(worker, report.message)
 
     def ready(self) -> None:
         self._is_ready, self._age = True, 0.0
@@ -57,9 +57,15 @@ class Watchdog:
             limit = SILENT_SECONDS if worker.has_spoken else HELLO_SECONDS
             if worker.silent > limit:
                 text = f"worker {number} has given no sign of life for {limit:g} s"
-                signs.append(Sign(Suspicion.SILENT, number, text, by_command=False))
+                signs.append(Sign(Suspicion.SILENT, number, text, False, worker.executing))
         signs += self._deadline(seconds, oldest)
         return signs
+
+    def _progress(self, worker: _Worker, message: str) -> None:
+        """It compiles something, or has done so; until all are ready, it is getting there."""
+        worker.busy = message
+        if not self._is_ready:
+            self._age = 0.0
 
     def _deadline(self, seconds: float, oldest: int | None) -> list[Sign]:
         if self._is_ready:

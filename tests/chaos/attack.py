@@ -39,7 +39,7 @@ WORKER_POINTS = (
     "writing.after",
 )
 POINTS = (*COORDINATOR_POINTS, *(f"{worker}.{point}" for worker in ("w0", "w1") for point in WORKER_POINTS))
-POINT_SECONDS = 10.0  # until a point that nobody passes is given up
+POINT_SECONDS = 6.0  # until a point that nobody passes is given up
 STUCK_SECONDS = 120.0  # without any answer to a client
 
 
@@ -59,10 +59,10 @@ class Attack:
     def run(self, kills: int, kill_database: Callable[[], None] | None) -> None:
         """Return when so many processes were killed, or when clients have all they wanted."""
         while self.kills.total() < kills and not self._is_over():
-            self._wait_for_progress(self._random.randint(1, 8))
+            self._wait_for_progress(self._random.randint(1, 6))
             self._strike(kill_database)
-            for _ in range(self._random.choice([0, 0, 1, 2])):  # while it recovers
-                self._pause(self._random.uniform(0.05, 4.0))
+            for _ in range(self._random.choice([1, 1, 2])):  # while it recovers
+                self._pause(self._random.uniform(0.05, 3.0))
                 self._kill("while it recovered", self._random.choice(ROLES))
 
     def _is_over(self) -> bool:
@@ -71,8 +71,8 @@ class Attack:
     def _strike(self, kill_database: Callable[[], None] | None) -> None:
         kinds = (
             ["point"] * 8
-            + ["role"] * 4
-            + ["all", "cut link", "cut clients"]
+            + ["role"] * 3
+            + ["all", "all", "cut link", "cut clients"]
             + ["database"] * bool(kill_database)
         )
         match self._random.choice(kinds):

@@ -11,6 +11,7 @@ from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.snapshots import Snapshots
 from tests.chaos.points import wrap
 
 WORKER = str(Path(__file__).with_name("faulty_worker.py"))
@@ -23,6 +24,7 @@ def put_in_points() -> None:
     wrap(PayloadFiles, "write", "payload")
     wrap(Hub, "send", "command")
     wrap(CheckpointCatalog, "complete", "checkpoint")
+    wrap(Snapshots, "record", "snapshot")
 
 
 if __name__ == "__main__":

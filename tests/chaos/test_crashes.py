@@ -19,6 +19,7 @@ SHORT_ROUNDS, SHORT_KILLS = 10, 4  # of every run in the default suite
 LONG_ROUNDS, LONG_KILLS = 30, 27  # of every run of `make chaos`
 LONG_SECONDS = 18 * 60  # after which it kills no more
 SEEDS = 1, 2, 3, 4
+DATABASES = "SQLite", "PostgreSQL"
 SNAPSHOT_SECONDS = 1
 
 Undisturbed = Callable[[int, int], tuple[Answers, Path]]
@@ -60,7 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return run
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture
 def database(request: pytest.FixtureRequest) -> Iterator[Postgres | None]:
     if request.param == "SQLite":
         yield None
@@ -117,6 +118,7 @@ def disturbed(
     )
 
 
+@pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_a_run_with_a_few_crashes_ends_like_one_without(tmp_path, undisturbed, database, outcomes):
     outcome = disturbed(
         tmp_path / "run", 0, SHORT_ROUNDS, SHORT_KILLS, undisturbed, database, deadline=float("inf")
@@ -127,6 +129,7 @@ def test_a_run_with_a_few_crashes_ends_like_one_without(tmp_path, undisturbed, d
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("database", DATABASES, indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_run_with_many_crashes_ends_like_one_without(
     tmp_path, undisturbed, database, outcomes, seed, deadline

@@ -1,7 +1,8 @@
 """A worker process that speaks the protocol and runs commands on a FakeDevice instead of an accelerator.
 
 It fails on purpose when a command says so: CreateAdapter with seed 1 raises, with seed 2 exits with code 7,
-with seed 3 never answers. With FAKE_WORKER_FAILS_AT_START in the environment it never starts.
+with seed 3 never answers. With FAKE_WORKER_FAILS_AT_START in the environment it never starts, with
+FAKE_WORKER_DOES_NOT_FIT it says that it cannot.
 """
 
 import argparse
@@ -57,6 +58,9 @@ def main():
         print("no device found", file=sys.stderr, flush=True)
         return EXIT_CODE
     report(protocol.Hello, jax_port=1)
+    if "FAKE_WORKER_DOES_NOT_FIT" in os.environ:
+        report(protocol.Failure, message="the mesh needs 8 devices", traceback="", is_final=True)
+        return 1
     setup = protocol.decode_to_worker(socket.recv())
     report(protocol.Progress, message="loading weights 50 %")
     device = FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)

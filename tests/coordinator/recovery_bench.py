@@ -17,9 +17,10 @@ from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
-from spmd_tx.coordinator.request_queue import open_queue
+from spmd_tx.coordinator.request_queue import Finished, Outcome, open_queue
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.protocol import AnyCommand, Reply, Written
 from tests.coordinator.replay_device import ReplayDevice, write_state
@@ -28,7 +29,7 @@ from tests.coordinator.sampling_bench import MODEL, Words
 Session = AbstractAsyncContextManager[AsyncSession]
 
 PAGES = 64
-DELAYS = itertools.cycle([0.0, 0.0, 0.004, 0.0, 0.001])  # seconds
+DELAYS = itertools.cycle([0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.002])  # seconds
 CONTEXT = 64  # tokens
 
 
@@ -144,6 +145,8 @@ class Coordinator:
             snapshot_seconds=0,
         )
         self.generations = 0
+        self._is_holding = False
+        self._held: list[tuple[str, Outcome]] = []
         self._threads = UnhurriedThreads(4)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -153,6 +156,7 @@ class Coordinator:
         self.database = await open_database(None, config.data_dir)
         self._life = Life(self.database)
         self.queue = await open_queue(self.database, config.data_dir)
+        self.queue.resolve = partial(self._resolve, self.queue.resolve)
         self.catalog = await open_catalog(self.database)
         checkpoints = await open_checkpoints(self.database, config.checkpoints_dir, config.model_name)
         snapshots = Snapshots(self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
@@ -160,6 +164,23 @@ class Coordinator:
         equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots)
         self.scheduler = Scheduler(self.queue, self.catalog, snapshots, equip, clock)
         self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self._generations())]
+
+    def hold_outcomes(self) -> None:
+        """From now on outcomes of gradients take longer than all others; a kill may lose them."""
+        self._is_holding = True
+
+    def release_outcomes(self) -> None:
+        self._is_holding = False
+        held, self._held = self._held, []
+        for request_id, outcome in held:
+            self.queue.resolve(request_id, outcome)
+
+    def _resolve(self, resolve: Callable[[str, Outcome], None], request_id: str, outcome: Outcome) -> None:
+        is_gradient = isinstance(outcome, Finished) and outcome.content_type == PROTOBUF
+        if self._is_holding and is_gradient:
+            self._held.append((request_id, outcome))
+        else:
+            resolve(request_id, outcome)
 
     async def _generations(self) -> None:
         while True:

@@ -1,5 +1,6 @@
 import asyncio
 import signal
+from itertools import pairwise
 
 import psutil
 import pytest
@@ -69,6 +70,22 @@ async def test_an_agent_ends_in_order_when_the_server_does(model_dir, remote):
         assert code == 0, said
         assert "worker 0: worker 0 is ready" in said
         await gone(workers)
+
+
+@pytest.mark.parametrize(
+    "visible, expected", [(None, ["0", "1"]), ("0,1,2,3", ["0", "1"]), ("5", [None, None])]
+)
+async def test_workers_of_a_host_divide_its_devices_unless_a_launcher_has(
+    model_dir, monkeypatch, visible, expected
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    async with worker_group(model_dir, processes=2) as group:
+        await group.until_ready()
+        commands = [psutil.Process(group.worker_pid(agent)).cmdline() for agent in range(2)]
+    options = [dict(pairwise(command)) for command in commands]
+    assert [each.get("--device-ids") for each in options] == expected
 
 
 async def test_an_agent_with_another_secret_is_refused_and_says_so(model_dir, monkeypatch):

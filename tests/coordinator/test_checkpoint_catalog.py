@@ -1,10 +1,13 @@
 import time
 
+import msgspec
 import pytest
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.patience import is_outage
+from spmd_tx.coordinator.storage import Storage
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 
@@ -63,6 +66,45 @@ async def test_a_truncated_file_is_named(checkpoints):
     (folder / "inner" / "shard.bin").write_bytes(b"weig")
     with pytest.raises(InvalidRequest, match=r"shard\.bin has 4 bytes instead of 7"):
         await checkpoints.open(PATH)
+
+
+async def test_a_flipped_bit_is_found(checkpoints):
+    await save(checkpoints)
+    folder, _ = await checkpoints.open(PATH)
+    (folder / "inner" / "shard.bin").write_bytes(b"weightz")
+    with pytest.raises(InvalidRequest, match=r"is damaged: .*shard\.bin has another content"):
+        await checkpoints.open(PATH)
+
+
+async def test_a_checkpoint_of_the_first_version_had_no_digests_and_can_be_read(checkpoints):
+    await save(checkpoints)
+    folder, manifest = await checkpoints.open(PATH)
+    old = msgspec.to_builtins(manifest)
+    del old["digests"]
+    (folder / checkpoint_files.MANIFEST).write_bytes(msgspec.json.encode(old))
+    assert (await checkpoints.open(PATH)).manifest.files == manifest.files
+
+
+async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoints):
+    await save(checkpoints)
+    folder, manifest = await checkpoints.open(PATH)
+    newer = msgspec.structs.replace(manifest, format=checkpoint_files.FORMAT + 1)
+    (folder / checkpoint_files.MANIFEST).write_bytes(msgspec.json.encode(newer))
+    with pytest.raises(InvalidRequest, match="has format 2, of a newer version of the server"):
+        await checkpoints.open(PATH)
+
+
+async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
+    storage = Storage(tmp_path, "100%")
+    checkpoints = await open_checkpoints(database, tmp_path / "checkpoints", "m", storage)
+    storage.measure()
+    storage._has_no_room = True
+    with pytest.raises(OSError, match="too little room") as full:
+        await checkpoints.begin(PATH, SaveOptions())
+    assert is_outage(full.value)
+    storage._min_free = "0"
+    storage.measure()
+    await checkpoints.begin(PATH, SaveOptions())
 
 
 async def test_a_missing_file_is_named(checkpoints):

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from spmd_tx.coordinator import agent_roster, generations, watchdog
-from spmd_tx.errors import CrashLoop, WorkerLost
+from spmd_tx.errors import CrashLoop, StartError, WorkerLost
 from tests.coordinator import fake_worker
 from tests.coordinator.worker_group import worker_group, write_model
 
@@ -106,6 +106,14 @@ async def test_workers_that_never_start_are_a_crash_loop_with_a_diagnosis(model_
         ):
             await group.running
         assert group.counted == 5
+
+
+async def test_workers_that_do_not_fit_end_the_start_at_once(model_dir, monkeypatch):
+    monkeypatch.setenv("FAKE_WORKER_DOES_NOT_FIT", "1")
+    async with worker_group(model_dir) as group:
+        with pytest.raises(StartError, match=r"worker 0 on .* failed: the mesh needs 8 devices"):
+            await group.running
+        assert group.counted == 1
 
 
 async def test_a_command_that_is_finished_resets_the_count(model_dir):

@@ -42,6 +42,7 @@ async def test_a_clock_that_is_set_ends_no_session_and_loses_no_result(
         body = {"model_id": model_id, "path": f"ck{seq_id}", "seq_id": seq_id}
         return (await api.post("save_weights", json=body)).json()["request_id"]
 
+    services.reaper._started_at -= 48 * 3600
     before = await save(1)
     jumped = time.time() + days * 24 * 3600
     monkeypatch.setattr(time, "time", lambda: jumped)

@@ -81,3 +81,10 @@ def test_only_a_failure_that_says_so_is_final():
     assert failed(0, "the mesh needs 8 devices", is_final=True).is_final
     assert not RAISED.is_final
     assert RAISED.suspicion < Suspicion.FOLLOWED
+
+
+def test_a_device_without_memory_is_told_with_the_options_to_lower():
+    failure = Failure(
+        generation=1, process=0, message="XlaRuntimeError: RESOURCE_EXHAUSTED: 2.1G", traceback=""
+    )
+    assert "no memory left: lower --train-tokens" in of_failure(failure, "node-b").text

@@ -261,10 +261,9 @@ async def test_versions_go_with_the_last_session_that_uses_them(database, tmp_pa
     assert not ended.exists()
 
 
-async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_path, now):
+async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_path, reaper, now):
     await add_session(database)
     retired = []
-    reaper = Reaper(database, tmp_path, LIMITS)
     reaper.retire = retired.extend
     ids = [
         await add_sampler(database, number, now - 3 * HOUR + number, model_id=MODEL) for number in range(4)
@@ -273,6 +272,8 @@ async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_p
     await add_request(database, 1, kind="sample", line=ids[1], created_at=now - 60, finished_at=now)
     await add_request(database, 1, kind="sample", line=ids[2], created_at=1.0, finished_at=None)
     folders = [version_folder(tmp_path, id) for id in ids]
+    await Reaper(database, tmp_path, LIMITS).reap(now, at_rest=True)
+    assert all(folder.exists() for folder in folders)  # time without a server does not count
     await reaper.reap(now)
     assert retired == [ids[0]]
     assert all(folder.exists() for folder in folders)  # workers may still read them
@@ -295,6 +296,22 @@ async def test_the_compilation_cache_loses_what_was_unused_for_longest(database,
         "second-atime",
         "second-cache",
     ]
+
+
+async def test_what_cannot_be_deleted_is_told_and_does_not_stop_the_rest(
+    database, tmp_path, reaper, payload_files, monkeypatch, caplog
+):
+    unlink = type(tmp_path).unlink
+
+    def unlink_most(path, missing_ok=False):
+        if path.name == "000000000001.zst":
+            raise PermissionError(13, "Permission denied")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(type(tmp_path), "unlink", unlink_most)
+    await reaper.reap(at_rest=True)
+    assert payload_files.numbers() == [1]
+    assert "000000000001.zst: [Errno 13]" in caplog.text
 
 
 async def test_a_dry_run_tells_what_would_go_and_changes_nothing(database, tmp_path, reaper, payload_files):

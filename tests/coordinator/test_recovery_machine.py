@@ -154,7 +154,12 @@ class Crashes(RuleBasedStateMachine):
         self.wait_for(self.settle())
 
     @rule()
+    def delay_the_outcomes_of_gradients(self):
+        self.coordinator.hold_outcomes()
+
+    @rule()
     def finish_everything(self):
+        self.coordinator.release_outcomes()
         self.wait_for(self.work_off(rounds=20))
 
     @rule()
@@ -168,6 +173,7 @@ class Crashes(RuleBasedStateMachine):
         self.losses += 1
         self.blames += is_blamed
         by_command = is_blamed and self.blames == 1  # after the second time the request is given up
+        self.coordinator.release_outcomes()
         self.coordinator.workers.lose(lost(by_command), executed)
         self.wait_for(self.settle())
 
@@ -204,6 +210,7 @@ class Crashes(RuleBasedStateMachine):
 
     async def end_well(self) -> None:
         """Without more faults, everything is answered."""
+        self.coordinator.release_outcomes()
         for client in self.clients:
             while client.held_back:
                 await self.submit(client.held_back.pop(0))
@@ -222,11 +229,15 @@ class Crashes(RuleBasedStateMachine):
                 assert await self.state_of(client) == expected
 
     async def state_of(self, client: Client) -> object:
-        """The model's state on the device."""
-        execution = self.coordinator.scheduler._execution
-        assert execution is not None
-        slot = execution.lines[client.model_id].model.slot
-        return self.coordinator.workers.device.slots[slot]
+        """The model's state on the device, once it is restored."""
+        until = time.monotonic() + STARVED_SECONDS
+        while (execution := self.coordinator.scheduler._execution) is None or not execution.lines[
+            client.model_id
+        ].restored.is_set():
+            assert time.monotonic() < until, f"{client.model_id} is never restored"
+            await self.work_off(rounds=2)
+        await self.work_off(rounds=10)  # what has no answer: a snapshot that is loaded
+        return self.coordinator.workers.device.slots[execution.lines[client.model_id].model.slot]
 
     # --- how ------------------------------------------------------------------------------------------
 

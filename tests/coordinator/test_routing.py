@@ -3,6 +3,7 @@ import pytest
 
 from spmd_tx.coordinator.routing import RoutingFiles, encode
 from spmd_tx.coordinator.wire import Span
+from spmd_tx.errors import DamagedBody
 
 SESSION, REQUEST = "session:1", "abc123"
 LAYERS, CHOICES = 3, 2
@@ -75,6 +76,14 @@ def test_they_are_there_after_a_restart(files, tmp_path):
 )
 def test_of_what_the_session_has_not_sampled_nothing_is_known(files, session, sequence_id):
     assert files.replayed(session, [Span(sequence_id, False, 0, 4)], 4) is None
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_a_damaged_file_is_named(files, tmp_path, kept):
+    (file,) = (tmp_path / "routing").rglob("*.zst")
+    file.write_bytes(file.read_bytes()[: int(kept * file.stat().st_size)])
+    with pytest.raises(DamagedBody, match=f"{file}, which holds the experts of a sample, is damaged"):
+        files.replayed(SESSION, [prompt(0, 0, PROMPT)], PROMPT)
 
 
 def test_without_spans_nothing_is_replayed(files):

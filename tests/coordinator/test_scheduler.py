@@ -9,6 +9,7 @@ from spmd_tx.coordinator import lines
 from spmd_tx.coordinator.dispatch import BASE_MODEL, Dispatch
 from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
+from spmd_tx.errors import DamagedBody
 from spmd_tx.protocol import (
     STOP_TOKENS,
     CreateAdapter,
@@ -399,11 +400,14 @@ async def test_a_mistake_in_the_service_ends_the_loop_instead_of_hanging_a_model
         await bench.run
 
 
-async def test_storage_that_cannot_be_read_fails_one_request(bench):
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), DamagedBody("the server has lost the body of this request")]
+)
+async def test_storage_that_cannot_be_read_fails_one_request(bench, error):
     bench.create(A)
     unreadable = bench.train(A, 1, 10)
-    bench.log.payloads[unreadable] = OSError(5, "Input/output error")
-    assert "Input/output error" in await bench.failure(unreadable, category="server")
+    bench.log.payloads[unreadable] = error
+    assert str(error) in await bench.failure(unreadable, category="server")
     await bench.result(bench.train(A, 2, 10))
 
 

@@ -102,10 +102,12 @@ def serving(model_dir, data_dir, **options):
     command = [sys.executable, str(SCRIPT), json.dumps(options)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         running = Running(process)
-        yield running
-        if running.client is not None:
-            running.client.close()
-        process.kill()
+        try:
+            yield running
+        finally:
+            if running.client is not None:
+                running.client.close()
+            process.kill()
 
 
 @pytest.fixture

@@ -58,6 +58,20 @@ async def refusal(model_dir, tmp_path, **options):
             "--kv-cache-tokens is 100, less than one sequence of 2048 tokens; raise it, set it to 0",
         ),
         ({"host": "203.0.113.1"}, "cannot listen on 203.0.113.1, port 0: .* check --host and --port"),
+        (
+            {"local_processes": 2},
+            "--local-processes is 2, but --num-processes is 1; lower the first or raise",
+        ),
+        (
+            {"num_processes": 2, "tensor_parallel_size": 2, "local_processes": 1},
+            "--local-processes is 1 of 2, so workers join from elsewhere, without a shared secret; "
+            "give all of them the same --secret-file",
+        ),
+        (
+            {"worker_host": "0.0.0.0"},
+            "--worker-host 0.0.0.0 lets other hosts connect, without a shared secret; .*openssl rand -hex 32",
+        ),
+        ({"secret_file": Path("nowhere")}, "cannot read --secret-file nowhere: "),
         ({"base_model": "./nowhere"}, "--base-model ./nowhere is neither a directory nor a Hugging Face id"),
         (
             {"database_url": "postgresql://nobody@127.0.0.1:1/none"},

@@ -201,6 +201,15 @@ async def test_without_room_new_work_is_refused_with_the_reason_and_old_work_goe
     assert (await api.post("optim_step", json=request | {"seq_id": 2})).status_code == 200
 
 
+def test_a_disk_that_cannot_be_reached_is_a_pause_until_it_can(tmp_path):
+    state = Storage(tmp_path / "mounted")
+    state.measure()
+    assert "disk cannot be reached (No such file or directory)" in state.problem
+    (tmp_path / "mounted").mkdir()
+    state.measure()
+    assert state.problem is None
+
+
 async def test_the_disk_is_looked_at_and_the_reaper_runs_when_it_becomes_full(services, monkeypatch):
     reaped = asyncio.Event()
 

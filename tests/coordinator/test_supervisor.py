@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit
+from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit, _relay
 
 SLEEP = "import time; time.sleep(3600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
@@ -84,6 +84,23 @@ async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, program, 
     await running.supervisor.stop(patience=0)
     assert (await running.ended).code == code
     assert not psutil.pid_exists(running.supervisor.pid)
+
+
+async def test_a_worker_that_has_ended_while_its_last_lines_are_read_can_be_stopped(start, monkeypatch):
+    may_end = asyncio.Event()
+
+    async def slow_relay(*arguments):
+        await _relay(*arguments)
+        await may_end.wait()
+
+    monkeypatch.setattr("spmd_tx.coordinator.supervisor._relay", slow_relay)
+    running = await start("raise SystemExit(3)")
+    while running.supervisor._started.process.returncode is None:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # its pipes are closed
+    assert not running.ended.done()
+    await running.supervisor.stop(patience=0)
+    assert running.ended.result().code == 3
 
 
 async def test_another_worker_can_follow(start):

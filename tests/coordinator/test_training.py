@@ -262,14 +262,29 @@ async def test_a_save_without_a_good_name_is_refused_before_the_workers_hear_of_
     assert not bench.workers.sent(SaveState, SaveSampler)
 
 
-async def test_a_full_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
-    async def full(*_):
-        raise OSError(28, "No space left on device")
+async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
+    async def broken(*_):
+        raise OSError(5, "Input/output error")
 
     bench.create(A)
-    monkeypatch.setattr(bench.checkpoints, "complete", full)
-    assert "No space left on device" in await bench.failure(bench.save(A, 1, "x"), category="server")
+    monkeypatch.setattr(bench.checkpoints, "complete", broken)
+    assert "Input/output error" in await bench.failure(bench.save(A, 1, "x"), category="server")
     await bench.result(bench.train(A, 2, 4))
+
+
+async def test_a_save_waits_until_a_full_disk_has_room_again(bench, monkeypatch):
+    monkeypatch.setattr("spmd_tx.coordinator.patience.RETRY_SECONDS", 0.0)
+    complete, full = bench.checkpoints.complete, [OSError(28, "No space left on device")] * 3
+
+    async def complete_when_there_is_room(*arguments):
+        if full:
+            raise full.pop()
+        await complete(*arguments)
+
+    bench.create(A)
+    monkeypatch.setattr(bench.checkpoints, "complete", complete_when_there_is_room)
+    await bench.result(bench.save(A, 1, "x"))
+    assert not full
 
 
 async def test_weights_are_saved_as_they_are_between_the_steps_around_the_save(bench):

@@ -2,8 +2,17 @@ import pytest
 
 from spmd_tx.coordinator.losses import Suspicion
 from spmd_tx.coordinator.watchdog import HELLO_SECONDS, LONGEST_STEP, SILENT_SECONDS, Watchdog
+from spmd_tx.protocol import Beat, Progress
 
 TIMEOUT = 10.0
+
+
+def beat(worker, sequence=None):
+    return Beat(generation=1, process=worker, sequence=sequence)
+
+
+def progress(worker, message):
+    return Progress(generation=1, process=worker, message=message)
 
 
 @pytest.fixture
@@ -11,7 +20,7 @@ def watchdog():
     """Two workers, ready, with commands of 10 seconds at most."""
     watchdog = Watchdog(workers=2, command_timeout=TIMEOUT)
     for worker in range(2):
-        watchdog.heard(worker)
+        watchdog.heard(beat(worker))
     watchdog.ready()
     return watchdog
 
@@ -22,7 +31,7 @@ def pass_time(watchdog, seconds, oldest=None, alive=(0, 1)):
     for _ in range(round(seconds)):
         signs += watchdog.passed(1.0, oldest)
         for worker in alive:
-            watchdog.heard(worker)
+            watchdog.heard(beat(worker))
     return signs
 
 
@@ -64,9 +73,9 @@ def test_each_command_has_its_own_deadline(watchdog):
 
 def test_compilation_does_not_count(watchdog):
     pass_time(watchdog, 1 + 9, oldest=4)
-    watchdog.progress(1, "compiling decode 4x16")
+    watchdog.heard(progress(1, "compiling decode 4x16"))
     assert pass_time(watchdog, 1000, oldest=4) == []
-    watchdog.progress(1, "")
+    watchdog.heard(progress(1, ""))
     assert pass_time(watchdog, 1, oldest=4) == []
     assert pass_time(watchdog, 1, oldest=4) != []
 
@@ -75,7 +84,7 @@ def test_workers_that_do_not_get_ready_are_late():
     watchdog = Watchdog(workers=1, command_timeout=TIMEOUT)
     for percent in range(5):
         assert pass_time(watchdog, TIMEOUT, alive=[0]) == []
-        watchdog.progress(0, f"loading weights {percent} %")
+        watchdog.heard(progress(0, f"loading weights {percent} %"))
     [sign] = pass_time(watchdog, TIMEOUT + 1, alive=[0])
     assert sign.text == "the workers did not get ready within --command-timeout 10 s"
     assert not sign.by_command

@@ -94,7 +94,7 @@ class FakeLog:
 
     async def payload(self, request):
         payload = self.payloads[request.id]
-        if isinstance(payload, OSError):
+        if isinstance(payload, Exception):
             raise payload
         return payload
 

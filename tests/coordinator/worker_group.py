@@ -85,11 +85,8 @@ class WorkerGroup:
 
     async def work(self, ready):
         """What a scheduler does that has nothing to do."""
-        lost = asyncio.Event()
-        self.hub.on_loss = lost.set
         self.ready.put_nowait(ready)
-        await lost.wait()
-        raise self.hub.loss
+        await asyncio.Event().wait()
 
     @property
     def running(self):

@@ -24,6 +24,7 @@ from spmd_tx.protocol import (
     SaveSampler,
     SaveState,
     Shutdown,
+    Snapshot,
 )
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.execute import execute
@@ -48,6 +49,7 @@ EXAMPLES = {
     "optim_step": OPTIM_STEP,
     "save_state": SaveState(slot=0, path="/x", adapter=ADAPTER),
     "load_state": LoadState(slot=0, path="/x", optimizer=True, adapter=ADAPTER),
+    "snapshot": Snapshot(slot=0, path="/x", adapter=ADAPTER),
     "save_sampler": SaveSampler(slot=0, bank=1, adapter=ADAPTER),
     "page_out": PageOut(bank=1, adapter=ADAPTER, path="/x"),
     "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),
@@ -75,6 +77,7 @@ class ScriptedInbox:
     """Commands that arrive in batches: a batch is there when all of the one before were replied to."""
 
     def __init__(self, batches, log):
+        self.executing = None
         self.waiting = []
         self.batches = [list(batch) for batch in batches]
         self.log = log

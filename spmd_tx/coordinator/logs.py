@@ -1,0 +1,10 @@
+"""How the programs of a server log: a line per event, on standard error."""
+
+import logging
+
+
+def log_to_stderr() -> None:
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
+    )
+    logging.getLogger("spmd_tx").setLevel(logging.INFO)

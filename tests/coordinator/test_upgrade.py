@@ -1,0 +1,76 @@
+"""The data of the first version, opened by this one."""
+
+import pytest
+import zstandard
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, text
+
+from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.database import MIGRATIONS, open_database
+from spmd_tx.coordinator.request_queue import Finished, open_queue
+
+ROWS = """
+    INSERT INTO sessions (id, created_at, tags) VALUES ('s', 1.0, '[]');
+    INSERT INTO models (id, session_id, base_model, rank, alpha, train_attn, train_mlp, train_unembed,
+        created_at, is_lost) VALUES ('s:train:0', 's', 'b', 4, 32.0, TRUE, TRUE, TRUE, 1.0, FALSE);
+    INSERT INTO samplers (id, session_id, base_model, created_at, is_lost)
+        VALUES ('s:sample:0', 's', 'b', 1.0, FALSE);
+    INSERT INTO requests (number, id, kind, line, seq_id, session_id, created_at, payload_file,
+        payload_offset, payload_length, finished_at, content_type, result_file, result_offset, result_length)
+        VALUES (1, 'answered', 'create_model', 's:train:0', 0, 's', 1.0, 0, 0, {size}, 2.0, 'x', 0, 0,
+        {size});
+    INSERT INTO requests (number, id, kind, line, seq_id, session_id, created_at, payload_file,
+        payload_offset, payload_length)
+        VALUES (2, 'open', 'optim_step', 's:train:0', 1, 's', 1.0, 0, 0, {size});
+"""
+
+
+@pytest.fixture
+def first_version(tmp_path):
+    """Data directory and database as the first version has left them."""
+    frame = zstandard.ZstdCompressor(level=1).compress(b"a body")
+    (tmp_path / "payloads").mkdir()
+    (tmp_path / "payloads" / "000000000000.zst").write_bytes(frame)
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    engine = create_engine(f"sqlite:///{tmp_path}/spmd_tx.db")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for statement in ROWS.format(size=len(frame)).split(";"):
+            if statement.strip():
+                connection.execute(text(statement))
+    engine.dispose()
+    return tmp_path
+
+
+async def test_results_of_the_first_version_are_answered_and_what_it_left_is_taken_up(first_version):
+    database = await open_database(None, first_version)
+    queue = await open_queue(database, first_version)
+    assert await queue.wait("answered", timeout=0) == Finished("x", b"a body")
+    (unfinished,) = queue.unfinished()
+    assert (unfinished.id, unfinished.line) == ("open", "s:train:0")
+    assert await queue.payload(unfinished) == b"a body"
+    history = await queue.history("s:train:0", after=-1)
+    assert "made by an earlier version of this server" in history.refusal
+    queue.close()
+    await database.close()
+
+
+async def test_checkpoints_of_the_first_version_are_listed_and_read(first_version):
+    path = CheckpointPath("s:train:0", "weights", "step-1")
+    folder = path.folder(first_version / "checkpoints")
+    folder.mkdir(parents=True)
+    (folder / "shard.bin").write_bytes(b"weights")
+    (folder / checkpoint_files.MANIFEST).write_text(
+        '{"run_id":"s:train:0","base_model":"b","rank":4,"alpha":32.0,"train_attn":true,"train_mlp":true,'
+        '"train_unembed":true,"created_at":1.0,"expires_at":null,"user_metadata":null,'
+        '"files":{"shard.bin":7},"saved_by":null,"format":1}'
+    )
+    database = await open_database(None, first_version)
+    checkpoints = await open_checkpoints(database, first_version / "checkpoints", "b")
+    assert (await checkpoints.open(path)).folder == folder
+    await database.close()

@@ -1,0 +1,67 @@
+"""The commands of docs/operations.md for backup and restore, on servers that have been used."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import tinker
+
+from tests.sdk.examples import SECONDS, batch, logprobs_of, train
+from tests.sdk.server import BASE_MODEL, COMMAND, Server, serving
+
+QUESTION = batch(seed=9)
+
+
+def use(server: Server) -> tuple[str, np.ndarray]:
+    """Train, and save: where, and what the trained model says."""
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        train(trainer, batch(seed=0))
+        path = trainer.save_state("kept").result(SECONDS).path
+        return path, logprobs_of(trainer, QUESTION)
+
+
+def assert_is_there(server: Server, path: str, expected: np.ndarray) -> None:
+    """What was saved says the same, and can be trained."""
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+        trainer = service.create_training_client_from_state_with_optimizer(path).result(SECONDS)
+        np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), expected)
+        train(trainer, batch(seed=1))
+
+
+def run(*command: object) -> None:
+    subprocess.run([str(each) for each in command], check=True, capture_output=True)
+
+
+def test_a_server_starts_on_the_backup_of_one_that_runs(model_dir, tmp_path):
+    with serving(model_dir, tmp_path / "data") as server:
+        server.wait_until_ready()
+        path, expected = use(server)
+        run(COMMAND, "backup", tmp_path / "copy", "--data-dir", tmp_path / "data")
+        assert server.terminate() == 0
+    shutil.rmtree(tmp_path / "data")
+    with serving(model_dir, tmp_path / "copy") as server:
+        server.wait_until_ready()
+        assert_is_there(server, path, expected)
+
+
+def test_a_server_starts_on_a_dump_of_postgresql_and_a_copy_of_the_files(model_dir, tmp_path, postgres):
+    tools = Path(postgres.bin_path)
+    postgres.psql("CREATE DATABASE backup_before;")
+    before, after = (postgres.get_uri(database=name) for name in ("backup_before", "backup_after"))
+    with serving(model_dir, tmp_path / "data", database_url=before) as server:
+        server.wait_until_ready()
+        path, expected = use(server)
+        assert server.terminate() == 0
+    run(tools / "pg_dump", "--format=custom", f"--file={tmp_path / 'dump'}", before)
+    run("cp", "-a", tmp_path / "data", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "data")
+    postgres.psql("DROP DATABASE backup_before;")
+
+    run(tools / "psql", postgres.get_uri(), "--command", "CREATE DATABASE backup_after")
+    run(tools / "pg_restore", f"--dbname={after}", tmp_path / "dump")
+    (tmp_path / "copy" / "compilation_cache").unlink(missing_ok=True)
+    with serving(model_dir, tmp_path / "copy", database_url=after) as server:
+        server.wait_until_ready()
+        assert_is_there(server, path, expected)
