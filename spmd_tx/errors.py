@@ -11,6 +11,7 @@ SpmdTxError
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── DamagedBody           a payload or result is not what was written
+├── Abandoned             500: a request that was accepted could not be carried out
 ├── Unavailable           503: the service cannot take the request now
 ├── CrashLoop             the workers end again and again: the server gives up, with a diagnosis
 └── MeshError             the worker processes may disagree about state; the generation must end
@@ -77,6 +78,10 @@ class DatabaseTaken(StartError):
 
 class DamagedBody(SpmdTxError):
     """A payload or a result on disk is lost; trying again does not help."""
+
+
+class Abandoned(SpmdTxError):
+    """The server has given a request up; sending it again would not help."""
 
 
 class Unavailable(SpmdTxError):

@@ -61,7 +61,7 @@ PRESETS = {
 def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
     """Write the checkpoint and return its directory. The same arguments give the same bytes."""
     path.mkdir(parents=True, exist_ok=True)
-    tokenizer = _train_tokenizer(spec.vocab_size, seed)
+    tokenizer = train_tokenizer(spec.vocab_size, seed)
     ids = tokenizer.get_vocab()
 
     tokenizer.save(str(path / "tokenizer.json"))
@@ -189,7 +189,7 @@ def _tokenizer_config(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
+def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
     """Byte-level BPE; the special tokens come last, as in Qwen's vocabularies."""
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(

@@ -7,7 +7,6 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator import checkpoint_files, validation
 from spmd_tx.coordinator.api_models import check_base_model
-from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS
 from spmd_tx.coordinator.dependencies import Accessible, Service, takes_work
 from spmd_tx.coordinator.schemas import (
     CreateSamplingSessionRequest,
@@ -30,11 +29,7 @@ class SamplingController(Controller):
         await access.open_session(data.session_id)
         path = None
         if data.model_path is not None:
-            path = checkpoint_files.parse(data.model_path)
-            if path.kind != SAMPLER_WEIGHTS:
-                raise InvalidRequest(
-                    f"{path} holds training state; sample from one saved with save_weights_for_sampler"
-                )
+            path = checkpoint_files.parse_sampler_weights(data.model_path)
             await access.open_checkpoint(path)
         elif data.base_model is not None:
             check_base_model(data.base_model, services)

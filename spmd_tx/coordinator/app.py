@@ -9,6 +9,7 @@ from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
 from spmd_tx.coordinator.api_metrics import MetricsController
 from spmd_tx.coordinator.api_models import ModelsController
+from spmd_tx.coordinator.api_openai import OpenAIController
 from spmd_tx.coordinator.api_sampling import SamplingController
 from spmd_tx.coordinator.api_sessions import SessionsController
 from spmd_tx.coordinator.api_training import TrainingController
@@ -29,6 +30,7 @@ def make_app(services: Services) -> Litestar:
             FuturesController,
             HealthController,
             MetricsController,
+            OpenAIController,
         ],
         guards=[let_in],
         dependencies={

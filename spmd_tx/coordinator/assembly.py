@@ -14,6 +14,7 @@ from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
+from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
@@ -23,11 +24,13 @@ from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
 from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.health import ServerHealth
+from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
+from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
@@ -52,6 +55,7 @@ class ServedModel:
     config: ModelConfig
     max_context: int  # tokens
     tokenizer: Tokenizer
+    chat_template: ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,13 @@ def open_model(config: ServerConfig) -> ServedModel:
     directory = find_model(config.base_model)
     model = read_model_config(directory)
     check_mesh(config, model)
-    return ServedModel(directory, model, context_length(config, model), load_tokenizer(directory))
+    return ServedModel(
+        directory=directory,
+        config=model,
+        max_context=context_length(config, model),
+        tokenizer=load_tokenizer(directory),
+        chat_template=read_chat_template(directory),
+    )
 
 
 def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
@@ -127,7 +137,8 @@ async def open_parts(
         config.snapshot_seconds,
         clock=asyncio.get_running_loop().time,
     )
-    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots)
+    progress = Progress()
+    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots, progress)
     scheduler = Scheduler(queue, catalog, snapshots, equip, clock=asyncio.get_running_loop().time)
     reaper.retire = scheduler.retire
     health = ServerHealth(hub)
@@ -147,6 +158,10 @@ async def open_parts(
         reaper=reaper,
         keyring=await open_keyring(database),
         allowances=Allowances(database, catalog, queue),
+        tokenizer=model.tokenizer,
+        chat_template=model.chat_template,
+        progress=progress,
+        implicit_samplers=ImplicitSamplers(catalog, config.model_name),
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 
@@ -157,6 +172,7 @@ def make_equipment(
     catalog: Catalog,
     checkpoints: CheckpointCatalog,
     snapshots: Snapshots,
+    progress: Progress,
     workers: Workers,
     pages: int,
 ) -> Equipment:
@@ -183,7 +199,8 @@ def make_equipment(
         decode_steps=config.decode_steps,
         prefill_tokens=config.train_tokens,
     )
-    batch = SampleBatch(SamplingModel(model.config, model.max_context, model.tokenizer), bank, limits)
+    sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
+    batch = SampleBatch(sampling_model, bank, limits, progress.hear)
     return Equipment(workers, training, versions, batch)
 
 

@@ -81,6 +81,16 @@ def parse(text: str) -> CheckpointPath:
     return CheckpointPath(*parts)
 
 
+def parse_sampler_weights(text: str) -> CheckpointPath:
+    """Read the path of a checkpoint that can be sampled. Raises InvalidRequest when it is none."""
+    path = parse(text)
+    if path.kind != SAMPLER_WEIGHTS:
+        raise InvalidRequest(
+            f"{path} holds training state; sample from one saved with save_weights_for_sampler"
+        )
+    return path
+
+
 def check_name(of_what: str, name: str) -> None:
     """Refuse a name that cannot be one folder's name."""
     is_usable = name and not name.startswith(".") and name.isprintable() and not {"/", "\\"} & set(name)

@@ -26,6 +26,7 @@ from spmd_tx.protocol import Reply
 MOST_DECODES = 2  # sent and not yet answered
 
 Absorb = Callable[[Reply], list[tuple[str, Outcome]]]
+Listener = Callable[[Sample], None]
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,20 @@ class _Drawn:
 class SampleBatch:
     """All sample requests that are not answered yet."""
 
-    def __init__(self, model: SamplingModel, bank: VersionBank, limits: SamplingLimits) -> None:
+    def __init__(
+        self,
+        model: SamplingModel,
+        bank: VersionBank,
+        limits: SamplingLimits,
+        listener: Listener = lambda sample: None,
+    ) -> None:
+        """The listener hears of every sample that has got tokens."""
         longest = (limits.pages_per_shard - 1) * limits.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
         self._model = model
         self._bank = bank
         self._limits = limits
+        self._listener = listener
         self._shards = [
             Shard(
                 rows=limits.rows_per_shard,
@@ -193,6 +202,7 @@ class SampleBatch:
             known = [token for token in tokens[: each.count, each.column].tolist() if token >= 0]
             used = None if experts is None else experts[: len(known), each.column]
             sample.extend(known, logprobs[: len(known), each.column].tolist(), used)
+            self._listener(sample)
             job.passed_over = 0
             if sample.stop_reason is None:
                 _check_complete(len(known), each)

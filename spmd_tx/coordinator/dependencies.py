@@ -9,14 +9,18 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
+from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
+from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.storage import Storage
@@ -83,6 +87,10 @@ class Services:
     reaper: Reaper
     keyring: Keyring
     allowances: Allowances
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    progress: Progress
+    implicit_samplers: ImplicitSamplers
 
     @property
     def limits(self) -> Limits:

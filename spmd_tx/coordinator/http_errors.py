@@ -13,7 +13,15 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandlersMap
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, RequestError, TooManyRequests, Unavailable
+from spmd_tx.errors import (
+    Abandoned,
+    DatabaseDamaged,
+    DatabaseTaken,
+    RequestError,
+    SpmdTxError,
+    TooManyRequests,
+    Unavailable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +36,13 @@ def error_response(message: str, status: int) -> ErrorResponse:
     return Response({"detail": message, "error": message, "category": category}, status_code=status)
 
 
+def status_of(error: SpmdTxError) -> int:
+    """For an answer that has begun, and can only tell in words what its status would have been."""
+    if isinstance(error, RequestError):
+        return error.status
+    return HTTP_503_SERVICE_UNAVAILABLE if isinstance(error, Unavailable) else HTTP_500_INTERNAL_SERVER_ERROR
+
+
 def _request_error(_: Request, error: RequestError) -> ErrorResponse:
     return error_response(str(error), error.status)
 
@@ -36,6 +51,10 @@ def _too_many_requests(_: Request, error: TooManyRequests) -> ErrorResponse:
     response = error_response(str(error), error.status)
     response.headers["Retry-After"] = str(math.ceil(error.seconds))
     return response
+
+
+def _abandoned(_: Request, error: Abandoned) -> ErrorResponse:
+    return error_response(str(error), HTTP_500_INTERNAL_SERVER_ERROR)
 
 
 def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
@@ -77,6 +96,7 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     RequestError: _request_error,
     TooManyRequests: _too_many_requests,
+    Abandoned: _abandoned,
     Unavailable: _unavailable,
     SQLAlchemyError: _storage_error,
     OSError: _storage_error,

@@ -1,10 +1,11 @@
 """What the listing routes answer, newest first. Reads only."""
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, func, select, true
+from sqlalchemy import ColumnElement, Select, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -73,6 +74,17 @@ async def run_checkpoints(database: Database, run_id: str, caller: Caller) -> sc
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(Checkpoint.created_at.desc()))).all()
     return schemas.CheckpointsResponse(_checkpoints(rows))
+
+
+async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Checkpoint]:
+    """The caller's newest ones that can be sampled now."""
+    is_open = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > time.time())
+    query = select(Checkpoint).where(
+        Checkpoint.kind == SAMPLER_WEIGHTS, is_open, _is_seen(caller, Checkpoint.owner)
+    )
+    async with database.reading() as db:
+        newest_first = query.order_by(Checkpoint.created_at.desc(), Checkpoint.number)
+        return (await db.scalars(newest_first.limit(MAX_PAGE))).all()
 
 
 async def checkpoints(database: Database, page: Page, caller: Caller) -> schemas.CheckpointsResponse:

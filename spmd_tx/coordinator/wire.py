@@ -121,6 +121,18 @@ def encode_sample_response(sequences: Iterable[SampledSequence], prompt_logprobs
     return response.SerializeToString(deterministic=True)
 
 
+def decode_sample_response(body: bytes) -> list[SampledSequence]:
+    """Read what ``encode_sample_response`` has written, without the prompt's log-probabilities."""
+    return [
+        SampledSequence(
+            tokens=np.frombuffer(sequence.tokens, _INT32).tolist(),
+            logprobs=np.frombuffer(sequence.logprobs, _FLOAT32).tolist(),
+            stop_reason="length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
+        )
+        for sequence in pb.SampleResponse.FromString(body).sequences
+    ]
+
+
 def _parse(body: bytes) -> pb.ForwardBackwardRequest:
     message = pb.ForwardBackwardRequest()
     try:

@@ -10,16 +10,21 @@ from typing import cast
 import httpx
 import pytest
 from litestar import Litestar
+from tokenizers import Tokenizer
 
+from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import keys, request_queue
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
+from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
 from spmd_tx.coordinator.storage import Storage
@@ -109,6 +114,17 @@ class FakeHealth:
     closing: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
 
+@functools.cache
+def tiny_tokenizer() -> Tokenizer:
+    """Training it takes as long as many tests."""
+    return tiny_model.train_tokenizer(TINY_MODEL.vocab_size, seed=0)
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
 @asynccontextmanager
 async def run_services(database: Database, queue: RequestQueue, data_dir: Path) -> AsyncIterator[Services]:
     """A server of a tiny model without workers: FakeScheduler answers."""
@@ -132,6 +148,10 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
         keyring=await open_keyring(database),
         allowances=Allowances(database, catalog, queue),
+        tokenizer=tiny_tokenizer(),
+        chat_template=ChatTemplate(tiny_model.CHAT_TEMPLATE, {}),
+        progress=Progress(),
+        implicit_samplers=ImplicitSamplers(catalog, config.model_name),
     )
     running.cancel()
     await asyncio.wait([running])

@@ -117,10 +117,22 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/retrieve_future"): [lambda ids, _: {"request_id": ids.request}],
     ("POST", "/api/v1/cancel_future"): [lambda ids, _: {"request_id": ids.request}],
     ("POST", "/api/v1/sessions/{session_id}/finish"): [lambda *_: FINISH],
+    ("POST", "/oai/api/v1/completions"): [
+        lambda ids, _: {"model": ids.path("sampler_weights"), "prompt": [1, 2], "max_tokens": 1}
+    ],
+    ("POST", "/oai/api/v1/chat/completions"): [
+        lambda ids, _: {
+            "model": ids.path("sampler_weights"),
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 1,
+        }
+    ],
 }
 
 # What is in their answers belongs to the caller; test_isolation.py looks at them one by one.
-LISTINGS = {("GET", f"/api/v1/{name}") for name in ("sessions", "training_runs", "checkpoints")}
+LISTINGS = {("GET", f"/api/v1/{name}") for name in ("sessions", "training_runs", "checkpoints")} | {
+    ("GET", "/oai/api/v1/models")
+}
 
 # They are given no id, and tell nothing of anybody.
 WITHOUT_IDS: dict[tuple[str, str], object] = {

@@ -41,10 +41,16 @@ class Words:
         return "".join(f"<{id}>" for id in ids)
 
 
+def ignore(sample):
+    pass
+
+
 class Bench:
     """A batch on a fake device, with the commands between them."""
 
-    def __init__(self, *, shards=1, rows=4, pages=40, decode_steps=8, prefill_tokens=256, slots=4):
+    def __init__(
+        self, *, shards=1, rows=4, pages=40, decode_steps=8, prefill_tokens=256, slots=4, listener=ignore
+    ):
         limits = SamplingLimits(
             shards=shards,
             rows_per_shard=rows,
@@ -54,7 +60,7 @@ class Bench:
             prefill_tokens=prefill_tokens,
         )
         self.bank = VersionBank(slots, Path("/paged-out"))
-        self.batch = SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), self.bank, limits)
+        self.batch = SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), self.bank, limits, listener)
         self.device = FakeDevice(shards, pages, PAGE_SIZE)
         self.rows = rows
         self.in_flight = deque()

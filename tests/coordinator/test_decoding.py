@@ -221,6 +221,28 @@ def test_a_worker_that_loses_tokens_is_found_out():
         dispatch.absorb(reply)
 
 
+def test_a_listener_hears_of_tokens_as_they_come_also_when_another_batch_goes_on():
+    heard = []
+
+    def listen(sample):
+        heard.append((sample.job.request_id, sample.index, list(sample.tokens), sample.stop_reason))
+
+    first = Bench(decode_steps=4, listener=listen)
+    first.admit("a", prompt_of(5), max_tokens=30, num_samples=2)
+    for _ in range(4):
+        first.send()
+        first.absorb()
+    second = Bench(decode_steps=4, listener=listen)
+    second.batch.resume(first.batch.unanswered()["a"])
+    second.run()
+    for index, tokens in enumerate(second.tokens("a")):
+        mine = [each[2:] for each in heard if each[:2] == ("a", index)]
+        assert [tokens[: len(known)] for known, _ in mine] == [known for known, _ in mine]
+        assert [len(known) for known, _ in mine] == sorted({len(known) for known, _ in mine})
+        assert [reason for _, reason in mine] == [None] * (len(mine) - 1) + ["length"]
+    assert len(heard) >= 2 * 30 // 4
+
+
 class Sampling(RuleBasedStateMachine):
     """Requests come, go and are cancelled at any moment; tokens stay what they must be."""
 

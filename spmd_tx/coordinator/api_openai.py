@@ -1,0 +1,139 @@
+"""Routes for clients of OpenAI's API: completions, chat completions, and the models to ask for."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Controller, Request, Response, get, post
+from litestar.background_tasks import BackgroundTask
+from litestar.params import JSONBody
+from litestar.response import Stream
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator import http_errors, listings, openai_answers, openai_errors, openai_requests
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.drawing import Choice, Drawing, draw
+from spmd_tx.coordinator.openai_answers import Answering, ChatForm, CompletionForm, Form
+from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
+from spmd_tx.coordinator.sample_text import SampleText
+from spmd_tx.errors import SpmdTxError
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that is being carried out."""
+
+    request: CompletionRequest | ChatRequest
+    prompts: list[list[int]]
+    drawing: Drawing
+    choices: list[Choice]
+    answering: Answering
+    form: Form
+
+    def usage(self) -> openai_answers.oai.Usage:
+        return openai_answers.usage(self.prompts, sum(choice.told for choice in self.choices))
+
+
+class OpenAIController(Controller):
+    path = "/oai/api/v1"
+    exception_handlers = openai_errors.EXCEPTION_HANDLERS
+
+    @get("/models")
+    async def models(self, services: Service, access: Accessible) -> ModelList:
+        """The base model, and the newest checkpoints that can be sampled."""
+        base = ModelCard(services.config.model_name, 0)
+        checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
+        return ModelList([base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
+
+    @post("/completions", status_code=HTTP_200_OK, guards=[takes_work])
+    async def completions(
+        self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
+    ) -> Response[Any]:
+        """Go on with a text."""
+        openai_requests.check(data)
+        prompts = await asyncio.to_thread(openai_requests.completion_prompts, data, services.tokenizer)
+        return await _answer(await _begin(data, prompts, services, access), request)
+
+    @post("/chat/completions", status_code=HTTP_200_OK, guards=[takes_work])
+    async def chat_completions(
+        self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
+    ) -> Response[Any]:
+        """Say the next thing in a conversation."""
+        openai_requests.check(data)
+        template, tokenizer = services.chat_template, services.tokenizer
+        prompt = await asyncio.to_thread(openai_requests.chat_prompt, data, template, tokenizer)
+        return await _answer(await _begin(data, [prompt], services, access), request)
+
+
+async def _begin(
+    request: CompletionRequest | ChatRequest, prompts: list[list[int]], services: Services, access: Access
+) -> Call:
+    sampler = await services.implicit_samplers.of(request.model, access)
+    end_of_text = services.model.eos_token_ids
+    wanted = openai_requests.sample_requests(request, prompts, end_of_text, services.limits)
+    async with services.allowances.room_for_sample(access.caller):
+        drawing = await draw(services, sampler, wanted)
+    is_completion = isinstance(request, CompletionRequest)
+    answering = Answering(
+        id=f"{'cmpl' if is_completion else 'chatcmpl'}-{drawing.request_ids[0]}",
+        created=int(time.time()),
+        model=request.model,
+        decoder=services.tokenizer,
+        has_logprobs=request.logprobs is not None and request.logprobs is not False,
+        has_token_ids=bool(request.return_token_ids),
+    )
+    stops = openai_requests.stop_strings(request)
+    choices = [
+        Choice(index, SampleText(services.tokenizer, stops), is_completion and answering.has_logprobs)
+        for index in range((request.n or 1) * len(prompts))
+    ]
+    form = CompletionForm(answering) if is_completion else ChatForm(answering)
+    return Call(request, prompts, drawing, choices, answering, form)
+
+
+async def _answer(call: Call, request: Request) -> Response[Any]:
+    if call.request.stream:
+        closing = BackgroundTask(call.drawing.close)  # also of a stream that nobody begins to read
+        return Stream(_events(call), media_type="text/event-stream", background=closing)
+    try:
+        results = await call.drawing.results(_hung_up(request))
+    finally:
+        call.drawing.close()
+    return Response(await asyncio.to_thread(_whole, call, results))
+
+
+def _whole(call: Call, results: list[Any]) -> Any:
+    pieces = [choice.advance(sample) for choice, sample in zip(call.choices, results, strict=True)]
+    return call.form.answer([piece for piece in pieces if piece is not None], call.usage())
+
+
+async def _events(call: Call) -> AsyncIterator[bytes]:
+    """What goes wrong from here on cannot change the status any more; it becomes an event."""
+    try:
+        for choice in call.choices:
+            opening = call.form.opening(choice.index)
+            if opening is not None:
+                yield openai_answers.event(opening)
+        async for piece in call.drawing.pieces(call.choices):
+            if piece is None:
+                yield openai_answers.SIGN_OF_LIFE
+            elif openai_answers.is_worth_telling(piece, call.answering):
+                yield openai_answers.event(call.form.event(piece))
+        options = call.request.stream_options
+        if options is not None and options.include_usage:
+            yield openai_answers.event(call.form.last(call.usage()))
+    except SpmdTxError as error:
+        body = openai_errors.error_body(str(error), http_errors.status_of(error))
+        yield openai_answers.event(body)
+    finally:
+        call.drawing.close()
+    yield openai_answers.DONE
+
+
+async def _hung_up(request: Request) -> None:
+    """Return when the client has gone. The body has been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

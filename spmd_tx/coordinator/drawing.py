@@ -1,0 +1,188 @@
+"""The sample requests of one HTTP call, from their submission to the last token: in pieces or at once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from spmd_tx.coordinator import wire
+from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
+from spmd_tx.coordinator.request_queue import Failed
+from spmd_tx.coordinator.sample_text import SampleText
+from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.wire import SampledSequence
+from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
+
+WAIT_SECONDS = 3600.0  # for a result, until it is asked for again
+SECONDS_BETWEEN_SIGNS = 15.0  # of life, to a client whose next piece is not there yet
+ENDING = "the server is shutting down; send the request again when it is back"
+
+
+class Drawn(Protocol):
+    """A sample as far as it is known: while it is drawn, and from its result."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def logprobs(self) -> list[float]: ...
+
+    @property
+    def stop_reason(self) -> Literal["stop", "length"] | None: ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of one choice."""
+
+    index: int
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+    offsets: list[int]  # of each token's text in the choice's, in characters; none if nobody wants them
+    finish_reason: Literal["stop", "length"] | None  # None: more comes
+
+
+class Choice:
+    """One sample of a call, and how much of it was told."""
+
+    def __init__(self, index: int, text: SampleText, has_offsets: bool) -> None:
+        self.index = index
+        self.told = 0  # tokens
+        self._text = text
+        self._has_offsets = has_offsets
+        self._is_over = False
+
+    def advance(self, drawn: Drawn | None) -> Piece | None:
+        """What is new, if anything."""
+        if drawn is None or self._is_over:
+            return None
+        tokens, logprobs = drawn.tokens[self.told :], drawn.logprobs[self.told :]
+        self._is_over = drawn.stop_reason is not None
+        if not tokens and not self._is_over:
+            return None
+        self.told += len(tokens)
+        text, offsets = self._add(tokens)
+        if self._is_over:
+            text += self._text.end()
+        return Piece(self.index, text, tokens, logprobs, offsets, drawn.stop_reason)
+
+    def _add(self, tokens: list[int]) -> tuple[str, list[int]]:
+        if not self._has_offsets:
+            return self._text.add(tokens), []
+        text, offsets = "", []
+        for token in tokens:
+            offsets.append(self._text.length)
+            text += self._text.add([token])
+        return text, offsets
+
+
+class Drawing:
+    """Sample requests that are in the log. Whoever has one closes it, which cancels what is unfinished."""
+
+    def __init__(self, services: Services, request_ids: Sequence[str]) -> None:
+        self.request_ids = request_ids
+        self._services = services
+        self._closing = services.health.closing
+        self._outcomes = [asyncio.create_task(_outcome(services, each)) for each in request_ids]
+        self._stack = ExitStack()
+        self._watch = self._stack.enter_context(services.progress.watching(request_ids))
+        for each in (self._closing, *self._outcomes):
+            each.add_done_callback(self._wake)
+
+    def close(self) -> None:
+        """May be called again."""
+        self._stack.close()
+        self._closing.remove_done_callback(self._wake)
+        for request_id, outcome in zip(self.request_ids, self._outcomes, strict=True):
+            if not outcome.done():
+                outcome.cancel()
+                self._services.scheduler.cancel(request_id)
+            elif not outcome.cancelled():
+                outcome.exception()  # perhaps nobody asks for it, as another one failed before
+
+    async def results(self, gone: Awaitable[None]) -> list[SampledSequence]:
+        """All samples, in order. ``gone`` is done when nobody waits for them any more."""
+        leaving = asyncio.ensure_future(gone)
+        until_a_failure = asyncio.wait(self._outcomes, return_when=asyncio.FIRST_EXCEPTION)
+        everything = asyncio.create_task(until_a_failure)
+        try:
+            ends = [everything, leaving, self._closing]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not everything.done():
+                raise Unavailable(ENDING if self._closing.done() else "the client has hung up")
+            for outcome in everything.result()[0]:
+                outcome.result()
+            return [sequence for outcome in self._outcomes for sequence in outcome.result()]
+        finally:
+            leaving.cancel()
+            everything.cancel()
+
+    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Piece | None]:
+        """Of all samples, as they come; None when there was none for a while."""
+        while not all(outcome.done() for outcome in self._outcomes):
+            self._watch.changed.clear()
+            for piece in self._news(choices):
+                yield piece
+            if self._closing.done():
+                raise Unavailable(ENDING)
+            try:
+                await asyncio.wait_for(self._watch.changed.wait(), SECONDS_BETWEEN_SIGNS)
+            except TimeoutError:
+                yield None
+        for piece in self._news(choices):
+            yield piece
+
+    def _news(self, choices: Sequence[Choice]) -> list[Piece]:
+        per_request = len(choices) // len(self.request_ids)
+        known = (self._known(*divmod(place, per_request)) for place in range(len(choices)))
+        pieces = [choice.advance(drawn) for choice, drawn in zip(choices, known, strict=True)]
+        return [piece for piece in pieces if piece is not None]
+
+    def _known(self, request: int, index: int) -> Drawn | None:
+        outcome = self._outcomes[request]
+        if outcome.done():
+            return outcome.result()[index]
+        return self._watch.samples.get((self.request_ids[request], index))
+
+    def _wake(self, _: asyncio.Future[Any]) -> None:
+        self._watch.changed.set()
+
+
+async def draw(services: Services, sampler: ImplicitSampler, wanted: Sequence[SampleRequest]) -> Drawing:
+    """Put sample requests into the log, all or none."""
+    accepted = await asyncio.gather(
+        *(_submit(services, sampler, sample) for sample in wanted), return_exceptions=True
+    )
+    request_ids = [each for each in accepted if isinstance(each, str)]
+    for error in accepted:
+        if isinstance(error, BaseException):
+            for request_id in request_ids:
+                services.scheduler.cancel(request_id)
+            raise error
+    return Drawing(services, request_ids)
+
+
+async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRequest) -> str:
+    row, number = sampler.row, next(sampler.numbers)
+    sample = msgspec.structs.replace(
+        wanted,
+        sampling_session_id=row.id,
+        seq_id=number,
+        model_path=row.model_path,
+        base_model=row.base_model if row.model_path is None else None,
+    )
+    return await services.queue.submit("sample", row.id, number, row.session_id, msgspec.json.encode(sample))
+
+
+async def _outcome(services: Services, request_id: str) -> list[SampledSequence]:
+    outcome = None
+    while outcome is None:
+        outcome = await services.queue.wait(request_id, WAIT_SECONDS)
+    if isinstance(outcome, Failed):
+        raise InvalidRequest(outcome.error) if outcome.category == "user" else Abandoned(outcome.error)
+    return wire.decode_sample_response(outcome.body)

@@ -1,0 +1,68 @@
+"""Samplers for calls that bring no session and name their weights each time, as OpenAI's do.
+
+Each set of weights has a session of its own, which ends, as any other, when it was not used for a while.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import count
+
+from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.schemas import CreateSessionRequest
+from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.errors import NotFound
+
+TAG = "openai"  # of the sessions, in listings
+SCHEME = "tinker://"
+
+
+@dataclass(frozen=True)
+class ImplicitSampler:
+    """A sampler, and the next numbers of its requests."""
+
+    row: Sampler
+    numbers: count = field(default_factory=count)
+
+
+class ImplicitSamplers:
+    """Those of this process; it does not look for those of earlier ones, which expire."""
+
+    def __init__(self, catalog: Catalog, base_model: str) -> None:
+        self._catalog = catalog
+        self._base_model = base_model
+        self._samplers: dict[tuple[str, str, float], ImplicitSampler] = {}  # by owner, name, time of saving
+        self._opening = asyncio.Lock()
+
+    async def of(self, model: str, access: Access) -> ImplicitSampler:
+        """What to sample a model with: the base model, or a checkpoint as it is now.
+
+        Raises NotFound, or InvalidRequest when it cannot be sampled.
+        """
+        path, saved_at = None, 0.0
+        if model.startswith(SCHEME):
+            path = checkpoint_files.parse_sampler_weights(model)
+            saved_at = (await access.open_checkpoint(path)).manifest.created_at
+        elif model != self._base_model:
+            raise NotFound(
+                f"the model {model!r} does not exist; this server has {self._base_model!r}, and checkpoints "
+                f"of it under {SCHEME}RUN/{checkpoint_files.SAMPLER_WEIGHTS}/NAME"
+            )
+        async with self._opening:
+            key = (access.caller.owner, model, saved_at)
+            sampler = self._samplers.get(key)
+            if sampler is None or await self._catalog.problem(sampler.row) is not None:
+                sampler = self._samplers[key] = await self._open(path, access.caller.owner)
+        return sampler
+
+    async def _open(self, path: CheckpointPath | None, owner: str) -> ImplicitSampler:
+        self._samplers = {
+            key: sampler
+            for key, sampler in self._samplers.items()
+            if not self._catalog.has_ended(sampler.row.session_id)
+        }
+        session = await self._catalog.create_session(CreateSessionRequest(tags=[TAG]), owner)
+        row = await self._catalog.add_sampler(session.id, 0, self._base_model, path=path and str(path))
+        return ImplicitSampler(row)

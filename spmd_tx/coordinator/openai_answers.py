@@ -1,0 +1,161 @@
+"""What was drawn, in OpenAI's words: one answer, or the events of a stream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from spmd_tx.coordinator import openai_schemas as oai
+from spmd_tx.coordinator.drawing import Piece
+from spmd_tx.coordinator.sample_text import HALF_CHARACTER
+from spmd_tx.coordinator.stops import Decoder
+
+DONE = b"data: [DONE]\n\n"
+SIGN_OF_LIFE = b": still working\n\n"  # a comment; clients skip it
+
+
+class Form(Protocol):
+    """How one kind of request is answered."""
+
+    def answer(self, pieces: Sequence[Piece], usage: oai.Usage) -> msgspec.Struct:
+        """The pieces are whole choices."""
+        ...
+
+    def opening(self, index: int) -> msgspec.Struct | None:
+        """The first event of a choice, if it has one before its first piece."""
+        ...
+
+    def event(self, piece: Piece) -> msgspec.Struct: ...
+
+    def last(self, usage: oai.Usage) -> msgspec.Struct:
+        """The event that tells the usage."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What all answers to one call have in common."""
+
+    id: str
+    created: int  # seconds since the epoch
+    model: str
+    decoder: Decoder
+    has_logprobs: bool
+    has_token_ids: bool
+
+    def token_ids(self, piece: Piece) -> list[int] | UnsetType:
+        return piece.tokens if self.has_token_ids else UNSET
+
+    def token(self, token: int) -> str:
+        return self.decoder.decode([token], skip_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class CompletionForm:
+    """Of completions: answers and events look the same."""
+
+    answering: Answering
+
+    def answer(self, pieces: Sequence[Piece], usage: oai.Usage) -> oai.Completion:
+        return self._completion([self._choice(piece) for piece in pieces], usage)
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def event(self, piece: Piece) -> oai.Completion:
+        return self._completion([self._choice(piece)])
+
+    def last(self, usage: oai.Usage) -> oai.Completion:
+        return self._completion([], usage)
+
+    def _completion(
+        self, choices: list[oai.CompletionChoice], usage: oai.Usage | UnsetType = UNSET
+    ) -> oai.Completion:
+        common = self.answering
+        return oai.Completion(
+            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
+        )
+
+    def _choice(self, piece: Piece) -> oai.CompletionChoice:
+        common, logprobs = self.answering, None
+        if common.has_logprobs:
+            tokens = [common.token(token) for token in piece.tokens]
+            logprobs = oai.CompletionLogprobs(tokens, piece.logprobs, piece.offsets)
+        return oai.CompletionChoice(
+            piece.index, piece.text, piece.finish_reason, logprobs, common.token_ids(piece)
+        )
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """Of chat completions: an answer has messages, an event what is new of them."""
+
+    answering: Answering
+
+    def answer(self, pieces: Sequence[Piece], usage: oai.Usage) -> oai.ChatCompletion:
+        common = self.answering
+        choices = [
+            oai.ChatChoice(
+                piece.index,
+                oai.ChatMessage("assistant", piece.text),
+                piece.finish_reason,
+                self._logprobs(piece),
+                common.token_ids(piece),
+            )
+            for piece in pieces
+        ]
+        return oai.ChatCompletion(
+            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
+        )
+
+    def opening(self, index: int) -> oai.ChatChunk:
+        return self._chunk([oai.ChatChunkChoice(index, oai.ChatDelta(role="assistant", content=""))])
+
+    def event(self, piece: Piece) -> oai.ChatChunk:
+        delta = oai.ChatDelta(content=piece.text or UNSET)
+        logprobs, token_ids = self._logprobs(piece), self.answering.token_ids(piece)
+        return self._chunk(
+            [oai.ChatChunkChoice(piece.index, delta, piece.finish_reason, logprobs, token_ids)]
+        )
+
+    def last(self, usage: oai.Usage) -> oai.ChatChunk:
+        return self._chunk([], usage)
+
+    def _chunk(
+        self, choices: list[oai.ChatChunkChoice], usage: oai.Usage | UnsetType = UNSET
+    ) -> oai.ChatChunk:
+        common = self.answering
+        return oai.ChatChunk(
+            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
+        )
+
+    def _logprobs(self, piece: Piece) -> oai.ChatLogprobs | None:
+        if not self.answering.has_logprobs:
+            return None
+        texts = [self.answering.token(token) for token in piece.tokens]
+        return oai.ChatLogprobs(
+            [
+                oai.TokenLogprob(text, logprob, None if HALF_CHARACTER in text else list(text.encode()))
+                for text, logprob in zip(texts, piece.logprobs, strict=True)
+            ]
+        )
+
+
+def is_worth_telling(piece: Piece, answering: Answering) -> bool:
+    """Whether an event would say anything: tokens without text do only where tokens are asked for."""
+    has_tokens = answering.has_logprobs or answering.has_token_ids
+    return bool(piece.text) or piece.finish_reason is not None or (has_tokens and bool(piece.tokens))
+
+
+def usage(prompts: Sequence[Sequence[int]], drawn: int) -> oai.Usage:
+    read = sum(map(len, prompts))
+    return oai.Usage(read, drawn, read + drawn)
+
+
+def event(content: msgspec.Struct) -> bytes:
+    """A server-sent event."""
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"

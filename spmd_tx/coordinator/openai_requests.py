@@ -1,0 +1,149 @@
+"""OpenAI's requests to sample requests, and why one is refused. Pure; raises InvalidRequest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+from tokenizers import Tokenizer
+
+from spmd_tx.coordinator import validation
+from spmd_tx.coordinator.chat_template import ChatTemplate
+from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, Parameters
+from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.validation import MAX_SAMPLES, Limits
+from spmd_tx.errors import InvalidRequest
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; chats go on until they end
+
+# What is not offered, with the values that ask for nothing.
+_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+}
+
+
+def check(request: Parameters) -> None:
+    """Refuse what would be ignored otherwise."""
+    for name, harmless in _NOT_OFFERED.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in harmless:
+            raise InvalidRequest(f"{name} is not offered by this server; leave it out")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options is only for streams; leave it out, or set stream")
+    top = request.logprobs if isinstance(request, CompletionRequest) else _top_logprobs(request)
+    if top is not None and top != 0:
+        name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
+        raise InvalidRequest(
+            f"{name} is {top}; this server gives the log-probability of each token that was drawn and none "
+            f"of others, so send {name} 0"
+        )
+
+
+def _top_logprobs(request: Parameters) -> int | None:
+    if not isinstance(request, ChatRequest):
+        return None
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
+    return request.top_logprobs
+
+
+def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+    """The tokens of each prompt. Text is tokenized as the model's tokenizer does by default."""
+    if isinstance(request.prompt, str):
+        return [tokenizer.encode(request.prompt).ids]
+    if not request.prompt:
+        raise InvalidRequest("prompt is an empty list; send at least one prompt")
+    ids = [item for item in request.prompt if isinstance(item, int)]
+    prompts = [item for item in request.prompt if not isinstance(item, int)]
+    if ids and prompts:
+        raise InvalidRequest("prompt mixes token ids with prompts; send one list of ids for each prompt")
+    return [ids] if ids else [_tokens(prompt, tokenizer) for prompt in prompts]
+
+
+def _tokens(prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:
+    return prompt if isinstance(prompt, list) else tokenizer.encode(prompt).ids
+
+
+def chat_prompt(request: ChatRequest, template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of the conversation; the template writes all special tokens."""
+    messages = [_message(number, message) for number, message in enumerate(request.messages)]
+    text = template.render(messages, request.chat_template_kwargs or {})
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"message {number} has no role; send one that the model's chat template knows")
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": "\n".join(_text(number, part) for part in content)}
+    if content is not None and not isinstance(content, str):
+        raise InvalidRequest(f"message {number}: content is {content!r}; send text, or a list of text parts")
+    return {**message, "content": content or ""}
+
+
+def _text(number: int, part: Any) -> str:
+    kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (part, None)
+    if kind != "text" or not isinstance(text, str):
+        raise InvalidRequest(f"message {number} has a part of type {kind!r}; this model takes parts of text")
+    return text
+
+
+def stop_strings(request: Parameters) -> list[str]:
+    return [request.stop] if isinstance(request.stop, str) else list(request.stop or ())
+
+
+def _max_tokens(
+    request: CompletionRequest | ChatRequest, prompt: Sequence[int], limits: Limits
+) -> int | None:
+    """The most tokens to draw; None: as many as fit in the context."""
+    if isinstance(request, ChatRequest):
+        return request.max_completion_tokens or request.max_tokens
+    return request.max_tokens or min(DEFAULT_COMPLETION_TOKENS, max(1, limits.max_context - len(prompt)))
+
+
+def sample_requests(
+    request: CompletionRequest | ChatRequest,
+    prompts: Sequence[list[int]],
+    end_of_text: Sequence[int],
+    limits: Limits,
+) -> list[SampleRequest]:
+    """One for each prompt. The end of a text stops a sample in any case, as OpenAI's clients expect it."""
+    choices = (request.n or 1) * len(prompts)
+    if choices > MAX_SAMPLES:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n {request.n or 1} make {choices} choices; at most {MAX_SAMPLES} "
+            "are taken, so send fewer prompts at once"
+        )
+    stops = stop_strings(request)
+    params = SamplingParams(
+        seed=request.seed,
+        stop=[*stops, *end_of_text] if stops else None,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=request.top_k or -1,
+        top_p=1.0 if request.top_p is None else request.top_p,
+    )
+    wanted = []
+    for prompt in prompts:
+        sample = SampleRequest(
+            prompt=ModelInput([ModelInputChunk(tokens=prompt)]),
+            sampling_params=replace(params, max_tokens=_max_tokens(request, prompt, limits)),
+            num_samples=request.n or 1,
+        )
+        # Only here strings and ids are mixed, which the SDK may not do.
+        validation.check_sample(
+            replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
+        )
+        wanted.append(sample)
+    return wanted

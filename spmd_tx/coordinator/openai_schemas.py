@@ -1,0 +1,196 @@
+"""OpenAI's wire format: what completions and chat completions take and give. Unknown fields are ignored.
+
+Null means the same as leaving a field out. ``top_k``, ``return_token_ids`` and ``chat_template_kwargs`` are
+not OpenAI's; other servers of open models take them under the same names.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from spmd_tx.coordinator.schemas import Text
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Choices = Annotated[int, Meta(ge=1, le=128)]
+StopString = Annotated[str, Meta(min_length=1)]
+StopStrings = Annotated[list[StopString], Meta(max_length=16)]
+
+FinishReason = Literal["stop", "length"]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of request have in common. The last fields are declared to be refused."""
+
+    model: Text
+    n: Choices | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None  # 0 is greedy
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0 are off
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | StopStrings | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class CompletionRequest(Parameters, frozen=True, kw_only=True):
+    """A prompt is text or token ids; a list of prompts is answered with ``n`` choices for each."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None  # 0: those of the tokens that were drawn
+
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class ChatRequest(Parameters, frozen=True, kw_only=True):
+    """Messages go to the chat template as they are, but for content in parts, which are joined."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens. The one that ends a sample counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+# --- completions ------------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    text_offset: list[int]  # characters
+    top_logprobs: None = None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    finish_reason: FinishReason | None  # None: there is more to come
+    logprobs: CompletionLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, or one event of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int  # seconds since the epoch
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+# --- chat completions -------------------------------------------------------------------------------
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None  # None: no whole characters
+    top_logprobs: list[None] = []
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int  # seconds since the epoch
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    role: Literal["assistant"] | UnsetType = UNSET  # in the first event of a choice
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int  # seconds since the epoch
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+# --- models and errors ------------------------------------------------------------------------------
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    id: str
+    created: int  # seconds since the epoch; 0: unknown
+    object: Literal["model"] = "model"
+    owned_by: str = "spmd_tx"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail

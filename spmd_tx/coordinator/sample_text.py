@@ -1,0 +1,80 @@
+"""The text of a sample as its tokens come: no half characters, nothing from a stop string on. Pure."""
+
+from collections.abc import Sequence
+
+from spmd_tx.coordinator.stops import Decoder
+
+HALF_CHARACTER = "\ufffd"  # what bytes decode to that are no whole character
+
+
+class Detokenizer:
+    """Text of tokens, without special tokens. A character whose bytes are not all there is held back."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._tokens: list[int] = []  # the last ones with text, since some texts depend on what is before
+        self._given = 0  # how many of these have their text given out
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """The text that is certain now."""
+        self._tokens += tokens
+        text = self.end()
+        if not text or text.endswith(HALF_CHARACTER):
+            return ""
+        self._tokens = self._tokens[self._given :]
+        self._given = len(self._tokens)
+        return text
+
+    def end(self) -> str:
+        """The text that was held back, if no more tokens come."""
+        before = self._decoder.decode(self._tokens[: self._given], skip_special_tokens=True)
+        return self._decoder.decode(self._tokens, skip_special_tokens=True)[len(before) :]
+
+
+class TextUntilStop:
+    """Text up to the first stop string. What may be the beginning of one is held back."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self._is_over = False
+
+    def add(self, text: str) -> str:
+        """The text that is certain now."""
+        if self._is_over:
+            return ""
+        self._held += text
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self._is_over = True
+            return self._held[: min(places)]
+        certain = len(self._held) - self._beginning_of_a_stop()
+        given, self._held = self._held[:certain], self._held[certain:]
+        return given
+
+    def end(self) -> str:
+        """The text that was held back, if no more text comes."""
+        return "" if self._is_over else self._held
+
+    def _beginning_of_a_stop(self) -> int:
+        """How many of the last characters a stop string may begin with."""
+        most = min(len(self._held), max(map(len, self._stops), default=1) - 1)
+        ends = (self._held[len(self._held) - count :] for count in range(most, 0, -1))
+        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stops)), 0)
+
+
+class SampleText:
+    """Both of the above."""
+
+    def __init__(self, decoder: Decoder, stops: Sequence[str]) -> None:
+        self.length = 0  # characters, with those that are held back as they may begin a stop string
+        self._detokenizer = Detokenizer(decoder)
+        self._until_stop = TextUntilStop(stops)
+
+    def add(self, tokens: Sequence[int]) -> str:
+        text = self._detokenizer.add(tokens)
+        self.length += len(text)
+        return self._until_stop.add(text)
+
+    def end(self) -> str:
+        return self._until_stop.add(self._detokenizer.end()) + self._until_stop.end()

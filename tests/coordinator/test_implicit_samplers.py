@@ -1,0 +1,81 @@
+import pytest
+
+from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.callers import EVERYONE, Caller
+from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
+from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, CheckpointPath
+from spmd_tx.errors import InvalidRequest, NotFound
+from spmd_tx.protocol import AdapterSpec
+
+BASE_MODEL = "Qwen/Qwen3-0.6B"
+PATH = CheckpointPath("run", SAMPLER_WEIGHTS, "name")
+TIMEOUT = 1800.0
+
+
+def access(services, caller=EVERYONE):
+    return Access(caller, services.catalog, services.checkpoints, services.queue)
+
+
+async def save(services):
+    options = SaveOptions(overwrite=True)
+    partial = await services.checkpoints.begin(PATH, options)
+    partial.mkdir(parents=True)
+    (partial / "adapter_model.safetensors").write_bytes(b"weights")
+    await services.checkpoints.complete(PATH, partial, AdapterSpec(rank=4), options)
+
+
+async def test_a_model_is_sampled_with_one_sampler_and_ever_new_numbers(services):
+    first, second = [await services.implicit_samplers.of(BASE_MODEL, access(services)) for _ in range(2)]
+    assert first is second
+    assert [next(first.numbers), next(second.numbers)] == [0, 1]
+    assert first.row.model_path is None
+
+
+async def test_its_session_ends_when_it_was_not_used_for_a_while_and_another_follows(services):
+    catalog, samplers = services.catalog, services.implicit_samplers
+    first = await samplers.of(BASE_MODEL, access(services))
+    now = steady_time.now()
+    await samplers.of(BASE_MODEL, access(services))
+    assert await catalog.expire_sessions(now + TIMEOUT - 1, TIMEOUT) == []
+    assert await catalog.expire_sessions(now + TIMEOUT + 60, TIMEOUT) == [first.row.session_id]
+    second = await samplers.of(BASE_MODEL, access(services))
+    assert second.row.id != first.row.id
+    assert await catalog.problem(second.row) is None
+
+
+async def test_each_set_of_weights_has_a_session_of_its_own(services):
+    await save(services)
+    base, old = [
+        await services.implicit_samplers.of(model, access(services)) for model in (BASE_MODEL, str(PATH))
+    ]
+    await save(services)
+    new = await services.implicit_samplers.of(str(PATH), access(services))
+    assert len({each.row.session_id for each in (base, old, new)}) == 3
+    assert old.row.model_path == new.row.model_path == str(PATH)
+
+
+async def test_a_checkpoint_that_was_deleted_is_no_model(services):
+    await save(services)
+    await services.implicit_samplers.of(str(PATH), access(services))
+    await services.checkpoints.delete(PATH)
+    with pytest.raises(NotFound, match="does not exist"):
+        await services.implicit_samplers.of(str(PATH), access(services))
+
+
+@pytest.mark.parametrize("model, error", [("gpt-5", NotFound), ("tinker://x", InvalidRequest)])
+async def test_other_models_are_refused(services, model, error):
+    with pytest.raises(error, match=model):
+        await services.implicit_samplers.of(model, access(services))
+
+
+async def test_owners_have_sessions_of_their_own_and_share_only_what_is_published(services):
+    await save(services)
+    alice, bob = (access(services, Caller(name, "user")) for name in ("alice", "bob"))
+    rows = [(await services.implicit_samplers.of(BASE_MODEL, each)).row for each in (alice, bob)]
+    sessions = [await services.catalog.session(row.session_id) for row in rows]
+    assert [session.owner for session in sessions] == ["alice", "bob"]
+    with pytest.raises(NotFound, match="does not exist"):
+        await services.implicit_samplers.of(str(PATH), alice)
+    await services.checkpoints.set_public(PATH, True)
+    assert (await services.implicit_samplers.of(str(PATH), alice)).row.model_path == str(PATH)

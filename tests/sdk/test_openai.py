@@ -1,0 +1,290 @@
+import asyncio
+import contextlib
+import http.client
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from tinker import types
+from tokenizers import Tokenizer
+
+from spmd_tx.coordinator.model_files import TOKENIZER
+from tests.sdk.examples import SECONDS, prompt, random_tokens, train
+from tests.sdk.examples import batch as examples
+from tests.sdk.server import BASE_MODEL
+
+PROMPT = random_tokens(10, seed=0)
+TOKENS = {"return_token_ids": True}  # besides text
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, 世界!"}]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir):
+    return Tokenizer.from_file(str(model_dir / TOKENIZER))
+
+
+@pytest.fixture
+def url(live_server):
+    return f"{live_server.url}/oai/api/v1"
+
+
+@pytest.fixture
+def client(url):
+    with openai.OpenAI(base_url=url, api_key="tml-test", timeout=SECONDS, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def complete(client):
+    def complete(text=None, **options):
+        options = {"model": BASE_MODEL, "max_tokens": 12, "seed": 7, "extra_body": TOKENS} | options
+        return client.completions.create(prompt=PROMPT if text is None else text, **options)
+
+    return complete
+
+
+@pytest.fixture
+def chat(client):
+    def chat(**options):
+        options = {"model": BASE_MODEL, "max_tokens": 12, "seed": 7, "messages": HELLO} | options
+        return client.chat.completions.create(**options)
+
+    return chat
+
+
+def drawn(sampler, tokens, num_samples=1, **options):
+    """What the Tinker SDK gets."""
+    params = types.SamplingParams(**{"max_tokens": 12, "seed": 7} | options)
+    return sampler.sample(prompt(tokens), num_samples, params).result(SECONDS).sequences
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.8, "seed": -3}]
+)
+def test_a_completion_is_the_sample_that_the_sdk_gets(complete, base_sampler, tokenizer, options):
+    completion = complete(n=3, logprobs=0, **options)
+    samples = drawn(base_sampler, PROMPT, 3, **options)
+    for choice, sample in zip(completion.choices, samples, strict=True):
+        assert choice.token_ids == sample.tokens
+        assert choice.text == tokenizer.decode(sample.tokens)
+        assert choice.logprobs.token_logprobs == pytest.approx(sample.logprobs, abs=1e-5)
+        assert choice.finish_reason == sample.stop_reason
+    assert [choice.index for choice in completion.choices] == [0, 1, 2]
+    assert completion.usage.prompt_tokens == len(PROMPT)
+    assert completion.usage.completion_tokens == sum(len(sample.tokens) for sample in samples)
+
+
+def test_a_text_is_the_same_prompt_as_its_tokens(complete, tokenizer):
+    text = "Some text, 42 <|im_start|>"
+    by_text, by_tokens = complete(text), complete(tokenizer.encode(text).ids)
+    assert by_text.choices[0].token_ids == by_tokens.choices[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [["One", "Two", "Three"], [[1, 2, 3], [4]], ["One", [1, 2, 3]]],
+    ids=["texts", "tokens", "both"],
+)
+def test_each_prompt_of_a_list_gets_its_choices(complete, prompts):
+    together = complete(prompts, n=2)
+    alone = [choice for each in prompts for choice in complete(each, n=2).choices]
+    assert [choice.token_ids for choice in together.choices] == [choice.token_ids for choice in alone]
+    assert [choice.index for choice in together.choices] == list(range(2 * len(prompts)))
+
+
+def test_a_streamed_completion_is_the_same(complete):
+    options = {"n": 2, "max_tokens": 60, "logprobs": 0}
+    whole = complete(["One", "Two"], **options)
+    events = list(complete(["One", "Two"], stream=True, stream_options={"include_usage": True}, **options))
+    assert events[-1].usage == whole.usage
+    pieces = [event.choices[0] for event in events[:-1]]
+    assert len(pieces) > 4, "nothing came before the end"
+    for choice in whole.choices:
+        mine = [piece for piece in pieces if piece.index == choice.index]
+        assert "".join(piece.text for piece in mine) == choice.text
+        assert [token for piece in mine for token in piece.token_ids] == choice.token_ids
+        offsets = [offset for piece in mine for offset in piece.logprobs.text_offset]
+        assert offsets == choice.logprobs.text_offset
+        assert [piece.finish_reason for piece in mine] == [None] * (len(mine) - 1) + [choice.finish_reason]
+
+
+def test_a_chat_goes_through_the_chat_template(chat, complete):
+    text = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in HELLO)
+    completion = complete(text + "<|im_start|>assistant\n")
+    answer = chat(extra_body=TOKENS)
+    assert answer.choices[0].token_ids == completion.choices[0].token_ids
+    assert answer.choices[0].message.content == completion.choices[0].text
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.usage == completion.usage
+    in_parts = [HELLO[0], {"role": "user", "content": [{"type": "text", "text": "Hello, 世界!"}]}]
+    assert chat(messages=in_parts).choices[0].message.content == answer.choices[0].message.content
+
+
+def test_a_streamed_chat_is_the_same(chat):
+    options = {"n": 2, "max_completion_tokens": 60, "logprobs": True}
+    whole = chat(**options)
+    events = list(chat(stream=True, stream_options={"include_usage": True}, **options))
+    assert events[-1].usage == whole.usage
+    for choice in whole.choices:
+        mine = [e.choices[0] for e in events[:-1] if e.choices[0].index == choice.index]
+        assert mine[0].delta.role == "assistant"
+        assert "".join(piece.delta.content or "" for piece in mine) == choice.message.content
+        logprobs = [each for piece in mine if piece.logprobs for each in piece.logprobs.content]
+        assert logprobs == choice.logprobs.content
+        assert mine[-1].finish_reason == choice.finish_reason
+
+
+def test_logprobs_name_the_tokens_that_were_drawn(chat, complete, tokenizer):
+    completion = complete(logprobs=0).choices[0]
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in completion.token_ids]
+    assert completion.logprobs.tokens == texts
+    answer = chat(logprobs=True, extra_body=TOKENS).choices[0]
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in answer.token_ids]
+    assert [each.token for each in answer.logprobs.content] == texts
+    for each in answer.logprobs.content:
+        assert each.logprob <= 0
+        assert each.bytes is None or bytes(each.bytes).decode() == each.token
+    assert chat().choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("as_list", [False, True], ids=["string", "list"])
+def test_text_ends_before_a_stop_string(complete, as_list, streamed):
+    text = complete(max_tokens=40, seed=3).choices[0].text
+    place = next(n for n in range(5, len(text) - 4) if text[n : n + 4].isascii())
+    stop = text[place : place + 4]
+    answer = complete(max_tokens=40, seed=3, stop=[stop, "never"] if as_list else stop, stream=streamed)
+    choices = [event.choices[0] for event in answer] if streamed else answer.choices
+    assert "".join(choice.text for choice in choices) == text[: text.find(stop)]
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_a_checkpoint_is_a_model(complete, client, trainer, service):
+    train(trainer, examples(seed=1))
+    path = trainer.save_weights_for_sampler("for-openai").result(SECONDS).path
+    sampler = service.create_sampling_client(model_path=path).result(SECONDS)
+    completion = complete(model=path)
+    assert completion.choices[0].token_ids == drawn(sampler, PROMPT)[0].tokens
+    assert completion.model == path
+    assert {BASE_MODEL, path} <= {model.id for model in client.models.list()}
+
+
+def test_a_checkpoint_that_is_overwritten_is_sampled_as_it_is_now(complete, api):
+    model_id, answers = api.create_model(0), []
+    for seq_id in (1, 4):
+        gradient = api.forward_backward(model_id, seq_id, examples(seq_id))
+        step = api.optim_step(model_id, seq_id + 1, learning_rate=0.1)
+        name = {"path": "again", "overwrite": True}
+        save = api.post("save_weights_for_sampler", model_id=model_id, seq_id=seq_id + 2, **name)
+        *_, saved = [api.retrieve(each).json() for each in (step, save["request_id"])]
+        assert api.retrieve(gradient).is_success
+        answers.append(complete(model=saved["path"], logprobs=0).choices[0].logprobs.token_logprobs)
+    assert answers[0] != answers[1]
+
+
+@pytest.mark.parametrize(
+    "options, error, complaint",
+    [
+        ({"model": "gpt-5"}, openai.NotFoundError, "gpt-5"),
+        ({"model": "tinker://nobody/sampler_weights/x"}, openai.NotFoundError, "does not exist"),
+        ({"model": "tinker://nobody/weights/x"}, openai.BadRequestError, "save_weights_for_sampler"),
+        ({"logprobs": 3}, openai.BadRequestError, "send logprobs 0"),
+        ({"echo": True}, openai.BadRequestError, "echo is not offered"),
+        ({"presence_penalty": 0.5}, openai.BadRequestError, "presence_penalty"),
+        ({"n": 0}, openai.BadRequestError, "n: "),
+        ({"temperature": -1}, openai.BadRequestError, "temperature: "),
+        ({"stop": [""]}, openai.BadRequestError, "stop"),
+        ({"max_tokens": 10**6}, openai.BadRequestError, "too long"),
+        ({"prompt": []}, openai.BadRequestError, "at least one prompt"),
+        ({"prompt": [1, "two"]}, openai.BadRequestError, "mixes"),
+        ({"prompt": [10**6]}, openai.BadRequestError, "1000000"),
+        ({"stream": True, "prompt": ""}, openai.BadRequestError, "the prompt is empty"),
+    ],
+)
+def test_what_cannot_be_completed_is_refused_in_openais_shape(complete, options, error, complaint):
+    text = options.pop("prompt", None)
+    with pytest.raises(error, match=complaint) as caught:
+        complete(text, **options)
+    assert caught.value.type in ("invalid_request_error", "not_found_error")
+    assert complaint in caught.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"content": "hello"}]}, "message 0 has no role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"tools": [{"type": "function"}]}, "tools is not offered"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True, "top_logprobs": 2}, "send top_logprobs 0"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(chat, options, complaint):
+    with pytest.raises(openai.BadRequestError, match=complaint):
+        chat(**options)
+
+
+async def test_many_clients_at_once_get_what_each_gets_alone(url, complete):
+    alone = [complete(text, seed=n).choices[0].text for n, text in enumerate("abcdefgh")]
+    async with openai.AsyncOpenAI(base_url=url, api_key="tml-test", timeout=SECONDS) as client:
+        answers = await asyncio.gather(
+            *(
+                client.completions.create(model=BASE_MODEL, prompt=text, max_tokens=12, seed=n)
+                for n, text in enumerate("abcdefgh")
+            )
+        )
+    assert [answer.choices[0].text for answer in answers] == alone
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_who_hangs_up_cancels_what_was_asked_for(live_server, streamed):
+    """It would take long."""
+    body = {"model": BASE_MODEL, "prompt": ["a", "b"], "n": 128, "max_tokens": 400, "stream": streamed}
+    connection = http.client.HTTPConnection(live_server.url.removeprefix("http://"))
+    try:
+        headers = {"content-type": "application/json"}
+        before = errors(live_server)
+        connection.request("POST", "/oai/api/v1/completions", json.dumps(body), headers)
+        wait_for(lambda: errors(live_server) == [*before, None, None])
+    finally:
+        connection.close()
+    wait_for(lambda: errors(live_server) == [*before, *["the sample was cancelled by its client"] * 2])
+    assert "never retrieved" not in live_server.log
+
+
+def errors(server):
+    """Of all requests, from the first to the last."""
+    with contextlib.closing(sqlite3.connect(server.data_dir / "spmd_tx.db")) as database:
+        return [error for (error,) in database.execute("SELECT error FROM requests ORDER BY number")]
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_events_end_with_done(url):
+    body = {"model": BASE_MODEL, "prompt": "x", "max_tokens": 2, "stream": True}
+    response = httpx.post(f"{url}/completions", json=body, timeout=SECONDS)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done, end = response.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    assert all(json.loads(event.removeprefix("data: "))["object"] == "text_completion" for event in events)
+
+
+def test_the_script_of_the_documentation_runs(live_server):
+    script = Path(__file__).parents[2] / "docs" / "examples" / "openai_client.py"
+    command = [sys.executable, str(script), live_server.url, BASE_MODEL]
+    output = subprocess.run(command, capture_output=True, check=True, timeout=SECONDS).stdout.decode()
+    assert f"models: {BASE_MODEL}" in output
+    for said in ("completion 0 (", "completion 1 (", "chat: ", "tokens were drawn"):
+        assert said in output
