@@ -15,8 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.database import Database, open_database
+from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.request_queue import Finished, Outcome, open_queue
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
@@ -160,8 +162,9 @@ class Coordinator:
         self.catalog = await open_catalog(self.database)
         checkpoints = await open_checkpoints(self.database, config.checkpoints_dir, config.model_name)
         snapshots = Snapshots(self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
-        model = ServedModel(config.data_dir, MODEL, CONTEXT, Words())  # pyright: ignore[reportArgumentType]
-        equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots)
+        template = ChatTemplate(None, {})
+        model = ServedModel(config.data_dir, MODEL, CONTEXT, Words(), template)  # pyright: ignore[reportArgumentType]
+        equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots, Progress())
         self.scheduler = Scheduler(self.queue, self.catalog, snapshots, equip, clock)
         self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self._generations())]
 
