@@ -1,7 +1,7 @@
 """Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
@@ -10,7 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.payloads import Place
+from spmd_tx.coordinator.request_times import RequestTimes
 from spmd_tx.coordinator.tables import RequestRow
+from spmd_tx.coordinator.usage import NOTHING, Spent
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
@@ -49,6 +51,7 @@ class Finished:
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
     routing: bytes | None = None  # which experts its samples went through (routing.py)
+    spent: Spent = field(default=NOTHING, compare=False)
 
     @property
     def digest(self) -> str:
@@ -89,9 +92,10 @@ class NewRow(NamedTuple):
 class Settled(NamedTuple):
     """An outcome to be written down; ``result`` is where the body of a finished one is."""
 
-    number: int
+    request: Request
     outcome: Outcome
     result: Place | None
+    times: RequestTimes
 
 
 class Executed(NamedTuple):
@@ -142,6 +146,17 @@ async def settle(db: AsyncSession, settled: Iterable[Settled]) -> None:
     values = [_settled_values(each) for each in settled]
     if values:
         await db.execute(update(RequestRow), values)
+
+
+async def without_outcome(db: AsyncSession, settled: Sequence[Settled]) -> list[Settled]:
+    """Those whose outcome is not in the log yet."""
+    numbers = [each.request.number for each in settled]
+    query = select(RequestRow.number).where(RequestRow.finished_at.is_(None))
+    open_numbers: set[int] = set()
+    for start in range(0, len(numbers), KEYS_PER_QUERY):
+        some_numbers = numbers[start : start + KEYS_PER_QUERY]
+        open_numbers.update(await db.scalars(query.where(RequestRow.number.in_(some_numbers))))
+    return [each for each in settled if each.request.number in open_numbers]
 
 
 async def unfinished(db: AsyncSession) -> list[Request]:
@@ -246,10 +261,10 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
 
 
 def _settled_values(settled: Settled) -> Mapping[str, object]:
-    outcome, result = settled.outcome, settled.result
+    outcome, result, times = settled.outcome, settled.result, settled.times
     is_failed = isinstance(outcome, Failed)
     return {
-        "number": settled.number,
+        "number": settled.request.number,
         "finished_at": steady_time.now(),
         "content_type": None if is_failed else outcome.content_type,
         "error": outcome.error if is_failed else None,
@@ -260,4 +275,8 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
         "result_file": result and result.file,
         "result_offset": result and result.offset,
         "result_length": result and result.length,
+        "began_at": times.began_at,
+        "sent_at": times.sent_at,
+        "replied_at": times.replied_at,
+        "tokens": None if is_failed else outcome.spent.tokens or None,
     }

@@ -1,6 +1,7 @@
 """Nobody learns of, reads or changes what belongs to somebody else, whichever route they try."""
 
 import uuid
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import update
@@ -11,6 +12,7 @@ from tests.coordinator.routes import (
     LISTINGS,
     OPEN,
     READING,
+    SIGNED,
     WITH_IDS,
     WITHOUT_IDS,
     Ids,
@@ -82,7 +84,7 @@ def told(response, ids: Ids):
 
 
 async def test_every_route_is_tried(app):
-    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN
+    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | SIGNED
     assert all_routes(app) == tried
 
 
@@ -129,6 +131,48 @@ async def test_listings_show_only_what_is_the_callers(alice, mallory, client_for
         {hers.model: "alice", his.model: "mallory"},
         paths(hers) | paths(his),
     )
+
+
+@sqlite_only
+@pytest.mark.parametrize("route", sorted(SIGNED), ids=str)
+async def test_a_signed_url_of_another_is_of_no_use(alice, mallory, hers, his, services, route):
+    """Nor is a key: without a signature, or with one of somebody else, nothing is read."""
+    for client in (alice, mallory):
+        assert (await send(client, route, hers)).status_code == 403
+    (path,) = [path for method, path in SIGNED if (method, path) == route]
+    path = path.format(session_id=hers.session, run_id=hers.model, kind="weights", name=hers.name)
+    his_signature = services.signed_urls.sign("", path, "mallory")
+    assert (await mallory.get(f"http://server{his_signature}")).status_code == 404
+
+
+async def test_reports_show_only_what_is_the_callers(alice, mallory, client_for, hers, his):
+    admin = await client_for("root", role="admin")
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    hours = {"starting_on": now - timedelta(hours=1), "ending_before": now + timedelta(hours=1)}
+    hours = {name: time.isoformat() for name, time in hours.items()}
+
+    async def seen(client):
+        """Whose sessions appear, and whose names."""
+        search = await client.post("sessions/search", json={"owner": {"type": "accessible"}})
+        storage = (await client.get("billing/usage/checkpoints/current")).json()["data"]
+        usage = (await client.get("billing/usage/events", params=hours)).json()
+        entries = (await client.get("audit")).json()["entries"]
+        sessions = [
+            {each["session_id"] for each in search.json()["sessions"]},
+            usage["sessions"].keys(),
+            {entry["event_details"]["session_id"] for entry in entries},
+        ]
+        owners = [
+            {each["owner"] for each in search.json()["sessions"]},
+            {event["user_id"] for event in usage["data"]},
+            {item["org_user_urn"] for item in storage},
+            {entry["event_details"]["owner"] for entry in entries},
+        ]
+        return sessions, owners
+
+    assert await seen(alice) == ([{hers.session}] * 3, [{"alice"}] * 4)
+    assert await seen(mallory) == ([{his.session}] * 3, [{"mallory"}] * 4)
+    assert await seen(admin) == ([{hers.session, his.session}] * 3, [{"alice", "mallory"}] * 4)
 
 
 @sqlite_only
@@ -233,7 +277,8 @@ async def test_without_a_valid_key_only_probes_are_answered(app, client_for, ser
         await services.keyring.look()
     for route in all_routes(app):
         response = await send(client, route, nobodys())
-        assert response.status_code == (200 if route in OPEN else 401), route
-        if route not in OPEN:
+        status = 200 if route in OPEN else 403 if route in SIGNED else 401
+        assert response.status_code == status, route
+        if status == 401:
             assert complaint in complaint_of(response)
             assert response.json().get("category", "user") == "user"
