@@ -116,7 +116,10 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("DELETE", CHECKPOINT): [lambda *_: None],
     ("POST", "/api/v1/retrieve_future"): [lambda ids, _: {"request_id": ids.request}],
     ("POST", "/api/v1/retrieve_futures"): [
-        lambda ids, _: {"target": {"type": "sampling_session", "sampling_session_id": ids.sampler}, "timeout": 0}
+        lambda ids, _: {
+            "target": {"type": "sampling_session", "sampling_session_id": ids.sampler},
+            "timeout": 0,
+        }
     ],
     ("POST", "/api/v1/join_sampling_session"): [lambda ids, _: {"sampling_session_id": ids.sampler}],
     ("POST", "/api/v1/cancel_future"): [lambda ids, _: {"request_id": ids.request}],
