@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from litestar import Controller, Response, post
+from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
+from spmd_tx.coordinator import json_forms, request_log
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.completions import Completion, Target, newest
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services
@@ -26,6 +27,7 @@ from spmd_tx.coordinator.schemas import (
     StatusResponse,
     TryAgainResponse,
 )
+from spmd_tx.coordinator.wire import JSON, PROTOBUF
 from spmd_tx.errors import Unavailable
 
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
@@ -41,14 +43,18 @@ class FuturesController(Controller):
 
     @post("/retrieve_future", status_code=HTTP_200_OK, opt=SDK_READS)
     async def retrieve_future(
-        self, data: JSONBody[RetrieveFutureRequest], services: Service, access: Accessible
+        self,
+        request: Request,
+        data: JSONBody[RetrieveFutureRequest],
+        services: Service,
+        access: Accessible,
     ) -> FutureOutcome:
         """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
         waiting = _wait(services, access, data.request_id)
         done = await _first_of(waiting, services, LONG_POLL_SECONDS + STORAGE_SECONDS)
         outcome = done and done.result()
         if outcome is not None:
-            return _response(outcome)
+            return await _response(services, data.request_id, outcome, request.headers.get("accept", ""))
         status = services.scheduler.status(data.request_id)
         outage = services.storage.outage
         state, reason = ("paused_capacity", outage) if outage else (status.queue_state, status.reason)
@@ -117,7 +123,12 @@ async def _wait(services: Services, access: Access, request_id: str) -> Outcome 
     return await services.queue.wait(request_id, LONG_POLL_SECONDS)
 
 
-def _response(outcome: Outcome) -> FutureOutcome:
+async def _response(services: Services, request_id: str, outcome: Outcome, accept: str) -> FutureOutcome:
     if isinstance(outcome, Failed):
         return Response(FailureResponse(outcome.error, outcome.category), status_code=HTTP_200_OK)
+    if outcome.content_type == PROTOBUF and json_forms.is_wanted(accept):
+        async with services.database.reading() as db:
+            kind = await request_log.kind_of(db, request_id)
+        body = await asyncio.to_thread(json_forms.from_protobuf, kind, outcome.body)
+        return Response(body, media_type=JSON, status_code=HTTP_200_OK)
     return Response(outcome.body, media_type=outcome.content_type, status_code=HTTP_200_OK)
