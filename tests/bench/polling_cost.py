@@ -57,7 +57,7 @@ def count_requests() -> collections.Counter[str]:
     sent: collections.Counter[str] = collections.Counter()
     original = _base_client.AsyncAPIClient.request
 
-    async def request(self, cast_to, options, **more):  # noqa: ANN001, ANN202
+    async def request(self, cast_to, options, **more):
         sent[options.url.rpartition("/")[2]] += 1
         return await original(self, cast_to, options, **more)
 
