@@ -16,6 +16,7 @@ from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
+from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
@@ -36,6 +37,7 @@ from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.signed_urls import open_signer
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trained_model import TrainingSlots
@@ -151,6 +153,7 @@ async def open_parts(
         database=database,
         catalog=catalog,
         checkpoints=checkpoints,
+        copies=CheckpointCopies(checkpoints, queue),
         queue=queue,
         scheduler=scheduler,
         health=health,
@@ -162,6 +165,7 @@ async def open_parts(
         chat_template=model.chat_template,
         progress=progress,
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
+        url_signer=await asyncio.to_thread(open_signer, config.data_dir),
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 

@@ -17,12 +17,14 @@ from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.signed_urls import UrlSigner
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.errors import Unavailable
@@ -80,6 +82,7 @@ class Services:
     database: Database
     catalog: Catalog
     checkpoints: CheckpointCatalog
+    copies: CheckpointCopies
     queue: RequestQueue
     scheduler: RequestScheduler
     health: Health
@@ -91,6 +94,7 @@ class Services:
     chat_template: ChatTemplate
     progress: Progress
     implicit_samplers: ImplicitSamplers
+    url_signer: UrlSigner
 
     @property
     def limits(self) -> Limits:

@@ -20,6 +20,7 @@ from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
@@ -27,6 +28,7 @@ from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
+from spmd_tx.coordinator.signed_urls import UrlSigner
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base
 from spmd_tx.models.config import ModelConfig
@@ -141,6 +143,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         database=database,
         catalog=catalog,
         checkpoints=checkpoints,
+        copies=CheckpointCopies(checkpoints, queue),
         queue=queue,
         scheduler=scheduler,
         health=FakeHealth(),
@@ -152,6 +155,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         chat_template=ChatTemplate(tiny_model.CHAT_TEMPLATE, {}),
         progress=Progress(),
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
+        url_signer=UrlSigner(b"a key for tests"),
     )
     running.cancel()
     await asyncio.wait([running])
