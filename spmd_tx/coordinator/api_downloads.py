@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from litestar import Controller, Request, Response, get, route
 from litestar.enums import HttpMethod, MediaType
-from litestar.params import FromPath, FromQuery
+from litestar.params import FromPath
 from litestar.response import Stream
 from litestar.status_codes import (
     HTTP_200_OK,
@@ -23,17 +23,17 @@ from litestar.status_codes import (
 from spmd_tx.coordinator import byte_ranges, checkpoint_files, download_content, signed_urls
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
-from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS
+from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, CheckpointPath, Manifest
 from spmd_tx.coordinator.checkpoint_schemas import ExternalWeightsUrlsResponse
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services
 from spmd_tx.coordinator.http_errors import error_response
-from spmd_tx.coordinator.route_marks import OPEN
-from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS, File
+from spmd_tx.coordinator.route_marks import SIGNED
+from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS
 from spmd_tx.errors import InvalidRequest, NotFound
 
 PREFIX = "/api/v1"
 FILES, ARCHIVES = "/downloads/files", "/downloads/archives"
-ADDRESS = "/{run_id:str}/{kind:str}/{name:str}"
+ADDRESS = "/{run_id:str}/{kind:str}/{name:str}/{version:str}"
 READ = [HttpMethod.GET, HttpMethod.HEAD]
 
 
@@ -51,15 +51,13 @@ class DownloadsController(Controller):
         access: Accessible,
     ) -> ExternalWeightsUrlsResponse:
         """A link to each file of an exported checkpoint."""
-        whole = await _readable(access, run_id, kind, name)
+        found = await _readable(access, run_id, kind, name)
         if kind != EXTERNAL_WEIGHTS:
-            raise InvalidRequest(f"{whole.path} is no export; download one that save_weights_external made")
-        expires = int(time.time()) + LIFETIME_SECONDS
-        files = [whole._replace(name=file) for file in sorted(whole.manifest.files)]
-        return ExternalWeightsUrlsResponse(
-            urls={file.name: _link(request, services, file, expires) for file in files},
-            expires=datetime.fromtimestamp(expires, UTC).isoformat(),
-        )
+            raise InvalidRequest(f"{found.path} is no export; download one that save_weights_external made")
+        expires = datetime.fromtimestamp(int(time.time() + LIFETIME_SECONDS), UTC)
+        files = sorted(found.manifest.files)
+        links = {file: _link(request, services, access, found, FILES, file) for file in files}
+        return ExternalWeightsUrlsResponse(links, expires.isoformat())
 
     @get(CHECKPOINT + "/archive")
     async def archive(
@@ -72,106 +70,89 @@ class DownloadsController(Controller):
         access: Accessible,
     ) -> Response[bytes]:
         """A link to all files as one archive, for SDKs up to 0.35. They read it, and do not follow it."""
-        whole = await _readable(access, run_id, kind, name)
-        expires = int(time.time()) + LIFETIME_SECONDS
+        found = await _readable(access, run_id, kind, name)
         headers = {
-            "Location": _link(request, services, whole, expires),
-            "Expires": formatdate(expires, usegmt=True),
+            "Location": _link(request, services, access, found, ARCHIVES),
+            "Expires": formatdate(int(time.time() + LIFETIME_SECONDS), usegmt=True),
         }
         return Response(b"", status_code=HTTP_302_FOUND, headers=headers, media_type=MediaType.TEXT)
 
-    @route(FILES + ADDRESS + "/{file:path}", http_method=READ, opt=OPEN)
+    @route(FILES + ADDRESS + "/{file:path}", http_method=READ, opt=SIGNED)
     async def file(
         self,
         run_id: FromPath[str],
         kind: FromPath[str],
         name: FromPath[str],
+        version: FromPath[str],
         file: FromPath[str],
         request: Request,
         services: Service,
-        expires: FromQuery[int] = 0,
-        signature: FromQuery[str] = "",
+        access: Accessible,
     ) -> Response:
         """One file."""
-        asked = _Asked(run_id, kind, name, file.removeprefix("/"))
-        signed = await _signed(services, asked, expires, signature)
+        found = await _version(access, run_id, kind, name, version)
+        file = file.removeprefix("/")
         content = _Content(
-            name=PurePosixPath(signed.name).name,
-            etag=f'"{signed.manifest.digests.get(signed.name, signed.manifest.created_at)}"',
-            parts=download_content.of_file(signed.manifest, signed.name),
+            name=PurePosixPath(file).name,
+            etag=f'"{found.manifest.digests.get(file, version)}"',
+            parts=download_content.of_file(found.manifest, file),
         )
-        return _answer(request, services, signed, content)
+        return _answer(request, services, found, content)
 
-    @route(ARCHIVES + ADDRESS, http_method=READ, opt=OPEN)
+    @route(ARCHIVES + ADDRESS, http_method=READ, opt=SIGNED)
     async def archive_file(
         self,
         run_id: FromPath[str],
         kind: FromPath[str],
         name: FromPath[str],
+        version: FromPath[str],
         request: Request,
         services: Service,
-        expires: FromQuery[int] = 0,
-        signature: FromQuery[str] = "",
+        access: Accessible,
     ) -> Response:
         """All files."""
-        signed = await _signed(services, _Asked(run_id, kind, name, ""), expires, signature)
-        content = _Content(
-            name=f"{signed.path.name}.tar",
-            etag=f'"{signed.manifest.created_at}"',
-            parts=download_content.of_archive(signed.manifest),
-        )
-        return _answer(request, services, signed, content)
+        found = await _version(access, run_id, kind, name, version)
+        parts = download_content.of_archive(found.manifest)
+        return _answer(request, services, found, _Content(f"{name}.tar", f'"{version}"', parts))
 
 
-class _Asked(NamedTuple):
-    """A file, as its link names it."""
+class _Found(NamedTuple):
+    """A checkpoint that the caller may read."""
 
-    run_id: str
-    kind: str
-    name: str
-    file: str  # "": all of them
+    path: CheckpointPath
+    manifest: Manifest
 
 
 class _Content(NamedTuple):
-    """What is sent of a file."""
+    """What is sent of it."""
 
     name: str
     etag: str
     parts: list[download_content.Part]
 
 
-async def _readable(access: Access, run_id: str, kind: str, name: str) -> File:
-    """All files of a checkpoint that the caller may read."""
+async def _readable(access: Access, run_id: str, kind: str, name: str) -> _Found:
     path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
-    return File(path, "", (await access.describe_checkpoint(path)).manifest)
+    return _Found(path, (await access.describe_checkpoint(path)).manifest)
 
 
-async def _signed(services: Services, asked: _Asked, expires: int, signature: str) -> File:
-    """The file behind a link. Raises Forbidden."""
-    file = await _find(services, asked)
-    return services.url_signer.check(file, expires, signature, time.time())
+async def _version(access: Access, run_id: str, kind: str, name: str, version: str) -> _Found:
+    """The one behind a link. Raises NotFound when it is not as it was then."""
+    found = await _readable(access, run_id, kind, name)
+    if found.manifest.version != version:
+        raise NotFound(f"checkpoint {found.path} was overwritten since this link was made; ask for a new one")
+    return found
 
 
-async def _find(services: Services, asked: _Asked) -> File | None:
-    try:
-        path = checkpoint_files.parse(f"tinker://{asked.run_id}/{asked.kind}/{asked.name}")
-        manifest = (await services.checkpoints.describe(path)).manifest
-    except (NotFound, InvalidRequest):
-        return None
-    return File(path, asked.file, manifest) if not asked.file or asked.file in manifest.files else None
+def _link(request: Request, services: Services, access: Access, found: _Found, route: str, *file: str) -> str:
+    """An address that those can read who can read the checkpoint now."""
+    caller, owner = access.caller, found.manifest.owner
+    reader = owner if caller.sees(owner) else caller.owner
+    path = "/".join([PREFIX + route, *found.path, found.manifest.version, *file])
+    return services.signed_urls.sign(signed_urls.base_url(request), path, reader)
 
 
-def _link(request: Request, services: Services, file: File, expires: int) -> str:
-    headers = dict(request.headers)
-    base = signed_urls.base_url(request.scope["scheme"], headers, request.scope.get("root_path", ""))
-    if file.name:
-        address = f"{FILES}/{signed_urls.quoted(file.path, file.name)}"
-    else:
-        address = f"{ARCHIVES}/{signed_urls.quoted(file.path, '').removesuffix('/')}"
-    return f"{base}{PREFIX}{address}?{services.url_signer.query(file, expires)}"
-
-
-def _answer(request: Request, services: Services, file: File, content: _Content) -> Response:
+def _answer(request: Request, services: Services, found: _Found, content: _Content) -> Response:
     """All of it, the part that is asked for, or that the client has it."""
     headers, size = dict(request.headers), download_content.size_of(content.parts)
     about = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": "private"}
@@ -192,7 +173,7 @@ def _answer(request: Request, services: Services, file: File, content: _Content)
     span = span or byte_ranges.Span(0, size)
     about["Content-Length"] = str(span.end - span.start)
     about["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
-    read = partial(services.checkpoints.read, file.path, file.manifest)
+    read = partial(services.checkpoints.read, found.path, found.manifest)
     return Stream(
         download_content.pieces(content.parts, span, read),
         status_code=status,

@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +67,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def adapter(self) -> AdapterSpec:
         return msgspec.convert(self, AdapterSpec, from_attributes=True)
+
+    @property
+    def version(self) -> str:
+        """Names just this content of this checkpoint, within an address."""
+        told = msgspec.json.encode([self.run_id, self.created_at, self.saved_by])
+        return blake2b(told, digest_size=8).hexdigest()
 
     @property
     def size_bytes(self) -> int:
@@ -158,8 +165,7 @@ def read_part(folder: Path, manifest: Manifest, name: str, start: int, size: int
     with (folder / name).open("rb") as file:
         now = read_manifest(folder)  # what was opened before belongs to this, or to nothing
         content = os.pread(file.fileno(), size, start)
-    is_same = now is not None and (now.created_at, now.saved_by) == (manifest.created_at, manifest.saved_by)
-    if not is_same or len(content) != size:
+    if now is None or now.version != manifest.version or len(content) != size:
         raise OSError(errno.ESTALE, "the checkpoint was overwritten, or is damaged", str(folder / name))
     return content
 

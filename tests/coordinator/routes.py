@@ -169,7 +169,10 @@ OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
 SIGNED = {
     (method, "/api/v1/downloads/" + address)
     for method in ("GET", "HEAD")
-    for address in ("files/{run_id}/{kind}/{name}/{file}", "archives/{run_id}/{kind}/{name}")
+    for address in (
+        "files/{run_id}/{kind}/{name}/{version}/{file}",
+        "archives/{run_id}/{kind}/{name}/{version}",
+    )
 }
 
 READING = {
@@ -191,7 +194,13 @@ async def send(
     method, path = route
     kind = "external_weights" if path.endswith("urls") else "weights"
     filled = path.format(
-        session_id=ids.session, run_id=ids.model, sampler_id=ids.sampler, kind=kind, name=ids.name, file="f"
+        session_id=ids.session,
+        run_id=ids.model,
+        sampler_id=ids.sampler,
+        kind=kind,
+        name=ids.name,
+        version="v",
+        file="f",
     )
     url = client.base_url.copy_with(raw_path=filled.encode())
     if isinstance(body, bytes):

@@ -7,6 +7,7 @@ import pytest
 
 from spmd_tx.coordinator import signed_urls
 from spmd_tx.coordinator.checkpoint_files import parse
+from spmd_tx.errors import StartError
 from tests.coordinator.test_api_checkpoints import result, save
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -103,6 +104,7 @@ async def test_head_tells_the_size_and_sends_nothing(anybody, url):
         ("/shards/0.bin", "/shards/1.bin"),
         ("/shards/0.bin", "/checkpoint.json"),
         ("/shards/0.bin", "/../../weights/ck1/shards/0.bin"),
+        ("owner=local", "owner=root"),
         ("external_weights", "weights"),
         ("external_weights", "nothing"),
         ("&signature", "&unsigned"),
@@ -113,12 +115,12 @@ async def test_an_altered_link_opens_nothing_and_tells_nothing(api, anybody, mod
     await export(api, model_id, "other", seq_id=6)
     answer = await anybody.get(url.replace(before, after, 1))
     assert answer.status_code == 403
-    assert answer.json()["detail"] == signed_urls.NOT_VALID
+    assert "the signature does not fit" in answer.json()["detail"]
 
 
-async def test_a_link_ends_after_an_hour(anybody, url, monkeypatch):
+async def test_a_link_ends_after_an_hour(anybody, url, services, monkeypatch):
     later = time.time() + signed_urls.LIFETIME_SECONDS + 1
-    monkeypatch.setattr(time, "time", lambda: later)
+    monkeypatch.setattr(services.signed_urls, "_clock", lambda: later)
     answer = await anybody.get(url)
     assert answer.status_code == 403
     assert "has expired" in answer.json()["detail"]
@@ -127,9 +129,11 @@ async def test_a_link_ends_after_an_hour(anybody, url, monkeypatch):
 async def test_a_link_ends_with_its_checkpoint(api, anybody, model_id, url):
     path = f"training_runs/{model_id}/checkpoints/external_weights/out"
     (await api.delete(path)).raise_for_status()
-    assert (await anybody.get(url)).status_code == 403
+    assert (await anybody.get(url)).status_code == 404
     await export(api, model_id, seq_id=7)  # again under that name
-    assert (await anybody.get(url)).status_code == 403
+    answer = await anybody.get(url)
+    assert answer.status_code == 404
+    assert "was overwritten since" in answer.json()["detail"]
 
 
 async def test_links_lead_where_the_client_has_come_from(api, model_id):
@@ -178,13 +182,15 @@ async def test_a_published_export_can_be_downloaded_by_others(client_for, api, m
     address = f"training_runs/{model_id}/checkpoints/external_weights/out"
     assert (await other.get(f"{address}/external_weights_urls")).status_code == 404
     (await owner.post(f"{address}/publish")).raise_for_status()
-    assert list(await urls_of(other, path)) == [FILE]
+    link = (await urls_of(other, path))[FILE]
+    assert (await other.get(link)).content == CONTENT
+    (await owner.delete(f"{address}/publish")).raise_for_status()
+    assert (await other.get(link)).status_code == 404
+    root = await client_for("root", role="admin")
+    assert (await root.get((await urls_of(root, path))[FILE])).content == CONTENT
 
 
-def test_the_key_stays_the_same_and_is_readable_by_the_server_only(database_url, tmp_path):
-    first, second = (signed_urls.open_signer(tmp_path) for _ in range(2))
-    assert first._key == second._key
-    assert (tmp_path / signed_urls.KEY_FILE).stat().st_mode & 0o777 == 0o600
-    (tmp_path / signed_urls.KEY_FILE).write_bytes(b"short")
-    with pytest.raises(signed_urls.StartError, match="has 5 bytes instead of 32"):
-        signed_urls.open_signer(tmp_path)
+def test_a_secret_that_was_cut_short_is_not_used(database_url, tmp_path):
+    (tmp_path / signed_urls.SECRET_FILE).write_bytes(b"short")
+    with pytest.raises(StartError, match="has 5 bytes instead of 32; delete it"):
+        signed_urls.open_signed_urls(tmp_path)
