@@ -15,6 +15,7 @@ from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
 from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath, parse
+from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
@@ -25,7 +26,6 @@ from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
     check_adam,
-    check_forward_backward,
     check_lora,
     check_optimizer,
 )
