@@ -138,8 +138,7 @@ class Crashes(RuleBasedStateMachine):
     def end_session(self, who):
         if (client := self.idle(who)) and who % 4 == 0:
             client.has_ended = True
-            self.wait_for(self.coordinator.catalog.end_session(client.session_id, "its client finished"))
-            self.coordinator.scheduler.session_ended(client.session_id)
+            self.wait_for(self.finish_session(client.session_id))
 
     # --- workers and crashes --------------------------------------------------------------------------
 
@@ -258,6 +257,10 @@ class Crashes(RuleBasedStateMachine):
             await self.settle()
             self.coordinator.workers.finish(100)
             self.coordinator.workers.write_snapshots()
+
+    async def finish_session(self, session_id: str) -> None:
+        await self.coordinator.catalog.end_session(session_id, "its client finished")
+        self.coordinator.scheduler.session_ended(session_id)
 
     async def submit(self, asked: Asked) -> None:
         also = [_row(asked)] if asked.kind == "create_model" else []
