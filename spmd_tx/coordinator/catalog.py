@@ -139,6 +139,12 @@ class Catalog:
             self._samplers[sampler_id] = sampler
         return sampler
 
+    async def join_sampler(self, sampler: Sampler) -> int:
+        """Count one more client of a sampler; return its number, which nobody else gets."""
+        one_more = update(Sampler).where(Sampler.id == sampler.id).values(clients=Sampler.clients + 1)
+        async with self._database.transaction() as db:
+            return (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
+
     async def problem(self, row: Model | Sampler) -> str | None:
         """Why a model or sampler that once existed takes no more requests, if so."""
         session = await self.session(row.session_id)
