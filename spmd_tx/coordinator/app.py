@@ -8,6 +8,7 @@ from spmd_tx.coordinator.api_checkpoints import CheckpointsController
 from spmd_tx.coordinator.api_downloads import DownloadsController
 from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
+from spmd_tx.coordinator.api_keys import KeysController
 from spmd_tx.coordinator.api_metrics import MetricsController
 from spmd_tx.coordinator.api_models import ModelsController
 from spmd_tx.coordinator.api_openai import OpenAIController
@@ -28,6 +29,7 @@ def make_app(services: Services) -> Litestar:
             SessionsController,
             TracesController,
             UsageController,
+            KeysController,
             ModelsController,
             TrainingController,
             SamplingController,

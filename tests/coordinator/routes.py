@@ -181,6 +181,8 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("POST", "/api/v1/create_session"): {"tags": [], "sdk_version": "0.38.0"},
     ("POST", "/api/v1/sessions/search"): {"owner": {"type": "accessible"}},  # a listing, too
     ("GET", "/api/v1/get_server_capabilities"): None,
+    ("GET", "/api/v1/auth/apikey/me"): None,
+    ("DELETE", "/api/v1/auth/apikey/me"): None,
     ("GET", "/metrics"): None,
 }
 
