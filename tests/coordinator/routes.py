@@ -186,6 +186,8 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("GET", "/metrics"): None,
 }
 
+SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema/{path}")}
+
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
 
 TRACE = ("GET", "/api/v1/sessions/{session_id}/trace")
@@ -229,6 +231,7 @@ async def send(
         name=ids.name,
         version="v",
         file="f",
+        path="openapi.json",
     )
     url = client.base_url.copy_with(raw_path=(filled + QUERIES.get(route, "")).encode())
     if isinstance(body, bytes):

@@ -12,6 +12,7 @@ from tests.coordinator.routes import (
     LISTINGS,
     OPEN,
     READING,
+    SCHEMA,
     SIGNED,
     TRACE,
     WITH_IDS,
@@ -86,7 +87,7 @@ def told(response, ids: Ids):
 
 
 async def test_every_route_is_tried(app):
-    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | SIGNED
+    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | SIGNED | SCHEMA
     assert all_routes(app) == tried
 
 
