@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spmd_tx.coordinator import prompt_wishes
 from spmd_tx.coordinator.batching import LossSettings
 from spmd_tx.coordinator.schemas import (
     AdamParams,
@@ -40,13 +41,6 @@ LOSS_CONFIG: dict[str, dict[str, float]] = {
 }
 
 MAX_SAMPLES = 1024  # of one request
-
-_NOT_OFFERED = (
-    "topk_prompt_logprobs",
-    "topk_sample_logprobs",
-    "prompt_alt_tokens_k",
-    "target_prompt_logprobs",
-)
 
 _SUPERVISED_INPUTS = ("target_tokens", "weights")
 _REINFORCED_INPUTS = ("target_tokens", "logprobs", "advantages")
@@ -120,17 +114,13 @@ def adapter_seed(config: LoraConfig, model_id: str) -> int:
 
 def check_sample(request: SampleRequest, limits: Limits) -> None:
     """Accept a sample's prompt, counts and parameters, or say what has to change."""
-    for wish in _NOT_OFFERED:
-        if getattr(request, wish):
-            raise InvalidRequest(f"{wish} is not offered yet by this service; leave it out")
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise InvalidRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}")
-    last = request.prompt_logprobs_last_n
-    if last is not None and last < 0:
-        raise InvalidRequest(f"prompt_logprobs_last_n is {last}; it must be at least 0")
     prompt_length = _check_prompt(request.prompt, limits)
     _check_sampling_params(request.sampling_params, limits)
     _check_length(prompt_length, request.sampling_params.max_tokens, limits)
+    each = request.sampling_params.max_tokens or limits.max_context - prompt_length
+    prompt_wishes.check(request, prompt_length, each * request.num_samples, limits.vocab_size)
 
 
 def _check_prompt(prompt: ModelInput, limits: Limits) -> int:

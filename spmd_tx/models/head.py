@@ -5,7 +5,7 @@ Dimension key: B row, T token, D model width, V vocabulary (this device's part).
 """
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array, lax, vmap
 from jaxtyping import Float, Int
 
 from spmd_tx.models.lora import ApplyLora, Lora
@@ -32,6 +32,22 @@ def logits(
     return base_BTV + apply_lora(h_BTD, lora).astype(jnp.float32)
 
 
+def top_logits(logits: Float[Array, "*N V"], count: int) -> tuple[Int[Array, "*N K"], Float[Array, "*N K"]]:
+    """The tokens with the highest logits, and these, in falling order; of equal ones the lowest comes first.
+
+    Only each device's own best ones travel. ``count`` is at most the size of the vocabulary.
+    """
+    part = logits.shape[-1]
+    mine, tokens = lax.top_k(logits, min(count, part))
+    tokens = tokens + lax.axis_index(TP) * part
+    last = logits.ndim - 1
+    # In the order of tp, so that of equals the first place is the lowest token again.
+    everybodys = lax.all_gather(mine, TP, axis=last, tiled=True, to="invarying")
+    tokens = lax.all_gather(tokens, TP, axis=last, tiled=True, to="invarying")
+    best, places = lax.top_k(everybodys, count)
+    return jnp.take_along_axis(tokens, places, axis=-1), best
+
+
 def target_logprobs(logits_BTV: Float[Array, "B T V"], targets_BT: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """Log-probability, in nats, of one token per position."""
     local_BT = targets_BT - lax.axis_index(TP) * logits_BTV.shape[-1]
@@ -40,3 +56,11 @@ def target_logprobs(logits_BTV: Float[Array, "B T V"], targets_BT: Int[Array, "B
     here_BT = jnp.take_along_axis(logits_BTV, index_BT1, axis=-1)[..., 0]
     target_BT = lax.psum(jnp.where(is_here_BT, here_BT, 0.0), TP)
     return target_BT - vocabulary_logsumexp(logits_BTV)
+
+
+def several_target_logprobs(
+    logits_BTV: Float[Array, "B T V"], targets_BTW: Int[Array, "B T W"]
+) -> Float[Array, "B T W"]:
+    """The same of several tokens per position; 0 where the target is -1."""
+    logprobs_BTW = vmap(target_logprobs, in_axes=(None, 2), out_axes=2)(logits_BTV, targets_BTW)
+    return jnp.where(targets_BTW < 0, 0.0, logprobs_BTW)
