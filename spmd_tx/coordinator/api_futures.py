@@ -2,10 +2,11 @@
 
 import asyncio
 
-from litestar import Controller, Response, post
+from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
+from spmd_tx.coordinator import json_forms, request_log
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services
 from spmd_tx.coordinator.request_queue import Failed, Outcome
@@ -17,6 +18,7 @@ from spmd_tx.coordinator.schemas import (
     StatusResponse,
     TryAgainResponse,
 )
+from spmd_tx.coordinator.wire import JSON, PROTOBUF
 
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
 STORAGE_SECONDS = 5.0  # more, for a database that answers slowly
@@ -29,7 +31,11 @@ class FuturesController(Controller):
 
     @post("/retrieve_future", status_code=HTTP_200_OK, opt=SDK_READS)
     async def retrieve_future(
-        self, data: JSONBody[RetrieveFutureRequest], services: Service, access: Accessible
+        self,
+        request: Request,
+        data: JSONBody[RetrieveFutureRequest],
+        services: Service,
+        access: Accessible,
     ) -> FutureOutcome:
         """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
         waiting = asyncio.create_task(_wait(services, access, data.request_id))
@@ -43,7 +49,7 @@ class FuturesController(Controller):
         finally:
             waiting.cancel()
         if outcome is not None:
-            return _response(outcome)
+            return await _response(services, data.request_id, outcome, request.headers.get("accept", ""))
         status = services.scheduler.status(data.request_id)
         outage = services.storage.outage
         state, reason = ("paused_capacity", outage) if outage else (status.queue_state, status.reason)
@@ -67,7 +73,12 @@ async def _wait(services: Services, access: Access, request_id: str) -> Outcome 
     return await services.queue.wait(request_id, LONG_POLL_SECONDS)
 
 
-def _response(outcome: Outcome) -> FutureOutcome:
+async def _response(services: Services, request_id: str, outcome: Outcome, accept: str) -> FutureOutcome:
     if isinstance(outcome, Failed):
         return Response(FailureResponse(outcome.error, outcome.category), status_code=HTTP_200_OK)
+    if outcome.content_type == PROTOBUF and json_forms.is_wanted(accept):
+        async with services.database.reading() as db:
+            kind = await request_log.kind_of(db, request_id)
+        body = await asyncio.to_thread(json_forms.from_protobuf, kind, outcome.body)
+        return Response(body, media_type=JSON, status_code=HTTP_200_OK)
     return Response(outcome.body, media_type=outcome.content_type, status_code=HTTP_200_OK)

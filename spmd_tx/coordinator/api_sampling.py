@@ -55,7 +55,7 @@ class SamplingController(Controller):
         """Queue samples of one prompt. What cannot be sampled is refused here, not through the future."""
         if data.sampling_session_id is None or data.seq_id is None:
             raise InvalidRequest(
-                "sampling_session_id or seq_id is missing; use a tinker SDK of version 0.26 or newer, "
+                "sampling_session_id or seq_id is missing; use a tinker SDK of version 0.3 or newer, "
                 "which creates a sampling session first"
             )
         validation.check_sample(data, services.limits)

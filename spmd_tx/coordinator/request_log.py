@@ -189,6 +189,10 @@ async def session_of(db: AsyncSession, request_id: str) -> str:
     return (await _row(db, request_id)).session_id
 
 
+async def kind_of(db: AsyncSession, request_id: str) -> Kind:
+    return cast(Kind, (await _row(db, request_id)).kind)
+
+
 async def payload_place(db: AsyncSession, request_id: str) -> Place:
     row = await _row(db, request_id)
     return Place(row.payload_file, row.payload_offset, row.payload_length)

@@ -85,6 +85,13 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/get_info"): [lambda ids, _: {"model_id": ids.model}],
     ("GET", "/api/v1/training_runs/{run_id}"): [lambda *_: None],
     ("POST", "/api/v1/forward_backward"): [_forward_backward],
+    ("POST", "/api/v1/forward"): [
+        lambda ids, _: {
+            "model_id": ids.model,
+            "seq_id": 17,
+            "forward_input": {"data": [], "loss_fn": "cross_entropy"},
+        }
+    ],
     ("POST", "/api/v1/optim_step"): [
         lambda ids, _: {"model_id": ids.model, "seq_id": 13, "adam_params": {"learning_rate": 1e-4}}
     ],
