@@ -24,6 +24,7 @@ from spmd_tx.coordinator.checkpoint_files import (
     parse,
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
@@ -34,7 +35,6 @@ from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
     check_adam,
-    check_forward_backward,
     check_lora,
     check_optimizer,
 )

@@ -67,7 +67,7 @@ def _top(logits_BTV: Array, count: int) -> dict[str, Array]:
 def _targets(logits_BTV: Array, targets_BTW: Array) -> dict[str, Array]:
     if not targets_BTW.shape[-1]:
         return {}
-    return {"target_logprobs": head.several_target_logprobs(logits_BTV, targets_BTW)}
+    return {"target_logprobs": head.named_logprobs(logits_BTV, targets_BTW)}
 
 
 def _draws(logits_BTV: Array, positions_BT: Array, inputs: ScoreInputs, count: int) -> dict[str, Array]:
@@ -82,4 +82,4 @@ def _draws(logits_BTV: Array, positions_BT: Array, inputs: ScoreInputs, count: i
         inputs.temperatures.reshape(b * t),
         count,
     ).reshape(b, t, count)
-    return {"drawn_tokens": drawn, "drawn_logprobs": head.several_target_logprobs(logits_BTV, drawn)}
+    return {"drawn_tokens": drawn, "drawn_logprobs": head.target_logprobs(logits_BTV, drawn)}
