@@ -14,6 +14,7 @@ from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGH
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request, RequestQueue
 from spmd_tx.coordinator.sample_wire import PromptScores
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
 
@@ -132,7 +133,9 @@ def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
         return Failed(problems[0], "user")
     logprobs = [np.full(len(datum.tokens), LOGPROB, np.float32) for datum in request.data]
     metrics = {"loss:sum": -float(sum(array.sum() for array in logprobs))}
-    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics))
+    tokens = sum(map(len, logprobs))
+    spent = Spent(forwarded=tokens) if request.forward_only else Spent(trained=tokens)
+    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics), spent=spent)
 
 
 def _samples(request: schemas.SampleRequest) -> Outcome:
@@ -145,4 +148,4 @@ def _samples(request: schemas.SampleRequest) -> Outcome:
         [sequence] * request.num_samples,
         PromptScores(prompt_logprobs if request.prompt_logprobs else None),
     )
-    return Finished(PROTOBUF, body)
+    return Finished(PROTOBUF, body, spent=Spent(prompt=length, sampled=count * request.num_samples))
