@@ -17,6 +17,7 @@ from spmd_tx.coordinator.session_schemas import as_texts
 from spmd_tx.coordinator.tables import Checkpoint, Model, RequestRow, Sampler, Session
 
 MAX_PAGE = 1000
+MAX_OFFSET = 2**62  # databases take no more
 
 AccessScope = Literal["owned", "accessible"]
 
@@ -30,7 +31,7 @@ class Page(NamedTuple):
     limit: int
 
     def clamped(self) -> "Page":
-        return Page(max(self.offset, 0), min(max(self.limit, 1), MAX_PAGE))
+        return Page(min(max(self.offset, 0), MAX_OFFSET), min(max(self.limit, 1), MAX_PAGE))
 
 
 class Which(NamedTuple):
