@@ -20,6 +20,7 @@ from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
+from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
@@ -93,6 +94,7 @@ class Services:
     chat_template: ChatTemplate
     progress: Progress
     implicit_samplers: ImplicitSamplers
+    notices: Notices
 
     @property
     def limits(self) -> Limits:

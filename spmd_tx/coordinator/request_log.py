@@ -1,7 +1,7 @@
 """Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
@@ -48,7 +48,7 @@ class Finished:
     content_type: str
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
-    routing: bytes | None = None  # which experts its samples went through (routing.py)
+    notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
 
     @property
     def digest(self) -> str:

@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from spmd_tx.coordinator import routing
+from spmd_tx.coordinator import routing, stability
 from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.request_queue import Finished
+from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
 from spmd_tx.coordinator.wire import PROTOBUF, SampledSequence, encode_sample_response
@@ -91,6 +92,7 @@ class SampleJob:
     top_p: float
     rule: StopRule
     scored: int  # how many of the last prompt tokens get log-probabilities
+    records_stability: bool = False  # for stable_reinforce
     samples: list[Sample] = field(default_factory=list)
 
     waiting: list[Sample] = field(default_factory=list)  # for pages and a row; by index
@@ -133,10 +135,13 @@ class SampleJob:
             if sample.stop_reason is not None
         ]
         body = encode_sample_response(sequences, self.prompt_logprobs)
-        if not self.samples[0].experts:
-            return Finished(PROTOBUF, body)
-        experts = [np.concatenate(sample.experts) for sample in self.samples]
-        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts))
+        notes = {}
+        if self.samples[0].experts:
+            experts = [np.concatenate(sample.experts) for sample in self.samples]
+            notes[ROUTING] = routing.encode(self.prompt_experts, experts)
+        if self.records_stability:
+            notes[STABILITY] = stability.encode(sequences)
+        return Finished(PROTOBUF, body, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,7 @@ def make_job(
         top_p=params.top_p,
         rule=stop_rule(params.stop, model.config.eos_token_ids),
         scored=_scored(body, len(prompt)),
+        records_stability=bool(body.record_stability_info),
     )
     job.needs_scores = job.scored > 0
     job.samples = [

@@ -20,6 +20,7 @@ from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
 from spmd_tx.coordinator.validation import (
@@ -94,6 +95,7 @@ class Training:
     grid: Grid
     base_model: str
     snapshots: Snapshots
+    stability: StabilityFiles
     routing: RoutingFiles | None = None  # None: the model has no experts
 
     async def begin(
@@ -113,7 +115,7 @@ class Training:
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 grid = self.grid.as_recorded(layout)
-                packed = await asyncio.to_thread(self._pack, model, body, grid)
+                packed = await asyncio.to_thread(self._pack, model, body, grid, is_again=layout is not None)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
                 return Begun(partial(_forward_backward, packed, outputs, grid.layout))
             case "optim_step":
@@ -209,14 +211,16 @@ class Training:
         result = schemas.LoadWeightsResult(wish.path, model.id)
         return Begun(partial(_json_after, reply, result), next_waits=True)
 
-    def _pack(self, model: TrainedModel, body: bytes, grid: Grid) -> PackedRequest:
+    def _pack(self, model: TrainedModel, body: bytes, grid: Grid, *, is_again: bool) -> PackedRequest:
         request = decode_forward_backward(body)
-        loss = check_forward_backward(request, self.limits)
+        loss, data = check_forward_backward(request, self.limits), request.data
+        if loss.name == "stable_reinforce":
+            data = self.stability.resolved(model.session_id, data, is_again=is_again)
         experts: list[np.ndarray | None] = []
         if self.routing is not None:
-            for datum in request.data:
+            for datum in data:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
-        return pack(request.data, loss, model.slot, request.forward_only, grid, experts)
+        return pack(data, loss, model.slot, request.forward_only, grid, experts)
 
     def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
         adam = check_adam(wish)

@@ -21,6 +21,7 @@ from spmd_tx.coordinator.request_log import Executed, History, Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
@@ -244,6 +245,7 @@ class TrainingBench:
             grid=GRID,
             base_model=BASE_MODEL,
             snapshots=self.snapshots,
+            stability=StabilityFiles(self.directory),
         )
         self.versions = versions
         sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling
