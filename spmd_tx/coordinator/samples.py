@@ -14,6 +14,7 @@ from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, SampledSequence, encode_sample_response
 from spmd_tx.models.config import ModelConfig
 
@@ -141,7 +142,9 @@ class SampleJob:
             notes[ROUTING] = routing.encode(self.prompt_experts, experts)
         if self.records_stability:
             notes[STABILITY] = stability.encode(sequences)
-        return Finished(PROTOBUF, body, notes=notes)
+        sampled = sum(len(sample.tokens) for sample in self.samples)
+        spent = Spent(prompt=len(self.prompt), sampled=sampled)
+        return Finished(PROTOBUF, body, notes=notes, spent=spent)
 
 
 @dataclass(frozen=True)

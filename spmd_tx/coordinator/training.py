@@ -32,6 +32,7 @@ from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -349,7 +350,9 @@ async def _forward_backward(
         }
         return encode_forward_backward_output(logprobs, metrics)
 
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout)
+    tokens = packed.destination.size
+    spent = Spent(forwarded=tokens) if packed.chunks[0].forward_only else Spent(trained=tokens)
+    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout, spent=spent)
 
 
 async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
