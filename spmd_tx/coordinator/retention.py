@@ -94,7 +94,7 @@ async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
     needed = and_(RequestRow.kind == "forward_backward", _is_needed_to_restore())
     query = select(RequestRow.session_id, func.min(RequestRow.created_at)).where(needed)
     rows = await db.execute(query.group_by(RequestRow.session_id))
-    return dict(rows.tuples().all())
+    return {row[0]: row[1] for row in rows}
 
 
 async def versions_in_use(db: AsyncSession) -> set[str]:
