@@ -6,8 +6,9 @@ import pytest
 
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.sample_notes import NoteWriter
+from spmd_tx.coordinator.sample_wire import SampledSequence
 from spmd_tx.coordinator.stability import KEPT_SECONDS, StabilityFiles, encode
-from spmd_tx.coordinator.wire import Datum, SampledSequence, Span
+from spmd_tx.coordinator.wire import Datum, Span
 from spmd_tx.errors import DamagedBody, InvalidRequest
 
 SESSION, REQUEST = "session:1", "abc123"
