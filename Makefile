@@ -1,9 +1,10 @@
 # `make` alone lists the targets. Everything is installed into .venv, with the versions in constraints.txt.
 PYTHON ?= python3
 ARGS ?=
+SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test chaos hosts check format cookbook clean
+.PHONY: help demo test chaos hosts check format cookbook sdk-matrix clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,7 +13,7 @@ demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS=
 	.venv/bin/spmd-tx demo $(ARGS)
 
 test: .venv/installed ## run the tests, without those marked slow; options: make test ARGS="-k losses"
-	.venv/bin/pytest -m "not slow and not chaos and not cookbook" $(ARGS)
+	.venv/bin/pytest -m "not slow and not chaos and not cookbook and not sdk_matrix" $(ARGS)
 
 chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
@@ -33,6 +34,9 @@ format: .venv/installed ## apply the formatting and the safe fixes of lint
 cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
 	.venv/bin/pytest -s -m cookbook tests/cookbook $(ARGS)
 
+sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
+	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
+
 clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	rm -rf .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo runs
 
@@ -52,4 +56,9 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 
 .venv-cookbook/hub: .venv-cookbook/installed tests/cookbook/make_offline_hub.py
 	HF_HUB_OFFLINE=1 .venv-cookbook/bin/python tests/cookbook/make_offline_hub.py $@
+	touch $@
+
+.venv-sdk/%/installed: tests/sdk_matrix/versions.txt
+	$(PYTHON) -m venv .venv-sdk/$*
+	.venv-sdk/$*/bin/pip install --quiet --disable-pip-version-check tinker==$*
 	touch $@

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Controller, Request, post
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator.bodies import read_forward_backward, read_json
+from spmd_tx.coordinator.bodies import read_forward_backward, read_json, read_loss_request
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.request_queue import Failed, Kind
 from spmd_tx.coordinator.schemas import FutureResponse, OptimStepRequest
@@ -25,10 +25,17 @@ class TrainingController(Controller):
         self, request: Request, services: Service, access: Accessible
     ) -> FutureResponse:
         """Queue a batch whose gradients are added to the model's, or only its losses (forward_only)."""
-        address, body = await read_forward_backward(request)
+        address, body = await read_forward_backward(request, services.scheduler, access)
         kind = "forward" if address.forward_only else "forward_backward"
         model = await access.model(address.model_id)
         return await queue_training(services, model, kind, address.seq_id, body)
+
+    @post("/forward", status_code=HTTP_200_OK)
+    async def forward(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
+        """Queue a batch whose losses are wanted: what SDKs before 0.25 send instead of forward_only."""
+        address, body = await read_loss_request(request, services.scheduler, access, forward_only=True)
+        model = await access.model(address.model_id)
+        return await queue_training(services, model, "forward", address.seq_id, body)
 
     @post("/optim_step", status_code=HTTP_200_OK)
     async def optim_step(self, request: Request, services: Service, access: Accessible) -> FutureResponse:

@@ -36,6 +36,7 @@ from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trained_model import TrainingSlots
@@ -157,6 +158,7 @@ async def open_parts(
         storage=storage,
         reaper=reaper,
         keyring=await open_keyring(database),
+        signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         allowances=Allowances(database, catalog, queue),
         tokenizer=model.tokenizer,
         chat_template=model.chat_template,

@@ -5,17 +5,25 @@ from litestar.datastructures import Headers
 from litestar.handlers import BaseRouteHandler
 
 from spmd_tx.coordinator.dependencies import Services
-from spmd_tx.coordinator.route_marks import IS_OPEN, IS_READING, IS_UNMETERED
+from spmd_tx.coordinator.route_marks import IS_OPEN, IS_READING, IS_SIGNED, IS_UNMETERED
 from spmd_tx.errors import Forbidden
 
 BEARER = "bearer "
 
 
 def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
-    """Find out who calls, or refuse them: 401 without a valid key, 403 beyond a key's role, 429 too often."""
+    """Find out who calls, or refuse them: 401 without a valid key, 403 beyond its role, 429 too often.
+
+    403, too, for a URL that is not, or no longer, signed.
+    """
     if IS_OPEN in route.opt:
         return
     services: Services = connection.app.state.services
+    if IS_SIGNED in route.opt:
+        connection.scope["auth"] = services.signed_urls.caller(
+            connection.scope["path"], connection.query_params
+        )
+        return
     caller = services.keyring.caller(presented_key(connection.headers))
     method = connection.scope.get("method")
     if caller.role == "read-only" and method != "GET" and IS_READING not in route.opt:

@@ -8,7 +8,7 @@ import msgspec
 import zstandard
 from litestar import Request
 
-from spmd_tx.coordinator import wire
+from spmd_tx.coordinator import json_forms, wire
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import RequestScheduler
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -20,13 +20,25 @@ _PIECE_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10  # below, a thread costs more than the work
 
 
-async def read_forward_backward(request: Request) -> tuple[wire.Address, bytes]:
+async def read_forward_backward(
+    request: Request, scheduler: RequestScheduler, access: Access
+) -> tuple[wire.Address, bytes]:
     """The protobuf body, uncompressed, and whom it is for. Raises InvalidRequest when it does not parse."""
+    if request.content_type[0] == wire.JSON:
+        return await read_loss_request(request, scheduler, access, forward_only=False)
     encoding = request.headers.get("content-encoding", "identity")
     body = await request.body()
     if len(body) < _SMALL_BYTES:
         return _read(body, encoding)
     return await asyncio.to_thread(_read, body, encoding)
+
+
+async def read_loss_request(
+    request: Request, scheduler: RequestScheduler, access: Access, forward_only: bool
+) -> tuple[wire.Address, bytes]:
+    """A JSON body, rewritten as protobuf, and whom it is for."""
+    body = await read_json(request, json_forms.LossRequest, scheduler, access)
+    return await asyncio.to_thread(json_forms.to_protobuf, body, forward_only)
 
 
 class _Numbered(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import select, update
 
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.callers import LOCAL_OWNER
@@ -117,10 +117,11 @@ class Catalog:
         return model
 
     async def open_models(self, others: Collection[str]) -> list[Model]:
-        """The models of all open sessions, and ``others``, in the order of their creation."""
-        is_wanted = or_(Model.session_id.in_(list(self._last_seen)), Model.id.in_(list(others)))
+        """The models of all open sessions, and of the sessions ``others``, in the order of their creation."""
+        sessions = self._last_seen.keys() | set(others)
+        are_wanted = select(Model).where(Model.session_id.in_(sorted(sessions)))
         async with self._database.reading() as db:
-            return list(await db.scalars(select(Model).where(is_wanted).order_by(Model.created_at, Model.id)))
+            return list(await db.scalars(are_wanted.order_by(Model.created_at, Model.id)))
 
     def has_ended(self, session_id: str) -> bool:
         return session_id not in self._last_seen
@@ -137,6 +138,12 @@ class Catalog:
             sampler = await self._load(Sampler, sampler_id)
             self._samplers[sampler_id] = sampler
         return sampler
+
+    async def join_sampler(self, sampler: Sampler) -> int:
+        """Count one more client of a sampler; return its number, which nobody else gets."""
+        one_more = update(Sampler).where(Sampler.id == sampler.id).values(clients=Sampler.clients + 1)
+        async with self._database.transaction() as db:
+            return (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
 
     async def problem(self, row: Model | Sampler) -> str | None:
         """Why a model or sampler that once existed takes no more requests, if so."""

@@ -23,6 +23,7 @@ from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.errors import Unavailable
@@ -86,6 +87,7 @@ class Services:
     storage: Storage
     reaper: Reaper
     keyring: Keyring
+    signed_urls: SignedUrls
     allowances: Allowances
     tokenizer: Tokenizer
     chat_template: ChatTemplate

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, QueueStatus, Remains
 from spmd_tx.coordinator.model_line import ModelLine
-from spmd_tx.coordinator.patience import is_outage, patiently
+from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.recovery import Restoration
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
@@ -68,6 +68,7 @@ class Execution:
         self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
         self._alone: str | None = None  # the suspected sample that is on the device
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keeping: set[asyncio.Task[None]] = set()  # snapshots that are being taken
         self._waiting_tasks: set[asyncio.Task[None]] = set()  # for outcomes: they end with the workers
         self._bug: BaseException | None = None
         self._loss: MeshError | None = None
@@ -123,7 +124,7 @@ class Execution:
                 self._advance()
         except (MeshError, asyncio.CancelledError) as end:
             error = end if isinstance(end, MeshError) else MeshError("the workers were stopped")
-            await _uninterrupted(self._wind_down(error))
+            await uninterrupted(self._wind_down(error))
             raise
         finally:
             self._stop()
@@ -131,6 +132,8 @@ class Execution:
     async def take_all_snapshots(self) -> None:
         """Of every model whose state is that behind an optimizer step; one after the other."""
         for entry in list(self.lines.values()):
+            while self._keeping:  # perhaps the very one that is wanted
+                await asyncio.wait(self._keeping)
             seq_id = entry.stepped
             if seq_id is not None and not self._snapshots.is_behind(entry.model.id, seq_id):
                 await self._keep(entry, seq_id, self._training.take_snapshot(entry.model, seq_id))
@@ -230,7 +233,9 @@ class Execution:
         entry.begun(request)
         if request.kind == "optim_step" and self._snapshots.is_due(model.id):
             taking = self._training.take_snapshot(model, request.seq_id)
-            self._spawn(self._keep(entry, request.seq_id, taking))
+            keeping = self._spawn(self._keep(entry, request.seq_id, taking))
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
         return begun
 
     async def _settle(self, request: Request, begun: Begun) -> None:
@@ -365,7 +370,7 @@ class Execution:
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
         self._loss, dispatcher = error, self._dispatcher
-        self.remains = Remains(dispatcher.in_flight, dispatcher.blamed, self._sampling.unanswered())
+        self.remains = Remains(dispatcher.in_flight, dispatcher.blamed, self._unanswered())
         self._dispatcher.lose(error)
         self._snapshots.abandon()
         for entry in self.lines.values():
@@ -375,6 +380,11 @@ class Execution:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    def _unanswered(self) -> dict[str, SampleJob]:
+        """Samples, with the tokens that are known; also those that have not joined the batch again yet."""
+        jobs = self._jobs | self._sampling.unanswered()
+        return {request_id: job for request_id, job in jobs.items() if request_id in self._unfinished}
+
     def _is_lost(self) -> bool:
         return self._loss is not None
 
@@ -383,13 +393,3 @@ class Execution:
             self._alarm.cancel()
         for task in (*self._tasks, *self._waiting_tasks):
             task.cancel()
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Do something to its end, whoever loses patience."""
-    task = asyncio.create_task(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            continue

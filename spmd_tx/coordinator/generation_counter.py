@@ -1,17 +1,10 @@
 """The number of the generation of workers, which grows as long as the database lives."""
 
-import asyncio
-import logging
-
 from sqlalchemy import update
-from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.tables import ServerState
-
-logger = logging.getLogger(__name__)
-
-AGAIN_SECONDS = 1.0
 
 
 async def next_generation(database: Database) -> int:
@@ -19,10 +12,9 @@ async def next_generation(database: Database) -> int:
     count = (
         update(ServerState).values(generation=ServerState.generation + 1).returning(ServerState.generation)
     )
-    while True:
-        try:
-            async with database.transaction() as db:
-                return (await db.execute(count)).scalar_one()
-        except (OSError, SQLAlchemyError) as problem:  # it may be back in a moment
-            logger.error("cannot count the generation of workers: %s", problem)
-            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def counted() -> int:
+        async with database.transaction() as db:
+            return (await db.execute(count)).scalar_one()
+
+    return await patiently(counted)

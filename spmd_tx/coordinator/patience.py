@@ -3,8 +3,8 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import DataError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
 
@@ -60,3 +60,13 @@ async def until(seconds: float, read: Callable[[], Awaitable[Result]]) -> Result
         if asyncio.get_running_loop().time() + READ_AGAIN_SECONDS > deadline:
             return None
         await asyncio.sleep(READ_AGAIN_SECONDS)
+
+
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Do something to its end, whoever loses patience."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue

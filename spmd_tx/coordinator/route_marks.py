@@ -9,10 +9,12 @@ from typing import Any
 IS_OPEN = "is_open"
 IS_READING = "is_reading"
 IS_UNMETERED = "is_unmetered"
+IS_SIGNED = "is_signed"
 
 OPEN: dict[str, Any] = {IS_OPEN: True}  # for probes, which have no key
 READS: dict[str, Any] = {IS_READING: True}  # changes nothing, although it is no GET
 SIGN_OF_LIFE: dict[str, Any] = {
     IS_UNMETERED: True
 }  # the SDK sends it by itself, however little its user does
+SIGNED: dict[str, Any] = {IS_SIGNED: True}  # wants no key, but a signature in the URL (signed_urls.py)
 SDK_READS: dict[str, Any] = READS | SIGN_OF_LIFE

@@ -164,10 +164,10 @@ class Scheduler:
         )
 
     async def _plan(self) -> list[Restoration]:
-        """How the models go on that are in use, or have work left."""
-        lines = {request.line for request in self._unfinished if request.kind != "sample"}
+        """How the models go on whose sessions are open or have work left, be it a sample from a version."""
+        at_work = {request.session_id for request in self._unfinished}
         restorations = []
-        for model in await self._models.open_models(lines):
+        for model in await self._models.open_models(at_work):
             unfinished = self._unfinished.of_line(model.id)
             restoration = await plan(
                 model.id, model.session_id, unfinished, self._beyond_repair, self._log, self._snapshots

@@ -66,6 +66,8 @@ class Sampler(Base):
     model_id: Mapped[str | None]  # whose weights an ephemeral version is; both null: the base model
     version: Mapped[str | None]  # which weights it was opened with, should the checkpoint be overwritten
     created_at: Mapped[float]
+    clients: Mapped[int] = mapped_column(BigInteger, default=0)  # copies of its client in other processes
+    inflight: Mapped[bool] = mapped_column(default=False)  # draws from the newest such weights of its model
 
 
 class Checkpoint(Base):

@@ -140,7 +140,7 @@ def _parse(body: bytes) -> pb.ForwardBackwardRequest:
     except DecodeError:
         raise InvalidRequest(
             f"the body of {len(body)} bytes is not a protobuf ForwardBackwardRequest; "
-            "use a tinker SDK of version 0.25 or newer"
+            "send one, or JSON with the content type application/json"
         ) from None
     return message
 

@@ -27,6 +27,7 @@ from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
+from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base
 from spmd_tx.models.config import ModelConfig
@@ -147,6 +148,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         storage=Storage(data_dir),
         reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
         keyring=await open_keyring(database),
+        signed_urls=open_signed_urls(data_dir),
         allowances=Allowances(database, catalog, queue),
         tokenizer=tiny_tokenizer(),
         chat_template=ChatTemplate(tiny_model.CHAT_TEMPLATE, {}),

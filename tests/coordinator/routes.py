@@ -85,6 +85,13 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/get_info"): [lambda ids, _: {"model_id": ids.model}],
     ("GET", "/api/v1/training_runs/{run_id}"): [lambda *_: None],
     ("POST", "/api/v1/forward_backward"): [_forward_backward],
+    ("POST", "/api/v1/forward"): [
+        lambda ids, _: {
+            "model_id": ids.model,
+            "seq_id": 17,
+            "forward_input": {"data": [], "loss_fn": "cross_entropy"},
+        }
+    ],
     ("POST", "/api/v1/optim_step"): [
         lambda ids, _: {"model_id": ids.model, "seq_id": 13, "adam_params": {"learning_rate": 1e-4}}
     ],
@@ -115,6 +122,13 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("DELETE", PUBLISH): [lambda *_: None],
     ("DELETE", CHECKPOINT): [lambda *_: None],
     ("POST", "/api/v1/retrieve_future"): [lambda ids, _: {"request_id": ids.request}],
+    ("POST", "/api/v1/retrieve_futures"): [
+        lambda ids, _: {
+            "target": {"type": "sampling_session", "sampling_session_id": ids.sampler},
+            "timeout": 0,
+        }
+    ],
+    ("POST", "/api/v1/join_sampling_session"): [lambda ids, _: {"sampling_session_id": ids.sampler}],
     ("POST", "/api/v1/cancel_future"): [lambda ids, _: {"request_id": ids.request}],
     ("POST", "/api/v1/sessions/{session_id}/finish"): [lambda *_: FINISH],
     ("POST", "/oai/api/v1/completions"): [
@@ -148,7 +162,8 @@ OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
 
 READING = {
     ("POST", f"/api/v1/{name}")
-    for name in "client/config client/dynamic_config telemetry get_info weights_info retrieve_future".split()
+    for name in "client/config client/dynamic_config telemetry get_info weights_info retrieve_future "
+    "retrieve_futures".split()
 }
 
 

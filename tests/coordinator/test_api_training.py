@@ -72,7 +72,7 @@ async def test_data_errors_are_left_to_the_future(api, model_id):
     "body, headers, complaint",
     [
         (b"\xff\xff", {}, "not a protobuf"),
-        (b'{"forward_backward_input": {}}', {"content-type": "application/json"}, "0.25 or newer"),
+        (b'{"forward_backward_input": {}}', {"content-type": "application/json"}, "field `data`"),
         (b"not zstd", {"content-encoding": "zstd"}, "no zstd frame"),
         (zstandard.ZstdCompressor().compress(b"x" * 1000)[:-8], {"content-encoding": "zstd"}, "cut short"),
         (b"", {"content-encoding": "br"}, "send zstd"),

@@ -99,7 +99,7 @@ async def test_after_a_restart_sessions_models_and_samplers_go_on(catalog, datab
     assert await restarted.problem(await restarted.model(model_id)) is None
     assert await restarted.problem(await restarted.sampler(ephemeral.id)) is None
     assert [model.id for model in await restarted.open_models([])] == [model_id]
-    assert {model.id for model in await restarted.open_models([other])} == {model_id, other}
+    assert {model.id for model in await restarted.open_models([ended.id])} == {model_id, other}
     assert (restarted.has_ended(session.id), restarted.has_ended(ended.id)) == (False, True)
 
 

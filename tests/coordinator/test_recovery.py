@@ -207,6 +207,20 @@ async def test_draining_takes_a_snapshot_of_what_has_moved_on(bench):
     assert [command.path for command in bench.workers.sent(Snapshot)] == [str(bench.snapshots.place(A, 1))]
 
 
+async def test_draining_waits_for_a_snapshot_that_is_being_taken(bench):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A))
+    bench.workers.holds = Snapshot
+    bench.step(A, 1)
+    await bench.until(lambda: bench.workers.held)
+    draining = asyncio.create_task(bench.scheduler.drain())
+    await bench.settled()
+    bench.workers.answer()
+    await draining
+    assert len(bench.workers.sent(Snapshot)) == 1
+    assert bench.snapshots.is_behind(A, 1)
+
+
 async def test_loaded_weights_do_not_depend_on_the_checkpoint_any_more(bench):
     await bench.result(bench.create(A, seed=3))
     path = (await bench.result(bench.save(A, 1, "x")))["path"]
@@ -254,6 +268,21 @@ async def test_a_sample_whose_model_is_being_restored_waits_through_one_more_los
         await next_generation(bench)
         await bench.outcome(sampled)
         assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
+
+
+async def test_a_sample_that_its_session_has_left_behind_is_drawn_from_the_same_weights(tmp_path):
+    async with running(tmp_path, slots=3, sampling=lambda _: FakeSampling()) as bench:
+        await bench.result(bench.create(A))
+        await bench.result(bench.create(B))
+        await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+        bench.workers.is_holding = True
+        sampled = bench.submit("sample", "alice:sample:1", 0, prompt())
+        await bench.until(lambda: bench.workers.held)
+        bench.models.ended |= {"alice", "bob"}
+        await next_generation(bench)
+        await bench.outcome(sampled)
+        assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
+        assert len(bench.workers.sent(CreateAdapter)) == 1
 
 
 # --- quarantine ---------------------------------------------------------------------------------------

@@ -138,8 +138,7 @@ class Crashes(RuleBasedStateMachine):
     def end_session(self, who):
         if (client := self.idle(who)) and who % 4 == 0:
             client.has_ended = True
-            self.wait_for(self.coordinator.catalog.end_session(client.session_id, "its client finished"))
-            self.coordinator.scheduler.session_ended(client.session_id)
+            self.wait_for(self.finish_session(client.session_id))
 
     # --- workers and crashes --------------------------------------------------------------------------
 
@@ -259,6 +258,10 @@ class Crashes(RuleBasedStateMachine):
             self.coordinator.workers.finish(100)
             self.coordinator.workers.write_snapshots()
 
+    async def finish_session(self, session_id: str) -> None:
+        await self.coordinator.catalog.end_session(session_id, "its client finished")
+        self.coordinator.scheduler.session_ended(session_id)
+
     async def submit(self, asked: Asked) -> None:
         also = [_row(asked)] if asked.kind == "create_model" else []
         asked.request_id = await self.coordinator.queue.submit(
@@ -326,6 +329,27 @@ FAST = settings(
 
 def test_requests_count_once_and_in_order_whatever_crashes(migrated):
     run_state_machine_as_test(machine(migrated), settings=FAST)
+
+
+def test_loads_behind_an_unanswered_request_displace_no_snapshot_that_is_needed(migrated):
+    story = machine(migrated)()
+    try:
+        for _ in range(2):
+            story.step(0, 0.1)
+            story.finish_everything()
+        story.save(0)
+        story.finish_everything()
+        story.answers_are_right()
+        story.delay_the_outcomes_of_gradients()
+        story.train(0, [5], 1)
+        for which in range(3):
+            story.load(0, which, optimizer=True)
+            for _ in range(3):
+                story.let_time_pass(10)
+                story.finish_commands(6)
+        story.kill_the_coordinator(executed=0)
+    finally:
+        story.teardown()
 
 
 @pytest.mark.slow

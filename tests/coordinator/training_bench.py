@@ -196,14 +196,19 @@ class BenchModels:
 
     def __init__(self, log):
         self._log = log
+        self.ended = set()  # sessions
 
     async def open_models(self, others):
         creations = [request for request in self._log.requests.values() if request.seq_id == 0]
         lines = [request for request in creations if request.kind in ("create_model", "load_weights")]
-        return [BenchModel(request.line, request.session_id) for request in lines]
+        return [
+            BenchModel(request.line, request.session_id)
+            for request in lines
+            if request.session_id not in self.ended or request.session_id in others
+        ]
 
     def has_ended(self, session_id):
-        return False
+        return session_id in self.ended
 
 
 class BenchModel(NamedTuple):

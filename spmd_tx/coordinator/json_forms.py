@@ -1,0 +1,192 @@
+"""The JSON forms of forward, forward_backward and their results, for SDKs before 0.25.
+
+They are protobuf everywhere else, in the log, too: requests are rewritten when they come in, and results
+when they are handed out.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.request_log import Kind
+from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, TensorData, TrainingNumber
+from spmd_tx.coordinator.wire import JSON, PROTOBUF, Address
+from spmd_tx.errors import InvalidRequest
+
+MAX_SEQ_ID = 2**31 - 1  # of the protobuf form
+
+_DTYPES = {"float32": (pb.DTYPE_FLOAT32, "<f4"), "int64": (pb.DTYPE_INT64, "<i8")}
+_LAST_INTEGER = {"<i4": 2**31 - 1, "<i8": 2**53}  # that both the type and a number of JSON hold exactly
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_NO_LOGPROB = -99999.0  # fills the rows of top-k log-probabilities that have fewer candidates
+
+
+class JsonDatum(msgspec.Struct, frozen=True):
+    model_input: ModelInput
+    loss_fn_inputs: dict[str, TensorData] = {}
+
+
+class LossInput(msgspec.Struct, frozen=True):
+    data: list[JsonDatum]
+    loss_fn: str
+    loss_fn_config: dict[str, float | str] | None = None
+
+
+class LossRequest(msgspec.Struct, frozen=True):
+    """A body of /forward or of /forward_backward."""
+
+    model_id: str
+    seq_id: TrainingNumber
+    forward_input: LossInput | None = None
+    forward_backward_input: LossInput | None = None
+
+
+def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, bytes]:
+    """Rewrite a request. What is wrong with its numbers stays wrong, and fails its future."""
+    loss = request.forward_input if forward_only else request.forward_backward_input
+    if loss is None:
+        name = "forward_input" if forward_only else "forward_backward_input"
+        raise InvalidRequest(f"the body has no {name}; send data and loss_fn in it")
+    if request.seq_id > MAX_SEQ_ID:
+        raise InvalidRequest(f"seq_id is {request.seq_id}; it must be at most {MAX_SEQ_ID}")
+    message = pb.ForwardBackwardRequest(
+        model_id=request.model_id,
+        seq_id=request.seq_id,
+        data=[_datum(datum) for datum in loss.data],
+        loss_fn=loss.loss_fn,
+        forward_only=forward_only,
+    )
+    for key, value in (loss.loss_fn_config or {}).items():
+        field = "text" if isinstance(value, str) else "number"
+        setattr(message.loss_fn_config_v2[key], field, value)
+    address = Address(request.model_id, request.seq_id, forward_only)
+    return address, message.SerializeToString(deterministic=True)
+
+
+def is_wanted(accept: str) -> bool:
+    """Whether a client that accepts this cannot read protobuf."""
+    return JSON in accept and PROTOBUF not in accept
+
+
+def from_protobuf(kind: Kind, result: bytes) -> bytes:
+    """Rewrite the result of a request of this kind, as JSON."""
+    if kind == "sample":
+        return msgspec.json.encode(_sample_result(pb.SampleResponse.FromString(result)))
+    return msgspec.json.encode(_loss_result(pb.ForwardBackwardOutput.FromString(result)))
+
+
+def _datum(datum: JsonDatum) -> pb.Datum:
+    chunks = [_chunk(chunk) for chunk in datum.model_input.chunks]
+    inputs = {name: _tensor(tensor) for name, tensor in datum.loss_fn_inputs.items()}
+    return pb.Datum(model_input=chunks, loss_fn_inputs=inputs)
+
+
+def _chunk(chunk: ModelInputChunk) -> pb.Chunk:
+    match chunk.kind:
+        case "encoded_text":
+            return pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=_bytes(chunk.tokens or [], "<i4")))
+        case "image":
+            return pb.Chunk(image=pb.ImageChunk(data=_base64(chunk.data)))
+        case "dmel":
+            return pb.Chunk(dmel=pb.DmelChunk(dmel=_base64(chunk.dmel)))
+        case "image_asset_pointer" | "unknown":
+            return pb.Chunk()
+
+
+def _tensor(tensor: TensorData) -> pb.Tensor:
+    number, dtype = _DTYPES.get(tensor.dtype, (pb.DTYPE_UNSPECIFIED, "<f4"))
+    if number == pb.DTYPE_INT64 and not all(value.is_integer() for value in tensor.data):
+        number, dtype = _DTYPES["float32"]  # as which it is refused where integers are needed
+    values = _bytes(tensor.data, dtype)
+    starts, columns = tensor.sparse_crow_indices, tensor.sparse_col_indices
+    if starts is None and columns is None:
+        return pb.Tensor(dense=values, dtype=number, shape=tensor.shape)
+    csr = pb.SparseCsr(
+        values=values, crow_indices=_bytes(starts or [], "<i8"), col_indices=_bytes(columns or [], "<i8")
+    )
+    return pb.Tensor(sparse_csr=csr, dtype=number, shape=tensor.shape)
+
+
+def _bytes(values: list[int] | list[float], dtype: str) -> bytes:
+    """Numbers beyond the range of the type become those at its ends, which nothing here has a use for."""
+    array = np.asarray(values)
+    if dtype == "<f4":
+        with np.errstate(over="ignore"):
+            return array.astype(dtype).tobytes()
+    end = _LAST_INTEGER[dtype]
+    return np.clip(array.astype(np.float64), -end, end).astype(dtype).tobytes()
+
+
+def _base64(text: str | None) -> bytes:
+    try:
+        return base64.b64decode(text or "", validate=True)
+    except binascii.Error:
+        return b""
+
+
+def _loss_result(output: pb.ForwardBackwardOutput) -> dict[str, Any]:
+    outputs: list[dict[str, Any]] = []
+    for record in output.loss_fn_outputs:
+        columns = {name: _datum_arrays(tensor) for name, tensor in record.fields.items()}
+        for place in range(record.num_datums):
+            outputs.append({name: _tensor_json(arrays[place]) for name, arrays in columns.items()})
+    return {
+        "loss_fn_output_type": output.loss_fn_output_type,
+        "loss_fn_outputs": outputs,
+        "metrics": {name: _number(value) for name, value in output.metrics.items()},
+    }
+
+
+def _datum_arrays(tensor: pb.BatchedTensor) -> list[np.ndarray]:
+    ends = np.frombuffer(tensor.offsets, "<i8")
+    shape = (-1, *tensor.trailing_shape)
+    return [np.frombuffer(tensor.data[start:end], "<f4").reshape(shape) for start, end in pairwise(ends)]
+
+
+def _tensor_json(array: np.ndarray) -> dict[str, Any]:
+    values = array.ravel().tolist()
+    if not np.isfinite(array).all():
+        values = [_number(value) for value in values]
+    return {"data": values, "dtype": "float32", "shape": list(array.shape)}
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity; the SDKs read these words as the numbers that they name."""
+    return (
+        value if np.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[repr(value)]
+    )
+
+
+def _sample_result(response: pb.SampleResponse) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "type": "sample",
+        "sequences": [
+            {
+                "stop_reason": "length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
+                "tokens": np.frombuffer(sequence.tokens, "<i4").tolist(),
+                "logprobs": np.frombuffer(sequence.logprobs, "<f4").tolist(),
+            }
+            for sequence in response.sequences
+        ],
+    }
+    if response.HasField("prompt_logprobs"):
+        logprobs = np.frombuffer(response.prompt_logprobs, "<f4").tolist()
+        result["prompt_logprobs"] = [None if np.isnan(value) else value for value in logprobs]
+    if response.HasField("topk_prompt_logprobs"):
+        result["topk_prompt_logprobs"] = list(_candidates(response.topk_prompt_logprobs))
+    return result
+
+
+def _candidates(topk: pb.TopkLogprobs) -> Iterable[list[tuple[int, float]] | None]:
+    """Of each position its candidates; None where nothing was computed."""
+    ids = np.frombuffer(topk.token_ids, "<i4").reshape(topk.length, topk.k)
+    logprobs = np.frombuffer(topk.logprobs, "<f4").reshape(topk.length, topk.k)
+    for row_ids, row_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True):
+        row = [pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] != _NO_LOGPROB]
+        yield row or None
