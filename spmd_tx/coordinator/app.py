@@ -5,6 +5,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 
 from spmd_tx.coordinator.api_checkpoints import CheckpointsController
+from spmd_tx.coordinator.api_custom_losses import CustomLossesController
 from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
 from spmd_tx.coordinator.api_metrics import MetricsController
@@ -25,6 +26,7 @@ def make_app(services: Services) -> Litestar:
             SessionsController,
             ModelsController,
             TrainingController,
+            CustomLossesController,
             SamplingController,
             CheckpointsController,
             FuturesController,
