@@ -1,21 +1,33 @@
 """A custom loss as its client uploads it: a torch.fx graph, read into typed nodes and checked. No JAX here.
 
-Both sides use it: the coordinator to refuse a graph when it is created, the workers to run it. A graph that was
-read can hold nothing but the operations of custom_loss_operations.py, with arguments of their forms.
+Both sides use it: the coordinator to refuse a graph when it is created, the workers to run it. A graph that
+was read can hold nothing but the operations of custom_loss_operations.py, with arguments of their forms.
 """
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from spmd_tx.custom_loss_operations import OPERATIONS, Operation, Parameter
+from spmd_tx.custom_loss_arguments import (
+    ELLIPSIS,
+    BadArguments,
+    Dtype,
+    Ref,
+    bind,
+    described,
+    has_form,
+    hint,
+    refs,
+    shown,
+)
+from spmd_tx.custom_loss_operations import OPERATIONS, Operation
 from spmd_tx.errors import InvalidRequest
 
 MAX_BYTES = 256 << 10  # of the JSON document
+MAX_NAME = 128
 MAX_NODES = 1000
 MAX_INPUTS = 16
 MAX_METRICS = 64
@@ -24,7 +36,6 @@ MAX_DEPTH = 8  # of lists and dicts in one argument
 MAX_NUMBER = 2**53  # of an integer literal
 
 DTYPES = ("bool", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-DTYPE_NAMES = {"int": "int32", "long": "int64", "half": "float16", "float": "float32", "double": "float64"}
 
 _METRIC = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 _INPUT = re.compile(r"[a-z_][a-z0-9_]{0,63}")
@@ -64,27 +75,6 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Ref:
-    """The value of an earlier node."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Dtype:
-    """A type of elements, under torch's name for it."""
-
-    name: str
-
-
-class Ellipses:
-    """The three dots in an index."""
-
-
-ELLIPSIS = Ellipses()
-
-
-@dataclass(frozen=True)
 class Node:
     """One step: an operation with its arguments by their names; those that are left out are not there."""
 
@@ -111,6 +101,10 @@ class CustomLoss:
 
 def read(definition: Definition) -> CustomLoss:
     """Check a definition from end to end. Raises InvalidRequest that names the node."""
+    if not 1 <= len(definition.name) <= MAX_NAME:
+        raise InvalidRequest(
+            f"the loss's name has {len(definition.name)} characters; it must have 1 to {MAX_NAME}"
+        )
     _check_inputs(definition.inputs)
     graph = definition.graph
     if graph.format != 1:
@@ -144,8 +138,8 @@ class _Reader:
         names = [each.name for each in self._definition.inputs]
         if self._placeholders != names:
             raise InvalidRequest(
-                f"the graph's placeholders are {', '.join(self._placeholders)}; they must be the inputs, in their "
-                f"order: {', '.join(names)}"
+                f"the graph's placeholders are {', '.join(self._placeholders)}; they must be the inputs, "
+                f"in their order: {', '.join(names)}"
             )
         loss, metrics = self._read_output(output)
         definition = self._definition
@@ -178,19 +172,19 @@ class _Reader:
         target = node.target if node.op == "call_function" else f".{node.target}"
         operation = OPERATIONS.get(target)
         if operation is None:
-            refuse(node, f"{_shown(target)} is not among the operations of custom losses{_hint(target)}")
+            refuse(node, f"{shown(target)} is not among the operations of custom losses{hint(target)}")
         positional = [self._read_value(node, value) for value in node.args]
         named = {key: self._read_value(node, value) for key, value in node.kwargs.items()}
-        arguments = _bind(node, operation, positional, named)
+        arguments = _bound(node, operation, positional, named)
         for parameter in operation.parameters:
-            if parameter.name in arguments and not _has_form(arguments[parameter.name], parameter):
+            if parameter.name in arguments and not has_form(arguments[parameter.name], parameter):
                 words = f" ({', '.join(parameter.words)})" if parameter.words else ""
                 refuse(
                     node,
-                    f"{_shown(target)} has {parameter.name} {_described(arguments[parameter.name])}; "
+                    f"{shown(target)} has {parameter.name} {described(arguments[parameter.name])}; "
                     f"it takes {parameter.form}{words} there",
                 )
-        if any(self._follows.intersection(_refs(value)) for value in arguments.values()):
+        if any(self._follows.intersection(refs(value)) for value in arguments.values()):
             self._follows.add(node.name)
         return Node(node.name, operation, target, arguments)
 
@@ -231,7 +225,7 @@ class _Reader:
                 return Dtype(content)
             case "device" | "layout" | "memory_format", str():
                 return None  # there is one device, and one layout
-        refuse(node, f"it has an argument {kind} {_described(content)}, which a loss cannot have")
+        refuse(node, f"it has an argument {kind} {described(content)}, which a loss cannot have")
 
     def _read_items(self, node: WireNode, items: Sequence[Any], depth: int) -> list[Any]:
         if len(items) > MAX_LITERALS:
@@ -251,7 +245,7 @@ class _Reader:
             if not _METRIC.fullmatch(name):
                 refuse(node, f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean")
             if not isinstance(value, Ref):
-                refuse(node, f"the metric {name!r} is {_described(value)}; it must be a tensor")
+                refuse(node, f"the metric {name!r} is {described(value)}; it must be a tensor")
         if loss not in self._follows:
             refuse(
                 node, f"the loss {loss!r} does not depend on logprobs, so there is nothing to learn from it"
@@ -264,6 +258,15 @@ def refuse(node: WireNode, problem: str) -> NoReturn:
         f"node {node.name[:128]!r} ({node.op[:20]} {node.target[:128]}): {problem}. "
         "docs/custom_losses.md lists what a loss may do"
     )
+
+
+def _bound(
+    node: WireNode, operation: Operation, positional: list[Any], named: dict[str, Any]
+) -> dict[str, Any]:
+    try:
+        return bind(operation, positional, named)
+    except BadArguments as problem:
+        refuse(node, str(problem))
 
 
 def _check_inputs(inputs: Sequence[LossInput]) -> None:
@@ -279,130 +282,3 @@ def _check_inputs(inputs: Sequence[LossInput]) -> None:
         raise InvalidRequest("the first input must be logprobs, with rank 1 ([T]) or 2 ([T, K])")
     if len(set(names)) < len(names):
         raise InvalidRequest(f"two inputs have one name: {', '.join(names)}")
-
-
-def _bind(
-    node: WireNode, operation: Operation, positional: list[Any], named: dict[str, Any]
-) -> dict[str, Any]:
-    """Arguments by name, as Python would bind them."""
-    parameters = operation.parameters
-    if operation.name == "einsum":
-        positional = _gathered(positional, 1)
-    elif operation.takes_sizes:
-        place = next(place for place, each in enumerate(parameters) if each.form == "sizes")
-        positional = _gathered(positional, place)
-    if operation.name in ("max", "min") and "other" in named:
-        named["dim"] = named.pop("other")
-    named = {_renamed(key, operation): value for key, value in named.items()}
-    known = {each.name for each in parameters}
-    names = [each.name for each in parameters[: len(positional)]]
-    if len(positional) > len(parameters) or not known.issuperset(named) or set(names) & set(named):
-        refuse(node, f"its arguments do not fit; {operation.name} takes {_signature(operation)}")
-    arguments = dict(zip(names, positional, strict=True)) | named
-    missing = [each.name for each in parameters if each.is_required and each.name not in arguments]
-    if missing:
-        refuse(node, f"it lacks {', '.join(missing)}; {operation.name} takes {_signature(operation)}")
-    return arguments
-
-
-def _gathered(positional: list[Any], place: int) -> list[Any]:
-    """x.view(2, 3) as x.view((2, 3)); a list or tuple stays what it is."""
-    rest = positional[place:]
-    if not rest or isinstance(rest[0], list | tuple):
-        return positional
-    return [*positional[:place], tuple(rest)]
-
-
-def _renamed(key: str, operation: Operation) -> str:
-    """torch says ``input`` or ``self`` for what it computes on, and has second names for some arguments."""
-    known = {each.name for each in operation.parameters}
-    if key in known:
-        return key
-    first = operation.parameters[0].name
-    others = {
-        "input": first,
-        "self": first,
-        "axis": "dim",
-        "fill_value": "value",
-        "ord": "p",
-        "condition": "condition",
-    }
-    return others.get(key, key)
-
-
-def _has_form(value: Any, parameter: Parameter) -> bool:
-    if value is None and not parameter.is_required:
-        return True
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    is_number = isinstance(value, int | float)
-    forms: dict[str, Callable[[], bool]] = {
-        "tensor": lambda: isinstance(value, Ref),
-        "value": lambda: isinstance(value, Ref | Dtype) or is_number,
-        "number": lambda: isinstance(value, Ref) or is_number,
-        "int": lambda: isinstance(value, Ref) or is_int,
-        "bool": lambda: isinstance(value, bool),
-        "text": lambda: isinstance(value, str) and (not parameter.words or value in parameter.words),
-        "dims": lambda: is_int or isinstance(value, Ref) or _all_sizes(value),
-        "sizes": lambda: _all_sizes(value),
-        "dtype": lambda: isinstance(value, Dtype | Ref),
-        "index": lambda: _is_index(value),
-        "tensors": lambda: isinstance(value, list | tuple) and all(isinstance(each, Ref) for each in value),
-        "nothing": lambda: value is None or value is False,
-    }
-    return forms[parameter.form]()
-
-
-def _all_sizes(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(each, Ref) or (isinstance(each, int) and not isinstance(each, bool)) for each in value
-    )
-
-
-def _is_index(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_index(each) and not isinstance(each, tuple | list) for each in value)
-    if isinstance(value, slice):
-        return all(
-            each is None or isinstance(each, Ref | int) for each in (value.start, value.stop, value.step)
-        )
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return value is None or value is ELLIPSIS or isinstance(value, Ref) or is_int
-
-
-def _refs(value: Any) -> set[str]:
-    if isinstance(value, Ref):
-        return {value.name}
-    if isinstance(value, slice):
-        return _refs((value.start, value.stop, value.step))
-    if isinstance(value, list | tuple):
-        return set().union(*map(_refs, value))
-    return set()
-
-
-def _hint(target: str) -> str:
-    name = target.rpartition(".")[2]
-    if name.endswith("_") and not name.endswith("__"):
-        return "; nothing may be changed in place, use the form without the underscore"
-    if name in ("setitem", "index_put", "scatter"):
-        return "; nothing may be changed in place, use torch.where or masked_fill"
-    if name in ("masked_select", "nonzero"):
-        return "; its result has no fixed shape, multiply by the mask, or use torch.where"
-    if name in ("rand", "randn", "rand_like", "randn_like", "dropout", "bernoulli", "multinomial"):
-        return "; a loss draws no random numbers, send them as loss_fn_inputs"
-    return "; use detach() instead of torch.no_grad()" if "grad" in name else ""
-
-
-def _shown(target: str) -> str:
-    return f"method {target[1:129]}" if target.startswith(".") else target[:128]
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Ref):
-        return f"node {value.name}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return repr(value)[:60]
-
-
-def _signature(operation: Operation) -> str:
-    return ", ".join(each.name + ("" if each.is_required else "=...") for each in operation.parameters)

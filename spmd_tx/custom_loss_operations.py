@@ -1,9 +1,9 @@
-"""The operations that a custom loss may use, with their arguments: everything else is refused at its creation.
+"""The operations that a custom loss may use, with their arguments: all else is refused at its creation.
 
-Names of targets are those that torch.fx records: `torch.exp`, `operator.mul`, and `.exp` for a method. Argument
-forms: tensor (a node), value (a node or a number), number and int (literal, or a node: a length), bool, text
-(one of the words), dims (an int, a list of ints or null), dtype, index, tensors (a list), sizes (ints, one by
-one or as a list), nothing (null or false; it is there for torch's own reasons).
+Names of targets are those that torch.fx records: `torch.exp`, `operator.mul`, and `.exp` for a method.
+Argument forms: tensor (a node), value (a node or a number), number and int (a literal, or a node: a length),
+bool, text (one of the words), dims (an int, a list of ints or null), dtype, index, tensors (a list), sizes
+(ints, one by one or as a list), nothing (null or false; it is there for torch's own reasons).
 """
 
 from dataclasses import dataclass
@@ -209,7 +209,11 @@ _REDUCTIONS = [
 
 _SHAPES = [
     _operation(
-        "getattr", "x name:text=shape|ndim|dtype|device|T|values|indices", "getattr", both=False, note="x.shape, x.ndim, x.T"
+        "getattr",
+        "x name:text=shape|ndim|dtype|device|T|values|indices",
+        "getattr",
+        both=False,
+        note="x.shape, x.ndim, x.T",
     ),
     _operation("size", "x dim:int?", ".size", both=False),
     _operation("numel", "x", note="counts the datum's own tokens"),

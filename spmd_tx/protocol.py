@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
@@ -95,8 +95,8 @@ class Forward(Command, frozen=True, tag="forward"):
 class CustomLoss(Command, frozen=True, tag="custom_loss"):
     """Run a custom loss on the logprobs of a forward pass; the model has no part in it. I inputs, D datums.
 
-    Replies losses float64 [D], metrics float64 [D, M], and gradients float32: those of the losses with respect
-    to the logprobs, laid out like them. Where the loss cannot be run, only ``problem``: why, in UTF-8, as bytes.
+    Replies losses float64 [D], metrics float64 [D, M], and gradients float32: those of the losses with
+    respect to the logprobs, laid out like them. If the loss cannot be run, only ``problem``: why, in UTF-8.
     """
 
     definition: bytes  # custom_loss.Definition in JSON

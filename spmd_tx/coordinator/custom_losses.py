@@ -1,7 +1,7 @@
 """Custom losses that clients have created: kept in the log as requests, and found again by their id.
 
-The payload of its creation is the loss, so it lives as long as its session can use it or may have to be restored
-(retention.py). Its id comes from that of the request, which nobody can guess.
+The payload of its creation is the loss, so it lives as long as its session can use it, or may have to be
+restored (retention.py). Its id comes from that of the request, which nobody can guess.
 """
 
 from dataclasses import dataclass

@@ -7,20 +7,15 @@ cross_entropy with weights = -gradient: what the SDK does when it runs a loss it
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
-from spmd_tx.coordinator.request_queue import Finished, Outcome
 from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.wire import (
-    PROTOBUF,
-    Datum,
-    ForwardBackwardRequest,
-    encode_forward_backward_output,
-)
+from spmd_tx.coordinator.training_results import Differentiated
+from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
 from spmd_tx.custom_loss import LossInput
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import CustomLoss, Reply
@@ -31,68 +26,34 @@ LOSS = "custom"
 Pack = Callable[[ForwardBackwardRequest], PackedRequest]
 
 
-@dataclass(frozen=True)
-class Differentiated:
-    """What a loss is for the logprobs of the forward pass."""
-
-    loss: float  # sum over datums
-    metrics: dict[str, float]
-    gradients: list[np.ndarray]  # of each datum, float32, in the shape of its logprobs
-
-
 def loss_id(request: ForwardBackwardRequest) -> str:
     """Which loss is wanted."""
     config = request.loss_config
     wanted = config.get("loss_id")
     if not isinstance(wanted, str) or len(config) > 1:
         raise InvalidRequest(
-            "loss_fn 'custom' takes loss_fn_config with one key, loss_id: the text that create_custom_loss gave"
+            "loss_fn 'custom' takes loss_fn_config with one key, loss_id: what create_custom_loss gave"
         )
     return wanted
 
 
 async def differentiate(
     model: TrainedModel, request: ForwardBackwardRequest, stored: StoredLoss, pack: Pack
-) -> tuple[PackedRequest, list[ChunkOutput], Differentiated]:
+) -> tuple[PackedRequest, list[asyncio.Future[ChunkOutput]], Differentiated]:
     """The first two steps. Raises InvalidRequest when the loss cannot be run on these datums."""
     packed = await asyncio.to_thread(_forward, request, stored, pack)
-    outputs = [await output for output in [model.put_chunk(chunk) for chunk in packed.chunks]]
+    waiting = [model.put_chunk(chunk) for chunk in packed.chunks]
+    outputs = [await output for output in waiting]
     logprobs, _ = await asyncio.to_thread(packed.results, outputs)
     command = await asyncio.to_thread(_command, request, stored, logprobs)
     reply = await model.put(command)
-    return packed, outputs, _differentiated(stored, logprobs, reply)
+    return packed, waiting, _differentiated(stored, logprobs, reply)
 
 
-def backward(
-    request: ForwardBackwardRequest, found: Differentiated, pack: Pack
-) -> PackedRequest:
+def backward(request: ForwardBackwardRequest, found: Differentiated, pack: Pack) -> PackedRequest:
     """The request of the third step."""
     weights = [-gradient for gradient in found.gradients]
     return pack(_as_cross_entropy(request, weights, forward_only=False))
-
-
-async def outcome(
-    packed: PackedRequest,
-    outputs: Sequence["asyncio.Future[ChunkOutput] | ChunkOutput"],
-    found: Differentiated,
-    layout: str,
-    forward_only: bool,
-) -> Outcome:
-    """As that of other losses; ``surrogate_loss:sum`` is what cross_entropy gave, as in the SDK."""
-    received = [each if isinstance(each, ChunkOutput) else await each for each in outputs]
-
-    def encode() -> bytes:
-        logprobs, surrogate = packed.results(received)
-        metrics = found.metrics | {
-            "loss:sum": found.loss,
-            "num_tokens:sum": float(packed.destination.size),
-            "num_datums:sum": float(len(logprobs)),
-        }
-        if not forward_only:
-            metrics["surrogate_loss:sum"] = surrogate
-        return encode_forward_backward_output(logprobs, metrics)
-
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout)
 
 
 def _forward(request: ForwardBackwardRequest, stored: StoredLoss, pack: Pack) -> PackedRequest:
@@ -129,7 +90,10 @@ def _input_problem(datum: Datum, wanted: LossInput, loss: str) -> str | None:
     expected = {0: "one number", 1: f"[{tokens}], one value per token", 2: f"[{tokens}, K]"}[wanted.rank]
     fits = values.size == 1 if wanted.rank == 0 else values.ndim == wanted.rank and shape[0] == tokens
     if not fits or (wanted.rank == 2 and not shape[1]):
-        return f"{key} has the shape {shape}, but loss {loss!r} takes {wanted.name} with rank {wanted.rank}: {expected}"
+        return (
+            f"{key} has the shape {shape}, but loss {loss!r} takes {wanted.name} with rank {wanted.rank}: "
+            f"{expected}"
+        )
     return None
 
 
@@ -167,8 +131,8 @@ def _differentiated(stored: StoredLoss, logprobs: Sequence[np.ndarray], reply: R
         if not math.isfinite(loss) or not np.isfinite(gradient).all():
             what = f"is {loss}" if not math.isfinite(loss) else "has a gradient that is not finite"
             raise InvalidRequest(
-                f"datum {index}: loss {stored.loss.name!r} {what}; nothing was added to the model's gradient. Look "
-                "for logarithms, roots or quotients of 0, and for indices out of range"
+                f"datum {index}: loss {stored.loss.name!r} {what}; nothing was added to the "
+                "model's gradient. Look for logarithms, roots or quotients of 0, and for indices out of range"
             )
     reduced = {}
     for place, name in enumerate(stored.loss.metric_names):

@@ -1,4 +1,4 @@
-"""Runs custom losses: their graphs become programs, each compiled once per shape, and datums go through in groups.
+"""Runs custom losses: graphs become programs, compiled once per shape, and datums go through in groups.
 
 Losses run on the host's processor: there they take nothing of the memory that was measured for the model, and
 what they compute is little. Dimension key: D datum, I input, T token, K target of a position, M metric.
@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import prod
 from typing import Any
 
 import jax
@@ -15,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from spmd_tx import custom_loss
-from spmd_tx.custom_loss import CustomLoss, Dtype, Node, Ref
-from spmd_tx.worker import loss_elementwise, loss_reductions, loss_shapes
+from spmd_tx import custom_loss, protocol
+from spmd_tx.custom_loss import CustomLoss, Node
+from spmd_tx.custom_loss_arguments import Dtype, Ref
+from spmd_tx.worker import loss_elementwise, loss_numbers, loss_reductions, loss_shapes
 from spmd_tx.worker.loss_values import Dim, Length, LossProblem, Need, Tensor, Trace, shown
 
 FUNCTIONS: dict[str, Callable[..., Any]] = (
-    loss_elementwise.FUNCTIONS | loss_reductions.FUNCTIONS | loss_shapes.FUNCTIONS
+    loss_elementwise.FUNCTIONS | loss_numbers.FUNCTIONS | loss_reductions.FUNCTIONS | loss_shapes.FUNCTIONS
 )
 
 SHORTEST_BUCKET = 32  # tokens
@@ -29,8 +31,8 @@ MOST_DATUMS = 64  # of one call of a program
 MOST_ELEMENTS = 1 << 25  # of one value of all its datums
 MOST_PROGRAMS = 64  # that are kept; the ones used last
 
-# What tracing raises when JAX refuses what no check of ours has caught. It happens on the host, before the device
-# has anything to do, and alike in all processes; so it is the loss that fails, not the worker.
+# What tracing raises when JAX refuses what no check of ours has caught. Nothing is computed yet, so it is the
+# loss that fails, not the worker.
 REFUSALS = (TypeError, ValueError, IndexError, KeyError, ArithmeticError, NotImplementedError, RecursionError)
 
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs of one datum, padded
@@ -89,10 +91,9 @@ class CustomLosses:
         self._programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
         self._device = jax.local_devices(backend="cpu")[0]
 
-    def is_compiled(self, graph: bytes, inputs: Sequence[Sequence[np.ndarray]]) -> bool:
-        """Whether this can run without compiling a program."""
-        digest = _digest(graph)
-        return all((digest, *key) in self._programs for key in _groups(inputs))
+    def programs(self, graph: bytes, inputs: Sequence[Sequence[np.ndarray]]) -> list[str]:
+        """What this runs, for people: which loss, for how many tokens."""
+        return [_digest(graph).hex()[:8], *sorted({str(bucket) for bucket, *_ in _groups(inputs)})]
 
     def run(self, graph: bytes, inputs: Sequence[Sequence[np.ndarray]]) -> LossResults:
         """The loss of each datum. ``inputs`` are per datum, logprobs first, [], [T] or [T, K].
@@ -128,6 +129,23 @@ class CustomLosses:
         self._programs.move_to_end(key)
         _forget_oldest(self._programs)
         return self._programs[key]
+
+
+def inputs_of(command: protocol.CustomLoss) -> list[list[np.ndarray]]:
+    """Per datum and input: [], [T] or [T, K]."""
+    ranks = [each.rank for each in custom_loss.decode(command.definition).inputs]
+    columns = []
+    for rank, widths_D, values in zip(ranks, command.widths, command.values, strict=True):
+        shapes = [
+            _shape(rank, *each) for each in zip(command.lengths.tolist(), widths_D.tolist(), strict=True)
+        ]
+        pieces = np.split(values, np.cumsum([prod(shape) for shape in shapes])[:-1])
+        columns.append([piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+    return [list(datum) for datum in zip(*columns, strict=True)]
+
+
+def _shape(rank: int, length: int, width: int) -> tuple[int, ...]:
+    return ((), (length,), (length, width))[rank]
 
 
 def _interpret(loss: CustomLoss, trace: Trace, inputs: Sequence[Array]) -> tuple[Array, Array]:
@@ -233,7 +251,8 @@ def _check_needs(loss: CustomLoss, needs: Sequence[Need], tokens: dict[int, int]
         for datum, count in tokens.items():
             if count < need.tokens:
                 raise LossProblem(
-                    f"datum {datum} has {count} tokens; {_place(loss, need.node)} takes at least {need.tokens}"
+                    f"datum {datum} has {count} tokens; "
+                    f"{_place(loss, need.node)} takes at least {need.tokens}"
                 )
 
 

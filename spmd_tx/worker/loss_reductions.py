@@ -1,4 +1,4 @@
-"""Operations of custom losses that bring elements together. What is not real is replaced by what adds nothing."""
+"""Operations of custom losses that bring elements together; what is not real adds nothing."""
 
 import string
 from collections.abc import Callable, Sequence

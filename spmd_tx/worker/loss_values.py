@@ -1,8 +1,9 @@
-"""Values of a custom loss while it is traced for datums of one padded length. Types promote as torch does it.
+"""Values of a custom loss while it is traced, for datums of one padded length; types promote as in torch.
 
-A dimension over tokens is a Length: its true size is per_token * tokens + extra, where ``tokens`` differs from
-datum to datum, and the array is as wide as for the longest datum. What lies beyond the true size is anything:
-every operation replaces it before use, so that neither it nor the gradient through it reaches anything real.
+A dimension over tokens is a Length: its true size is per_token * tokens + extra, where ``tokens`` differs
+from datum to datum, and the array is as wide as for the longest datum. What lies beyond the true size is
+anything: every operation replaces it before use, so that neither it nor the gradient through it reaches
+anything real.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,10 @@ def _recorded(case: dict) -> Recorded:
     return Recorded(
         definition=case["definition"],
         data=[
-            {key: np.array(value, np.int64 if key in integers else np.float32) for key, value in datum.items()}
+            {
+                key: np.array(value, np.int64 if key in integers else np.float32)
+                for key, value in datum.items()
+            }
             for datum in case["data"]
         ],
         losses=np.array(case["losses"]),

@@ -70,7 +70,9 @@ def record(name: str, function, ranks: dict[str, int], lengths=LENGTHS) -> dict:
 
 
 def main() -> None:
-    recorded = {function.__name__: record(function.__name__, function, ranks) for function, ranks in LOSSES.items()}
+    recorded = {
+        function.__name__: record(function.__name__, function, ranks) for function, ranks in LOSSES.items()
+    }
     for name, operations in together(OPERATIONS).items():
         recorded[f"operations: {name}"] = record(name, as_loss(operations), RANKS, LENGTHS[:1])
     with gzip.GzipFile(RECORDED, "wb", mtime=0) as file:
