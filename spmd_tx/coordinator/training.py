@@ -25,6 +25,7 @@ from spmd_tx.coordinator.checkpoint_files import (
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.custom_losses import StoredLoss
+from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
@@ -35,7 +36,6 @@ from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
     check_adam,
-    check_forward_backward,
     check_lora,
     check_optimizer,
 )
@@ -123,7 +123,7 @@ class Training:
     async def begin(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
     ) -> Begun:
-        """Raises RequestError when the request cannot be carried out; then nothing of it was sent that has an effect.
+        """Raises RequestError when the request cannot be carried out; then nothing with an effect was sent.
 
         ``layout`` is how its micro-batches were cut the first time, if this is not the first time.
         """

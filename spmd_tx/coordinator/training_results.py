@@ -8,6 +8,7 @@ import numpy as np
 
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.request_queue import Finished, Outcome
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
 
 
@@ -42,4 +43,9 @@ async def of_loss(
                 metrics["surrogate_loss:sum"] = loss
         return encode_forward_backward_output(logprobs, metrics)
 
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout)
+    tokens = packed.destination.size
+    if packed.chunks[0].forward_only:
+        spent = Spent(forwarded=tokens)
+    else:
+        spent = Spent(trained=tokens, forwarded=0 if custom is None else tokens)
+    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout, spent=spent)
