@@ -57,7 +57,7 @@ def logprobs(outputs) -> torch.Tensor:
 def run(trainer: tinker.TrainingClient, data: list[types.Datum], handle):
     """The result of the loss, and the logprobs after a step that is proportional to its gradient."""
     gradient = trainer.forward_backward_custom(data, handle)
-    adam = types.AdamParams(learning_rate=0.5, eps=10.0)
+    adam = types.AdamParams(learning_rate=0.05, eps=10.0)
     step = trainer.optim_step(adam)
     plain = [
         types.Datum(

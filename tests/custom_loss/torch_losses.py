@@ -96,12 +96,12 @@ def focal(logprobs, weights):
     return loss, {"custom/probability:mean": probability.mean()}
 
 
-def label_smoothed(logprobs, weights):
+def label_smoothed(logprobs, position_weights):
     """The first of K targets is the label, the rest shares the smoothing."""
     nll = -logprobs[:, 0]
     smooth = -logprobs[:, 1:].mean(dim=-1)
-    loss = ((0.9 * nll + 0.1 * smooth) * weights).sum()
-    return loss, {"custom/nll:sum": (nll * weights).sum()}
+    loss = ((0.9 * nll + 0.1 * smooth) * position_weights).sum()
+    return loss, {"custom/nll:sum": (nll * position_weights).sum()}
 
 
 def hinge(logprobs, chosen, rejected, margin):
@@ -138,7 +138,7 @@ LOSSES = {
     sequence_ratio: {"logprobs": 1, "sampling_logprobs": 1, "advantages": 1, "mask": 1},
     length_normalised_nll: {"logprobs": 1},
     focal: {"logprobs": 1, "weights": 1},
-    label_smoothed: {"logprobs": 2, "weights": 1},
+    label_smoothed: {"logprobs": 2, "position_weights": 1},
     hinge: {"logprobs": 1, "chosen": 1, "rejected": 1, "margin": 0},
     huber_log_ratio: {"logprobs": 1, "reference": 1},
     smooth_in_time: {"logprobs": 1, "advantages": 1},
@@ -156,7 +156,7 @@ def random_input(name: str, rank: int, tokens: int, generator: torch.Generator) 
             return (torch.arange(tokens) < tokens // 2).float()
         case "rejected":
             return (torch.arange(tokens) >= tokens // 2).float()
-        case "mask" | "weights":
+        case "mask" | "weights" | "position_weights":
             return torch.where(torch.arange(tokens) == 0, 1.0, (uniform > 0.3).float())
         case "advantages":
             return 2 * uniform - 1
