@@ -20,6 +20,7 @@ from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore
+from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
@@ -151,7 +152,8 @@ async def open_parts(
         clock=asyncio.get_running_loop().time,
     )
     progress = Progress()
-    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots, progress)
+    custom_losses = CustomLossCatalog(database, queue)
+    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots, custom_losses, progress)
     scheduler = Scheduler(queue, catalog, snapshots, equip, clock=asyncio.get_running_loop().time)
     reaper.retire = scheduler.retire
     health = ServerHealth(hub)
@@ -197,6 +199,7 @@ def make_equipment(
     catalog: Catalog,
     checkpoints: CheckpointCatalog,
     snapshots: Snapshots,
+    custom_losses: CustomLossCatalog,
     progress: Progress,
     workers: Workers,
     pages: int,
@@ -214,6 +217,7 @@ def make_equipment(
         grid=Grid(config.data_shards, config.train_tokens, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
+        custom_losses=custom_losses,
         routing=RoutingFiles(config.data_dir / ROUTING) if model.config.n_experts else None,
     )
     limits = SamplingLimits(
