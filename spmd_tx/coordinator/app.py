@@ -4,6 +4,7 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
 
+from spmd_tx.coordinator.api_auth import AuthController
 from spmd_tx.coordinator.api_checkpoints import CheckpointsController
 from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
@@ -30,6 +31,7 @@ def make_app(services: Services) -> Litestar:
             FuturesController,
             HealthController,
             MetricsController,
+            AuthController,
             OpenAIController,
         ],
         guards=[let_in],

@@ -149,6 +149,8 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("POST", "/api/v1/create_session"): {"tags": [], "sdk_version": "0.38.0"},
     ("GET", "/api/v1/get_server_capabilities"): None,
     ("GET", "/metrics"): None,
+    ("GET", "/api/v1/auth/apikey/me"): None,
+    ("DELETE", "/api/v1/auth/apikey/me"): None,
 }
 
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
