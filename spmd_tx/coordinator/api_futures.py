@@ -1,6 +1,8 @@
 """Routes that wait for results."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
@@ -8,7 +10,14 @@ from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
 from spmd_tx.coordinator import json_forms, request_log
 from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.completions import Completion, Target, newest
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services
+from spmd_tx.coordinator.future_schemas import (
+    FutureFailed,
+    FutureFinished,
+    RetrieveFuturesRequest,
+    RetrieveFuturesResponse,
+)
 from spmd_tx.coordinator.request_queue import Failed, Outcome
 from spmd_tx.coordinator.route_marks import SDK_READS
 from spmd_tx.coordinator.schemas import (
@@ -19,9 +28,12 @@ from spmd_tx.coordinator.schemas import (
     TryAgainResponse,
 )
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
+from spmd_tx.errors import Unavailable
 
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
 STORAGE_SECONDS = 5.0  # more, for a database that answers slowly
+
+Result = TypeVar("Result")
 
 FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainResponse]
 
@@ -38,16 +50,9 @@ class FuturesController(Controller):
         access: Accessible,
     ) -> FutureOutcome:
         """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
-        waiting = asyncio.create_task(_wait(services, access, data.request_id))
-        try:
-            await asyncio.wait(
-                [waiting, services.health.closing],
-                timeout=LONG_POLL_SECONDS + STORAGE_SECONDS,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            outcome = waiting.result() if waiting.done() else None
-        finally:
-            waiting.cancel()
+        waiting = _wait(services, access, data.request_id)
+        done = await _first_of(waiting, services, LONG_POLL_SECONDS + STORAGE_SECONDS)
+        outcome = done and done.result()
         if outcome is not None:
             return await _response(services, data.request_id, outcome, request.headers.get("accept", ""))
         status = services.scheduler.status(data.request_id)
@@ -56,14 +61,59 @@ class FuturesController(Controller):
         pending = TryAgainResponse(data.request_id, state, reason)
         return Response(pending, status_code=HTTP_408_REQUEST_TIMEOUT)
 
+    @post("/retrieve_futures", status_code=HTTP_200_OK, opt=SDK_READS)
+    async def retrieve_futures(
+        self, data: JSONBody[RetrieveFuturesRequest], services: Service, access: Accessible
+    ) -> RetrieveFuturesResponse:
+        """Tell a client which of its samples have ended, as soon as there is one; after a while, none."""
+        await access.sampler(data.target.sampling_session_id)
+        services.queue.let_go(data.retrieved_request_ids)
+        target = Target(data.target.sampling_session_id, data.target.cloned_sampler_id)
+        completions = services.queue.completions
+        news = await completions.after(target, data.prev_cursor)
+        seconds = LONG_POLL_SECONDS if data.timeout is None else min(data.timeout, LONG_POLL_SECONDS)
+        if not news and seconds > 0:
+            if await _first_of(completions.wait(target), services, seconds) is None:
+                _check_not_closing(services)
+            news = await completions.after(target, data.prev_cursor)
+        return RetrieveFuturesResponse([_told(each) for each in news], newest(news, data.prev_cursor))
+
     @post("/cancel_future", status_code=HTTP_200_OK)
     async def cancel_future(
         self, data: JSONBody[CancelFutureRequest], services: Service, access: Accessible
     ) -> StatusResponse:
-        """The client has given up on a sample; its tokens need not be drawn."""
+        """The client has given up on a sample; its tokens need not be drawn, now and after a restart."""
         if await access.request(data.request_id, timeout=0):
             services.scheduler.cancel(data.request_id)
+            if not await services.queue.settled(data.request_id, STORAGE_SECONDS):
+                raise Unavailable("cannot store the cancellation now; send it again")
         return StatusResponse("ok")
+
+
+async def _first_of(
+    work: Coroutine[Any, Any, Result], services: Services, seconds: float
+) -> asyncio.Task[Result] | None:
+    """Wait for something, unless the server closes or it takes too long; then it is given up."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait(
+            [task, services.health.closing], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        return task if task.done() else None
+    finally:
+        task.cancel()
+
+
+def _check_not_closing(services: Services) -> None:
+    """Who polls again at once would only be told the same, again and again."""
+    if services.health.closing.done():
+        raise Unavailable("the server is closing; ask again")
+
+
+def _told(completion: Completion) -> FutureFinished | FutureFailed:
+    if completion.failed:
+        return FutureFailed(completion.request_id)
+    return FutureFinished(completion.request_id, completion.size)
 
 
 async def _wait(services: Services, access: Access, request_id: str) -> Outcome | None:

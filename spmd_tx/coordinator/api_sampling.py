@@ -7,7 +7,8 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator import checkpoint_files, validation
 from spmd_tx.coordinator.api_models import check_base_model
-from spmd_tx.coordinator.dependencies import Accessible, Service, takes_work
+from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.future_schemas import JoinSamplingSessionRequest, JoinSamplingSessionResponse
 from spmd_tx.coordinator.schemas import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
@@ -15,6 +16,7 @@ from spmd_tx.coordinator.schemas import (
     SampleRequest,
     SamplerResponse,
 )
+from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import InvalidRequest
 
 
@@ -48,6 +50,15 @@ class SamplingController(Controller):
         sampler = await access.sampler(sampler_id)
         return SamplerResponse(sampler.id, sampler.base_model, sampler.model_path)
 
+    @post("/join_sampling_session", status_code=HTTP_200_OK, guards=[takes_work])
+    async def join_sampling_session(
+        self, data: JSONBody[JoinSamplingSessionRequest], services: Service, access: Accessible
+    ) -> JoinSamplingSessionResponse:
+        """Give a copy of a sampling client, in another process, numbers of its own for its requests."""
+        sampler = await access.sampler(data.sampling_session_id)
+        await _check_open(sampler, services)
+        return JoinSamplingSessionResponse(await services.catalog.join_sampler(sampler))
+
     @post("/asample", status_code=HTTP_200_OK, guards=[takes_work])
     async def asample(
         self, data: JSONBody[SampleRequest], services: Service, access: Accessible
@@ -60,9 +71,7 @@ class SamplingController(Controller):
             )
         validation.check_sample(data, services.limits)
         sampler = await access.sampler(data.sampling_session_id)
-        problem = await services.catalog.problem(sampler)
-        if problem is not None:
-            raise InvalidRequest(problem)
+        await _check_open(sampler, services)
         is_base = sampler.model_path is None and sampler.model_id is None
         sample = msgspec.structs.replace(
             data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
@@ -74,3 +83,9 @@ class SamplingController(Controller):
             )
         ids = [f"{request_id}:{place}" for place in range(data.num_samples)]
         return FutureResponse(request_id, sample_sequence_ids=ids)
+
+
+async def _check_open(sampler: Sampler, services: Services) -> None:
+    problem = await services.catalog.problem(sampler)
+    if problem is not None:
+        raise InvalidRequest(problem)

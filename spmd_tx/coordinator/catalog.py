@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
+import msgspec
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator import steady_time
@@ -16,6 +17,7 @@ from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Model, Sampler, Session
 from spmd_tx.errors import InvalidRequest, NotFound
+from spmd_tx.protocol import AdapterSpec
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,13 @@ class Catalog:
             self._models[model_id] = model
         return model
 
+    async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None:
+        """Remember what a model has become by loading a checkpoint."""
+        values = msgspec.to_builtins(adapter)
+        async with self._database.transaction() as db:
+            await db.execute(update(Model).where(Model.id == model_id).values(values))
+        self._models.pop(model_id, None)
+
     async def open_models(self, others: Collection[str]) -> list[Model]:
         """The models of all open sessions, and of the sessions ``others``, in the order of their creation."""
         sessions = self._last_seen.keys() | set(others)
@@ -139,12 +148,20 @@ class Catalog:
             self._samplers[sampler_id] = sampler
         return sampler
 
+    async def join_sampler(self, sampler: Sampler) -> int:
+        """Count one more client of a sampler; return its number, which nobody else gets."""
+        one_more = update(Sampler).where(Sampler.id == sampler.id).values(clients=Sampler.clients + 1)
+        async with self._database.transaction() as db:
+            return (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
+
     async def problem(self, row: Model | Sampler) -> str | None:
         """Why a model or sampler that once existed takes no more requests, if so."""
         session = await self.session(row.session_id)
         if session.id not in self._last_seen:
             return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
         self._last_seen[session.id] = steady_time.now()  # work is a sign of life, too
+        if isinstance(row, Model) and row.copied_from is not None:
+            return cannot_be_trained(row.id, row.copied_from)
         return None
 
     async def add_sampler(
@@ -200,6 +217,10 @@ async def open_catalog(database: Database) -> Catalog:
 
 def unknown(table: type[Session] | type[Model] | type[Sampler], id: str) -> NotFound:
     return NotFound(f"{table.__name__.lower()} {id!r} does not exist on this server; {START_AGAIN}")
+
+
+def cannot_be_trained(model_id: str, source: str) -> str:
+    return f"{model_id} only holds a copy of {source}; load the copy into a new model to train it"
 
 
 def _ending(session: Session) -> str:

@@ -113,6 +113,11 @@ class Recent(Generic[T]):
             _, (_, freed) = self._values.popitem(last=False)
             self._size -= freed
 
+    def drop(self, key: str) -> None:
+        """Make room; nothing happens for one that is not there."""
+        if key in self._values:
+            self._size -= self._values.pop(key)[1]
+
     def get(self, key: str) -> T | None:
         if key not in self._values:
             return None

@@ -9,6 +9,7 @@ from sqlalchemy import func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
 from spmd_tx.coordinator.payloads import Place
 from spmd_tx.coordinator.tables import RequestRow
 from spmd_tx.errors import NotFound
@@ -25,6 +26,8 @@ Kind = Literal[
     "optim_step",
     "save_weights",
     "save_weights_for_sampler",
+    "save_weights_external",
+    "copy_weights",
     "sample",
 ]
 
@@ -89,9 +92,10 @@ class NewRow(NamedTuple):
 class Settled(NamedTuple):
     """An outcome to be written down; ``result`` is where the body of a finished one is."""
 
-    number: int
+    request: Request
     outcome: Outcome
     result: Place | None
+    completion: int  # its number
 
 
 class Executed(NamedTuple):
@@ -119,6 +123,30 @@ class Losses(NamedTuple):
 
 async def next_number(db: AsyncSession) -> int:
     return (await db.scalar(select(func.max(RequestRow.number))) or 0) + 1
+
+
+async def last_completion(db: AsyncSession) -> int:
+    """The highest number that was given."""
+    return round((await db.scalar(select(func.max(RequestRow.finished_at))) or 0) * MICROSECONDS)
+
+
+async def completions(db: AsyncSession, target: Target, span: Span) -> list[Completion]:
+    """Of one client of a sampler, in order."""
+    query = (
+        select(RequestRow.finished_at, RequestRow.id, RequestRow.content_type)
+        .where(
+            RequestRow.line == target.sampler,
+            RequestRow.seq_id.between(target.seq_ids.start, target.seq_ids.stop - 1),
+            RequestRow.finished_at > span.after / MICROSECONDS,
+            RequestRow.finished_at <= span.last / MICROSECONDS,
+        )
+        .order_by(RequestRow.finished_at)
+        .limit(span.most)
+    )
+    return [
+        Completion(round((finished_at or 0) * MICROSECONDS), id, failed=content_type is None)
+        for finished_at, id, content_type in await db.execute(query)
+    ]
 
 
 async def known(db: AsyncSession, keys: Iterable[Key]) -> dict[Key, Known]:
@@ -253,8 +281,8 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
     outcome, result = settled.outcome, settled.result
     is_failed = isinstance(outcome, Failed)
     return {
-        "number": settled.number,
-        "finished_at": steady_time.now(),
+        "number": settled.request.number,
+        "finished_at": settled.completion / MICROSECONDS,
         "content_type": None if is_failed else outcome.content_type,
         "error": outcome.error if is_failed else None,
         "category": outcome.category if is_failed else None,

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import request_log
+from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.patience import until
 from spmd_tx.coordinator.payloads import PayloadFiles, Place, Recent
@@ -21,9 +22,7 @@ from spmd_tx.coordinator.request_log import (
     Failed,
     Finished,
     History,
-    Key,
     Kind,
-    Known,
     Losses,
     NewRow,
     Outcome,
@@ -32,7 +31,8 @@ from spmd_tx.coordinator.request_log import (
 )
 from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
 from spmd_tx.coordinator.storage import OUTAGES, Storage
-from spmd_tx.errors import DamagedBody, InvalidRequest, Unavailable
+from spmd_tx.coordinator.submissions import Submission, answer, first_of_each_key, known_as, refuse
+from spmd_tx.errors import DamagedBody, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -70,23 +70,6 @@ class RequestLog(Protocol):
         ...
 
 
-class Submission(NamedTuple):
-    """A request on its way into the log."""
-
-    kind: Kind
-    line: str
-    seq_id: int
-    session_id: str
-    payload: bytes
-    also: Sequence[Executable]  # statements that become true together with the request
-    refused: Failed | None  # the outcome of a request that is only recorded
-    accepted: asyncio.Future[str]  # its request_id, once it is durable
-
-    @property
-    def key(self) -> Key:
-        return self.line, self.seq_id
-
-
 @dataclass
 class _Waiting:
     """A request that is in the log without an outcome."""
@@ -109,9 +92,11 @@ class RequestQueue:
         storage: Storage,
         routing: RoutingFiles,
         next_number: int,
+        completions: Completions,
         unfinished: Iterable[Request] = (),
     ) -> None:
         self.on_arrival: Callable[[Request], None] = lambda request: None
+        self.completions = completions
         self._database = database
         self._files = files
         self._storage = storage
@@ -199,6 +184,15 @@ class RequestQueue:
             return waiting.outcome.result() if done else None
         return self._results.get(request_id) or await until(timeout, partial(self._read, request_id))
 
+    async def settled(self, request_id: str, timeout: float) -> bool:
+        """Wait until an outcome that there is has become durable; False if that takes too long."""
+        return request_id not in self._outcomes or await self.wait(request_id, timeout) is not None
+
+    def let_go(self, request_ids: Iterable[str]) -> None:
+        """Their clients have these results: memory is for others. They can still be read."""
+        for request_id in request_ids:
+            self._results.drop(request_id)
+
     async def session_of(self, request_id: str, timeout: float) -> str | None:
         """Which session has sent a request; None when that could not be read in ``timeout`` seconds."""
         waiting = self._waiting.get(request_id)
@@ -219,7 +213,7 @@ class RequestQueue:
                 self._is_unsure = True
                 pause = self._storage.failed(error)
                 for submission in submissions:
-                    _refuse(submission, Unavailable("cannot store the request now; send it again"))
+                    refuse(submission, Unavailable("cannot store the request now; send it again"))
                 await asyncio.sleep(pause)
                 self._wake()
             else:
@@ -244,7 +238,7 @@ class RequestQueue:
         async with self._database.transaction() as db:
             known = await request_log.known(db, {each.key for each in submissions})
             lost_sight_of = await self._look_for_lost(db)
-            fresh = _first_of_each_key(submissions, known)
+            fresh = first_of_each_key(submissions, known)
             rows = [
                 NewRow(self._new_request(each), place, each.refused)
                 for each, place in zip(fresh, await self._write_bodies(fresh, outcomes), strict=True)
@@ -253,21 +247,23 @@ class RequestQueue:
             for statement in [statement for each in fresh for statement in each.also]:
                 await db.execute(statement)
             settled = [
-                Settled(self._waiting[request_id].request.number, outcome, self._placed.get(request_id))
-                for request_id, outcome in outcomes.items()
+                Settled(
+                    self._waiting[id].request, outcome, self._placed.get(id), self.completions.next_number()
+                )
+                for id, outcome in outcomes.items()
             ]
             await request_log.settle(db, settled)
         self._is_unsure = False
-        self._release(outcomes)
+        self._release(settled)
         for request in lost_sight_of:
             self._welcome(request)
         for row, each in zip(rows, fresh, strict=True):
             if row.refused is None:
                 self._payloads.put(row.request.id, each.payload, len(each.payload))
                 self._welcome(row.request)
-        known |= {(row.request.line, row.request.seq_id): _known(row.request) for row in rows}
+        known |= {(row.request.line, row.request.seq_id): known_as(row.request) for row in rows}
         for each in submissions:
-            _answer(each, known[each.key])
+            answer(each, known[each.key])
 
     async def _write_bodies(
         self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]
@@ -303,20 +299,19 @@ class RequestQueue:
             self.samples[request.session_id] += 1
         self.on_arrival(request)
 
-    def _release(self, outcomes: Mapping[str, Outcome]) -> None:
-        for request_id, outcome in outcomes.items():
-            del self._outcomes[request_id]
-            self._placed.pop(request_id, None)
+    def _release(self, settled: Sequence[Settled]) -> None:
+        for request, outcome, _, completion in settled:
+            del self._outcomes[request.id]
+            self._placed.pop(request.id, None)
             size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)
-            self._results.put(request_id, outcome, size)
-            self._finish(self._waiting.pop(request_id), outcome)
-
-    def _finish(self, waiting: _Waiting, outcome: Outcome) -> None:
-        request = waiting.request
-        self._sessions.put(request.id, request.session_id, len(request.id) + len(request.session_id))
-        if _is_sample(waiting):
-            self.samples -= Counter([request.session_id])  # and forgets sessions without any
-        waiting.outcome.set_result(outcome)
+            self._results.put(request.id, outcome, size)
+            self._sessions.put(request.id, request.session_id, len(request.id) + len(request.session_id))
+            waiting = self._waiting.pop(request.id)
+            waiting.outcome.set_result(outcome)
+            if _is_sample(waiting):
+                self.samples -= Counter([request.session_id])  # and forgets sessions without any
+                ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
+                self.completions.announce(request.line, request.seq_id, ended)
 
     def _new_request(self, submission: Submission) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
@@ -351,41 +346,16 @@ async def open_queue(database: Database, data_dir: Path, storage: Storage | None
     async with database.reading() as db:
         unfinished = await request_log.unfinished(db)
         next_number = await request_log.next_number(db)
+        last_completion = await request_log.last_completion(db)
     routing = RoutingFiles(data_dir / ROUTING)
-    return RequestQueue(database, files, storage, routing, next_number, unfinished)
+
+    async def read(target: Target, span: Span) -> list[Completion]:
+        async with database.reading() as db:
+            return await request_log.completions(db, target, span)
+
+    completions = Completions(last_completion, read)
+    return RequestQueue(database, files, storage, routing, next_number, completions, unfinished)
 
 
 def _is_sample(waiting: _Waiting) -> bool:
     return waiting.request.kind == "sample"
-
-
-def _first_of_each_key(submissions: Sequence[Submission], known: Mapping[Key, Known]) -> list[Submission]:
-    fresh: dict[Key, Submission] = {}
-    for submission in submissions:
-        if submission.key not in known:
-            fresh.setdefault(submission.key, submission)
-    return list(fresh.values())
-
-
-def _known(request: Request) -> Known:
-    return Known(request.id, request.kind)
-
-
-def _answer(submission: Submission, known: Known) -> None:
-    if known.kind == submission.kind:
-        if not submission.accepted.done():  # it is done when the client has hung up
-            submission.accepted.set_result(known.id)
-        return
-    line, seq_id = submission.key
-    _refuse(
-        submission,
-        InvalidRequest(
-            f"seq_id {seq_id} of {line!r} was already used for {known.kind}; "
-            f"send {submission.kind} with the next unused seq_id"
-        ),
-    )
-
-
-def _refuse(submission: Submission, error: InvalidRequest | Unavailable) -> None:
-    if not submission.accepted.done():
-        submission.accepted.set_exception(error)

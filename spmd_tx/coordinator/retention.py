@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, u
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from spmd_tx.coordinator.snapshots import KEPT
+from spmd_tx.coordinator.snapshots import KEPT, counts
 from spmd_tx.coordinator.tables import Model, RequestRow, Sampler, Session, SnapshotRow
 
 SAMPLERS_KEPT_SECONDS = 30 * 24 * 3600.0  # rows only, for listings; after the end of their session
@@ -126,7 +126,7 @@ def _is_needed_to_restore() -> ColumnElement[bool]:
     """Samples change nothing. A creation stays as long as its model, so that a duplicate is known as one."""
     older_of_two = (
         select(func.min(SnapshotRow.seq_id))
-        .where(SnapshotRow.model_id == RequestRow.line)
+        .where(SnapshotRow.model_id == RequestRow.line, counts())
         .having(func.count() >= KEPT)
         .scalar_subquery()
     )

@@ -132,8 +132,8 @@ class ClientConfigResponse(msgspec.Struct, frozen=True):
     fwd_via_fwdbwd: bool = True  # 0.22 - 0.24
     create_model_via_load_weights: bool = True  # 0.24.1 - 0.36
     custom_loss_server_side: bool = False
-    sample_use_retrieve_futures: bool = False
-    sample_join_sampling_session: bool = False
+    sample_use_retrieve_futures: bool = True  # one poll for all samples of a client (completions.py)
+    sample_join_sampling_session: bool = True
 
 
 class DynamicConfigResponse(msgspec.Struct, frozen=True):
@@ -220,6 +220,7 @@ class LoadWeightsRequest(msgspec.Struct, frozen=True):
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     optimizer_config: OptimizerConfig | None = None
+    weights_access_token: str | None = None  # an API key with which the checkpoint can be read
 
 
 class SaveWeightsForSamplerRequest(msgspec.Struct, frozen=True):
@@ -336,7 +337,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 class Checkpoint(msgspec.Struct, frozen=True):
     checkpoint_id: str  # "weights/NAME"
-    checkpoint_type: str  # "training" or "sampler"
+    checkpoint_type: str  # "training", "sampler" or "external"
     time: str  # RFC 3339
     tinker_path: str
     size_bytes: int | None = None

@@ -1,7 +1,8 @@
 """Snapshots of models: which there are, and when the next one is taken.
 
 A snapshot is a model's state right behind one of its requests. It only shortens a restoration: the
-requests behind it are run again. The two newest ones of each model are kept, should one be damaged.
+requests behind it are run again. The two newest ones of each model are kept, should one be damaged. A
+snapshot behind a request that has no answer yet cannot be started from, and does not count.
 """
 
 import asyncio
@@ -13,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import ColumnElement, delete, exists, insert, select
+from sqlalchemy.orm import aliased
 
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.folder_manifest import is_intact, write_manifest
-from spmd_tx.coordinator.tables import SnapshotRow
+from spmd_tx.coordinator.tables import RequestRow, SnapshotRow
 from spmd_tx.protocol import AdapterSpec, Written
 
 logger = logging.getLogger(__name__)
@@ -100,9 +102,10 @@ class Snapshots:
                 "size_bytes": size,
             }
             await db.execute(insert(SnapshotRow).values(values))
+            up_to_here = SnapshotRow.seq_id <= seq_id  # when a load is run again there are newer ones
             newest_first = (
                 select(SnapshotRow)
-                .where(SnapshotRow.model_id == model_id)
+                .where(SnapshotRow.model_id == model_id, up_to_here, counts())
                 .order_by(SnapshotRow.seq_id.desc())
             )
             outdated = (await db.scalars(newest_first)).all()[KEPT:]
@@ -118,10 +121,9 @@ class Snapshots:
         query = select(SnapshotRow).where(SnapshotRow.model_id == model_id)
         async with self.database.reading() as db:
             rows = (await db.scalars(query.order_by(SnapshotRow.seq_id.desc()))).all()
+        rows = [row for row in rows if before is None or row.seq_id < before]
         problems = []
         for row in rows:
-            if before is not None and row.seq_id >= before:
-                continue
             path = self.place(model_id, row.seq_id)  # the data directory may have been moved
             problem = await asyncio.to_thread(is_intact, path)
             if problem is None:
@@ -131,6 +133,13 @@ class Snapshots:
             problems.append(f"{path}: {problem}")
         is_complete = len(rows) < KEPT  # no request was forgotten yet, so that all can be run again
         return None, None if is_complete else "; ".join(problems)
+
+
+def counts() -> ColumnElement[bool]:
+    """Of a SnapshotRow: whether everything up to the request that it is behind has been answered."""
+    request = aliased(RequestRow)
+    is_unanswered = (request.line == SnapshotRow.model_id, request.finished_at.is_(None))
+    return ~exists().where(*is_unanswered, request.seq_id <= SnapshotRow.seq_id)
 
 
 def _size(path: Path) -> int:

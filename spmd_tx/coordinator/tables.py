@@ -48,6 +48,7 @@ class Model(Base):
     train_unembed: Mapped[bool]
     user_metadata: Mapped[dict[str, Any] | None]
     created_at: Mapped[float] = mapped_column(index=True)
+    copied_from: Mapped[str | None]  # tinker:// path; it only holds the copy, and cannot be trained
 
     @property
     def adapter(self) -> AdapterSpec:
@@ -66,6 +67,8 @@ class Sampler(Base):
     model_id: Mapped[str | None]  # whose weights an ephemeral version is; both null: the base model
     version: Mapped[str | None]  # which weights it was opened with, should the checkpoint be overwritten
     created_at: Mapped[float]
+    clients: Mapped[int] = mapped_column(BigInteger, default=0)  # copies of its client in other processes
+    inflight: Mapped[bool] = mapped_column(default=False)  # draws from the newest such weights of its model
 
 
 class Checkpoint(Base):
@@ -76,7 +79,7 @@ class Checkpoint(Base):
 
     number: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[str]  # id of the model that was saved
-    kind: Mapped[str]  # "weights" or "sampler_weights"
+    kind: Mapped[str]  # checkpoint_files.KINDS
     name: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     is_public: Mapped[bool] = mapped_column(default=False)

@@ -1,7 +1,7 @@
 """The vocabulary head: hidden states to logits and to the log-probabilities of given tokens.
 
 The vocabulary is split over tp.
-Dimension key: B row, T token, D model width, V vocabulary (this device's part).
+Dimension key: B row, T token, K target, D model width, V vocabulary (this device's part).
 """
 
 import jax.numpy as jnp
@@ -32,11 +32,13 @@ def logits(
     return base_BTV + apply_lora(h_BTD, lora).astype(jnp.float32)
 
 
-def target_logprobs(logits_BTV: Float[Array, "B T V"], targets_BT: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """Log-probability, in nats, of one token per position."""
-    local_BT = targets_BT - lax.axis_index(TP) * logits_BTV.shape[-1]
-    is_here_BT = (local_BT >= 0) & (local_BT < logits_BTV.shape[-1])
-    index_BT1 = jnp.where(is_here_BT, local_BT, 0)[..., None]
-    here_BT = jnp.take_along_axis(logits_BTV, index_BT1, axis=-1)[..., 0]
-    target_BT = lax.psum(jnp.where(is_here_BT, here_BT, 0.0), TP)
-    return target_BT - vocabulary_logsumexp(logits_BTV)
+def target_logprobs(
+    logits_BTV: Float[Array, "B T V"], targets: Int[Array, "B T *K"]
+) -> Float[Array, "B T *K"]:
+    """Log-probabilities, in nats, of one token per position, or of K."""
+    targets_BTK = targets.reshape(*logits_BTV.shape[:2], -1)
+    local_BTK = targets_BTK - lax.axis_index(TP) * logits_BTV.shape[-1]
+    is_here_BTK = (local_BTK >= 0) & (local_BTK < logits_BTV.shape[-1])
+    here_BTK = jnp.take_along_axis(logits_BTV, jnp.where(is_here_BTK, local_BTK, 0), axis=-1)
+    target_BTK = lax.psum(jnp.where(is_here_BTK, here_BTK, 0.0), TP)
+    return (target_BTK - vocabulary_logsumexp(logits_BTV)[..., None]).reshape(targets.shape)

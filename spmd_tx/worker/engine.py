@@ -92,7 +92,7 @@ class Engine:
     def forward_backward(self, command: protocol.ForwardBackward) -> Result:
         rows, loss = self._batch(command.rows, command.loss)
         train = self.state.train
-        with self.log.first("forward_backward", rows.tokens.shape):
+        with self.log.first(_program("forward_backward", loss), rows.targets.shape):
             grad_sum, logprobs, losses = self._forward_backward(
                 self.state.base, train.w, train.grad_sum, train.scale, rows, loss
             )
@@ -102,7 +102,7 @@ class Engine:
     def forward(self, command: protocol.Forward) -> Result:
         rows, loss = self._batch(command.rows, command.loss)
         train = self.state.train
-        with self.log.first("forward", rows.tokens.shape):
+        with self.log.first(_program("forward", loss), rows.targets.shape):
             logprobs, losses = self._forward(self.state.base, train.w, train.scale, rows, loss)
         return {"logprobs": logprobs, "losses": losses}, {}
 
@@ -185,12 +185,14 @@ class Engine:
     def _batch(self, rows: protocol.PackedRows, loss: protocol.LossInputs) -> tuple[Rows, TokenLossInputs]:
         inputs = TokenLossInputs(
             kinds=loss.kinds[:, None],
-            clip_low=loss.clip_low[:, None],
-            clip_high=loss.clip_high[:, None],
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
             beta=loss.beta[:, None],
+            kl_coeff=loss.kl_coeff[:, None],
             weights=loss.weights,
             advantages=loss.advantages,
             sampling_logprobs=loss.sampling_logprobs,
+            ratio_mask=loss.ratio_mask,
         )
         return rows_to_devices(self.mesh, (self._rows(rows), inputs))
 
@@ -233,6 +235,11 @@ def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray
     size = next(size for size in (1, ACTIVE_SLOTS, bank_slots) if size >= used.size)
     index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
+
+
+def _program(step: str, loss: TokenLossInputs) -> str:
+    """The arrays that a batch has decide which program it is for."""
+    return step if loss.ratio_mask is None else f"{step} of sequences"
 
 
 def _present(**arrays: Any) -> dict[str, Any]:

@@ -3,7 +3,10 @@ import asyncio
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from spmd_tx.coordinator import api_futures
+from spmd_tx.coordinator import api_futures, request_log
+from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.request_queue import Failed
+from tests.coordinator.conftest import BASE_MODEL
 
 
 @pytest.fixture
@@ -53,6 +56,88 @@ async def test_a_long_poll_ends_when_the_server_closes_and_the_request_stays(api
     assert response.json()["type"] == "try_again"
 
 
+@pytest.fixture
+async def sampler_id(api, session_id):
+    body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+    return (await api.post("create_sampling_session", json=body)).json()["sampling_session_id"]
+
+
+async def sample(api, sampler_id, seq_id):
+    body = {
+        "sampling_session_id": sampler_id,
+        "seq_id": seq_id,
+        "prompt": {"chunks": [{"tokens": [1, 2, 3]}]},
+        "sampling_params": {"max_tokens": 2},
+    }
+    return (await api.post("asample", json=body)).json()["request_id"]
+
+
+def poll(api, sampler_id, cursor=0, client=0, **more):
+    target = {"type": "sampling_session", "sampling_session_id": sampler_id, "cloned_sampler_id": client}
+    return api.post("retrieve_futures", json={"target": target, "prev_cursor": cursor, **more})
+
+
+async def test_one_poll_waits_for_all_samples_of_a_client(api, sampler_id):
+    polling = asyncio.create_task(poll(api, sampler_id))
+    await sample(api, sampler_id, 10**9)  # of a copy of the client
+    request_id = await sample(api, sampler_id, 0)
+    answer = (await polling).json()
+    (told,) = answer["completions"]
+    result = await retrieve(api, request_id)
+    size = len(result.content)
+    assert told == {
+        "state": "finished",
+        "request_id": request_id,
+        "response_payload_uncompressed_size": size,
+    }
+    again = await poll(api, sampler_id, answer["cursor"], timeout=0, retrieved_request_ids=[request_id])
+    assert again.json() == {"completions": [], "cursor": answer["cursor"]}
+    assert (await retrieve(api, request_id)).content == result.content  # it may have been lost on its way
+
+
+async def test_failed_samples_are_told_of_too(api, sampler_id, services):
+    services.scheduler.is_paused = True
+    request_id = await sample(api, sampler_id, 0)
+    services.queue.resolve(request_id, Failed("no", "user"))
+    told = (await poll(api, sampler_id)).json()["completions"]
+    assert told == [{"state": "failed", "request_id": request_id}]
+
+
+async def test_a_poll_that_has_waited_for_long_is_told_nothing(api, sampler_id, no_patience):
+    assert (await poll(api, sampler_id, 5)).json() == {"completions": [], "cursor": 5}
+
+
+async def test_a_poll_ends_when_the_server_closes_and_comes_back_later(api, sampler_id, services):
+    polling = asyncio.create_task(poll(api, sampler_id))
+    await asyncio.sleep(0)
+    services.health.closing.set_result(None)
+    assert (await polling).status_code == 503
+    request_id = await sample(api, sampler_id, 0)
+    await services.queue.wait(request_id, timeout=60)
+    assert (await poll(api, sampler_id)).json()["completions"][0]["request_id"] == request_id
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"cursor": -1}, {"cursor": 2**63}, {"client": -1}, {"client": 2**62}, {"timeout": "soon"}]
+)
+async def test_a_poll_that_makes_no_sense_is_refused(api, sampler_id, wrong):
+    assert (await poll(api, sampler_id, **wrong)).status_code == 400
+
+
+async def test_copies_of_a_sampling_client_get_numbers_of_their_own(api, sampler_id, services):
+    join = {"type": "join_sampling_session", "sampling_session_id": sampler_id}
+    answers = await asyncio.gather(*(api.post("join_sampling_session", json=join) for _ in range(5)))
+    assert sorted(answer.json()["client_counter"] for answer in answers) == [1, 2, 3, 4, 5]
+    restarted = await open_catalog(services.database)
+    assert await restarted.join_sampler(await restarted.sampler(sampler_id)) == 6
+
+
+async def test_a_sampling_session_that_has_ended_cannot_be_joined(api, session_id, sampler_id):
+    await api.post(f"sessions/{session_id}/finish", json={"reason": {"type": "success"}})
+    answer = await api.post("join_sampling_session", json={"sampling_session_id": sampler_id})
+    assert (answer.status_code, "has ended" in answer.text) == (400, True)
+
+
 @pytest.mark.parametrize("request_id", ["nobody", ""])
 async def test_an_unknown_future_is_not_found(api, request_id):
     response = await retrieve(api, request_id)
@@ -68,6 +153,26 @@ async def test_an_id_that_is_no_text_is_refused(api):
 async def test_cancelling_reaches_the_scheduler(api, request_id, services):
     assert (await api.post("cancel_future", json={"request_id": request_id})).status_code == 200
     assert services.scheduler.cancelled == [request_id]
+
+
+async def test_a_cancellation_is_durable_when_it_is_answered(api, sampler_id, services, monkeypatch):
+    services.scheduler.is_paused = True
+    request_id = await sample(api, sampler_id, 0)
+    cancelled = Failed("cancelled", "user")
+    monkeypatch.setattr(services.scheduler, "cancel", lambda id: services.queue.resolve(id, cancelled))
+    assert (await api.post("cancel_future", json={"request_id": request_id})).status_code == 200
+    async with services.database.reading() as db:
+        assert await request_log.outcome(db, request_id) == cancelled
+
+
+async def test_a_cancellation_that_cannot_be_stored_is_to_be_sent_again(
+    api, sampler_id, services, monkeypatch
+):
+    services.scheduler.is_paused = True
+    request_id = await sample(api, sampler_id, 0)
+    monkeypatch.setattr(api_futures, "STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(services.queue, "_outcomes", {request_id: Failed("cancelled", "user")})
+    assert (await api.post("cancel_future", json={"request_id": request_id})).status_code == 503
 
 
 async def test_a_route_that_is_not_there_says_so(api):

@@ -331,6 +331,27 @@ def test_requests_count_once_and_in_order_whatever_crashes(migrated):
     run_state_machine_as_test(machine(migrated), settings=FAST)
 
 
+def test_loads_behind_an_unanswered_request_displace_no_snapshot_that_is_needed(migrated):
+    story = machine(migrated)()
+    try:
+        for _ in range(2):
+            story.step(0, 0.1)
+            story.finish_everything()
+        story.save(0)
+        story.finish_everything()
+        story.answers_are_right()
+        story.delay_the_outcomes_of_gradients()
+        story.train(0, [5], 1)
+        for which in range(3):
+            story.load(0, which, optimizer=True)
+            for _ in range(3):
+                story.let_time_pass(10)
+                story.finish_commands(6)
+        story.kill_the_coordinator(executed=0)
+    finally:
+        story.teardown()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_requests_count_once_and_in_order_in_many_more_stories(migrated):

@@ -1,0 +1,69 @@
+"""The scripts of the user guides do what the guides say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.server import BASE_MODEL, serving
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+MINUTES = 5 * 60
+
+
+@pytest.fixture
+def run_example(live_server):
+    def run(name: str, *options: str) -> str:
+        where = ["--base-url", live_server.url, "--base-model", BASE_MODEL]
+        command = [sys.executable, str(EXAMPLES / name), *where, *options]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=MINUTES)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        return finished.stdout
+
+    return run
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
+
+
+def test_training_lowers_the_loss_of_held_out_data_and_goes_on_where_it_was_saved(run_example):
+    trained, held_out, resumed, answer = run_example("train.py").splitlines()
+    first, last = numbers(trained)
+    before, after = numbers(held_out)
+    assert last < first
+    assert after < before
+    assert resumed.startswith("resumed from tinker://")
+    assert numbers(resumed)[-1] == after
+    assert answer.startswith("the model says: The capital of Greece is")
+
+
+@pytest.mark.parametrize("options", [[], ["--off-policy"]], ids=["on_policy", "off_policy"])
+def test_a_student_comes_close_to_its_teacher(run_example, options):
+    first, last = numbers(run_example("distil.py", *options).splitlines()[-1])
+    assert last < first / 2
+
+
+def test_imitation_and_reinforcement_run_to_a_saved_state(run_example):
+    *steps, answer = run_example("rl_demo.py", "--steps", "2").splitlines()
+    losses = [numbers(step)[0] for step in steps if step.startswith("imitate")]
+    assert losses[-1] < losses[0]
+    assert [step.split(":")[0] for step in steps[-2:]] == ["reinforce 0", "reinforce 1"]
+    assert answer.startswith("Tell me a tale.")
+
+
+def test_two_tenants_share_a_server_and_do_not_see_each_other(model_dir, tmp_path):
+    with serving(model_dir, tmp_path / "data") as server:
+        server.wait_until_ready()
+        command = ["sh", str(EXAMPLES / "share.sh"), server.url, BASE_MODEL, str(server.data_dir)]
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=MINUTES, env=environment)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    _, of_alice, of_bob = re.split("(?:Alice|Bob)'s checkpoints:\n", finished.stdout)
+    of_bob, renewed = of_bob.split("Alice's key is replaced")
+    assert "weights/capitals" in of_alice
+    assert "capitals" not in of_bob
+    assert "train:0" in renewed
