@@ -13,6 +13,7 @@ from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, SampledSequence, encode_sample_response
 from spmd_tx.models.config import ModelConfig
 
@@ -133,10 +134,12 @@ class SampleJob:
             if sample.stop_reason is not None
         ]
         body = encode_sample_response(sequences, self.prompt_logprobs)
+        sampled = sum(len(sample.tokens) for sample in self.samples)
+        spent = Spent(prompt=len(self.prompt), sampled=sampled)
         if not self.samples[0].experts:
-            return Finished(PROTOBUF, body)
+            return Finished(PROTOBUF, body, spent=spent)
         experts = [np.concatenate(sample.experts) for sample in self.samples]
-        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts))
+        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts), spent=spent)
 
 
 @dataclass(frozen=True)

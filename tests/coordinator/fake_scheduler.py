@@ -13,6 +13,7 @@ from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOption
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request, RequestQueue
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
 
@@ -131,7 +132,9 @@ def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
         return Failed(problems[0], "user")
     logprobs = [np.full(len(datum.tokens), LOGPROB, np.float32) for datum in request.data]
     metrics = {"loss:sum": -float(sum(array.sum() for array in logprobs))}
-    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics))
+    tokens = sum(map(len, logprobs))
+    spent = Spent(forwarded=tokens) if request.forward_only else Spent(trained=tokens)
+    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics), spent=spent)
 
 
 def _samples(request: schemas.SampleRequest) -> Outcome:
@@ -143,4 +146,4 @@ def _samples(request: schemas.SampleRequest) -> Outcome:
     body = wire.encode_sample_response(
         [sequence] * request.num_samples, prompt_logprobs if request.prompt_logprobs else None
     )
-    return Finished(PROTOBUF, body)
+    return Finished(PROTOBUF, body, spent=Spent(prompt=length, sampled=count * request.num_samples))
