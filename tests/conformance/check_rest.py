@@ -179,21 +179,21 @@ def get_weights_info(world: World) -> None:
 
 @covers(
     f"RestClient.copy_weights{TWINS}",
-    does="gives a checkpoint a second home in a new session, of the caller",
+    does="gives a checkpoint a second home in a new session, of the caller and with a project",
     effect="the copy is the same, expires as asked, and belongs to whoever copied a public one",
 )
 def copy_weights(world: World) -> None:
     for mine, strangers in zip(
         twins(world.rest, "copy_weights"), twins(world.stranger_rest, "copy_weights"), strict=True
     ):
-        copy = mine(world.state_path, ttl_seconds=DAY)
+        copy = mine(world.state_path, "copies", ttl_seconds=DAY)
         assert world.listed(copy).expires_at is not None
         trainer = settled(world.service.create_training_client_from_state)(copy)
         np.testing.assert_array_equal(parameters_of(trainer), parameters_of(world.trained))
         with pytest.raises(tinker.NotFoundError):
-            strangers(world.state_path)
+            strangers(world.state_path, "copies")
         settled(world.rest.publish_checkpoint_from_tinker_path)(copy)
-        theirs = strangers(copy)
+        theirs = strangers(copy, "copies")
         assert theirs in paths(settled(world.stranger_rest.list_user_checkpoints)())
         assert theirs not in paths(settled(world.rest.list_user_checkpoints)(limit=1000))
 
@@ -367,7 +367,7 @@ def get_server_capabilities(world: World) -> None:
     standing=Standing.CANNOT_APPLY,
 )
 def whoami(world: World) -> None:
-    with pytest.raises(RuntimeError, match="(?i)jwt"):
+    with pytest.raises(RuntimeError, match=r"(?i)jwt"):
         settled(world.rest.whoami)()
 
 

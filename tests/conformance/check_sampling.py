@@ -1,5 +1,6 @@
 """Checks of SamplingClient. Each runs twice: on the client, and on the future of one."""
 
+import contextlib
 import logging
 import pickle
 
@@ -103,8 +104,8 @@ def create(world: World) -> None:
     for weights in ({"base_model": BASE_MODEL}, {"model_path": world.sampler_path}):
         opened = tinker.SamplingClient.create(holder, **weights).result(SECONDS)
         assert opened.sample(prompt(PROMPT), 1, greedy(2)).result(SECONDS).sequences
+    path = "tinker://nobody:train:0/sampler_weights/x"
     with pytest.raises(tinker.NotFoundError, match="nobody"):
-        path = "tinker://nobody:train:0/sampler_weights/x"
         tinker.SamplingClient.create(holder, model_path=path).result(SECONDS)
 
 
@@ -144,7 +145,9 @@ def get_base_model(world: World) -> None:
     effect="its tokenizer encodes text, and decodes it again",
 )
 def get_tokenizer(world: World) -> None:
-    tokenizer = world.new_sampler().get_tokenizer()
+    sampler = world.new_sampler()
+    with contextlib.chdir(world.model_dir.parent):  # where the base model's name is that of its folder
+        tokenizer = sampler.get_tokenizer()
     assert tokenizer.decode(tokenizer.encode("conformance")) == "conformance"
 
 

@@ -118,12 +118,13 @@ def create_custom_loss(world: World) -> None:
 
 @covers(
     "ServiceClient.copy_weights",
-    does="gives a checkpoint a second home in a new session, of the caller",
+    does="gives a checkpoint a second home in a new session, of the caller and with the client's project",
     effect="the copy can be loaded after the original is deleted, and is the same",
 )
 def copy_weights(world: World) -> None:
     original = world.trained.save_state(world.new_name()).result(SECONDS).path
-    copy = settled(world.service.copy_weights)(original, ttl_seconds=3600)
+    service = world.new_service(project_id=world.new_name())
+    copy = settled(service.copy_weights)(original, ttl_seconds=3600)
     assert copy != original
     settled(world.rest.delete_checkpoint_from_tinker_path)(original)
     trainer = settled(world.service.create_training_client_from_state)(copy)

@@ -38,7 +38,7 @@ def parameters_of(client: tinker.TrainingClient) -> np.ndarray:
 @covers(
     f"TrainingClient.forward{TWINS}",
     does="computes the loss and the log-probabilities of the targets, without gradient",
-    effect="loss = −Σ log-probabilities; the gradient stays 0 and the weights as they are",
+    effect="the loss is minus the sum of the log-probabilities; the gradient stays 0 and the weights as they are",
 )
 def forward(world: World) -> None:
     trainer = world.new_trainer()
@@ -104,7 +104,7 @@ def optim_step(world: World) -> None:
     f"TrainingClient.forward_backward_custom{TWINS}",
     does="a loss in Python: forward here, its derivative from the client, backward here; a LossHandle runs on the "
     "server",
-    effect="−Σ log-probabilities as a Python loss gives the gradient of cross_entropy (where PyTorch is "
+    effect="minus the sum of the log-probabilities, as a Python loss, gives the gradient of cross_entropy (where PyTorch is "
     "installed, which the SDK needs for it)",
 )
 def forward_backward_custom(world: World) -> None:

@@ -40,6 +40,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             self.server.repositories.append(json.loads(body)["name"])
             self._answer({"url": f"{self.server.url}/somebody/{self.server.repositories[-1]}"})
+        elif self.path == "/api/validate-yaml":
+            self._answer({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             files = [
                 {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
@@ -50,7 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._answer({"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.server.url}/commit/1"})
+            url = f"{self.server.url}/somebody/{self.server.repositories[-1]}/commit/1"
+            self._answer({"success": True, "commitOid": "1" * 40, "commitUrl": url})
         else:
             self._answer({"error": f"this hub has no {self.path}"}, 404)
 

@@ -14,7 +14,7 @@ from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
 from tests.conformance.world import World
 from tests.sdk.conftest import SPEC
-from tests.sdk.server import serving
+from tests.sdk.server import BASE_MODEL, serving
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:(DEPRECATED|Using the future):FutureWarning"),
@@ -28,7 +28,7 @@ SLOTS = 96
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    model_dir: Path = tiny_model.write(tmp_path_factory.mktemp("model"), SPEC)
+    model_dir: Path = tiny_model.write(tmp_path_factory.mktemp("model") / BASE_MODEL, SPEC)
     data_dir = tmp_path_factory.mktemp("conformance") / "data"
     tokens = [
         asyncio.run(keys.in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")
