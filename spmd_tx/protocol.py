@@ -168,11 +168,23 @@ class LoadSampler(Command, frozen=True, tag="load_sampler"):
     path: str
 
 
+class PromptWishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Prefill computes of each prompt token besides its log-probability. Nothing has the width 0."""
+
+    top: int  # how many of the likeliest tokens
+    targets: np.ndarray  # int32 [B, T, W]: whose log-probabilities are wanted; -1: nobody's
+    draws: int  # how many tokens to draw
+    seeds: np.ndarray  # uint32 [B, T, 2]; the draws of a position follow from it and from these
+    temperatures: np.ndarray  # float32 [B, T], of the draws; 0 is greedy
+
+
 class Prefill(Command, frozen=True, tag="prefill"):
     """Write the keys and values of prompts into pages.
 
     A prompt of n tokens brings its first n-1 tokens (the last one is the first input of Decode);
-    ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt.
+    ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt. ``wishes``
+    bring ``top_tokens`` and ``top_logprobs`` [B, T, top] from the likeliest on, of equally likely ones the
+    lowest first, ``target_logprobs`` [B, T, W], ``drawn_tokens`` and ``drawn_logprobs`` [B, T, draws].
     ``copies`` run after the writes. Of a mixture of experts the reply has ``experts`` [B, T, L, k], which
     were used. Pages are numbered per data shard; page 0 takes what nobody reads.
     """
@@ -181,6 +193,7 @@ class Prefill(Command, frozen=True, tag="prefill"):
     pages: np.ndarray  # int32 [B, T]: page of each token; its place in it is position % page_size
     copies: np.ndarray  # int32 [C, 2]: (from, to) pages; C splits over the data shards like B
     logprobs: bool  # whether to compute and reply logprobs, float32 [B, T]
+    wishes: PromptWishes | None = None  # with logprobs only
 
 
 class Decode(Command, frozen=True, tag="decode"):
@@ -191,7 +204,9 @@ class Decode(Command, frozen=True, tag="decode"):
     previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
     ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it
     draws one of its ``stop_tokens`` or has none left; what it replies after that is token -1.
-    Of a mixture of experts the reply has ``experts`` [K, B, L, k]: those of each step's input token.
+    With ``top`` the reply has ``top_tokens`` and ``top_logprobs`` [K, B, top], like a Prefill's, of the
+    distribution that ``logprobs`` are of. Of a mixture of experts it has ``experts`` [K, B, L, k]: those of
+    each step's input token.
     """
 
     steps: int
@@ -206,6 +221,7 @@ class Decode(Command, frozen=True, tag="decode"):
     top_p: np.ndarray  # float32 [B]; 1 disables it
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
     tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all of the steps
+    top: int = 0  # how many of the likeliest tokens to reply for each step
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):

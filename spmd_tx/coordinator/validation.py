@@ -7,6 +7,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 
+from spmd_tx.coordinator import prompt_wishes
 from spmd_tx.coordinator.schemas import (
     AdamParams,
     LoraConfig,
@@ -30,13 +31,6 @@ class Limits:
 
 
 MAX_SAMPLES = 1024  # of one request
-
-_NOT_OFFERED = (
-    "topk_prompt_logprobs",
-    "topk_sample_logprobs",
-    "prompt_alt_tokens_k",
-    "target_prompt_logprobs",
-)
 
 
 def check_adam(request: OptimStepRequest) -> AdamParams:
@@ -90,17 +84,13 @@ def adapter_seed(config: LoraConfig, model_id: str) -> int:
 
 def check_sample(request: SampleRequest, limits: Limits) -> None:
     """Accept a sample's prompt, counts and parameters, or say what has to change."""
-    for wish in _NOT_OFFERED:
-        if getattr(request, wish):
-            raise InvalidRequest(f"{wish} is not offered yet by this service; leave it out")
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise InvalidRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}")
-    last = request.prompt_logprobs_last_n
-    if last is not None and last < 0:
-        raise InvalidRequest(f"prompt_logprobs_last_n is {last}; it must be at least 0")
     prompt_length = _check_prompt(request.prompt, limits)
     _check_sampling_params(request.sampling_params, limits)
     _check_length(prompt_length, request.sampling_params.max_tokens, limits)
+    each = request.sampling_params.max_tokens or limits.max_context - prompt_length
+    prompt_wishes.check(request, prompt_length, each * request.num_samples, limits.vocab_size)
 
 
 def _check_prompt(prompt: ModelInput, limits: Limits) -> int:

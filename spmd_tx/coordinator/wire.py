@@ -1,10 +1,10 @@
-"""Protobuf bodies of the Tinker API to plain numpy structs, and results back. Judges framing, not values."""
+"""Protobuf bodies of training to plain numpy structs, and results back. Judges framing, not values."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -60,15 +60,6 @@ class ForwardBackwardRequest:
 
 
 @dataclass(frozen=True)
-class SampledSequence:
-    """One sample: its tokens with their log-probabilities, and why it ended."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    stop_reason: Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
 class Address:
     """Where a forward_backward body belongs; all that is read of it before it is stored."""
 
@@ -106,33 +97,6 @@ def encode_forward_backward_output(logprobs: Sequence[np.ndarray], metrics: dict
     for trailing_shape, group in groupby(logprobs, key=lambda array: array.shape[1:]):
         output.loss_fn_outputs.append(_record(list(group), trailing_shape))
     return output.SerializeToString(deterministic=True)
-
-
-def encode_sample_response(sequences: Iterable[SampledSequence], prompt_logprobs: np.ndarray | None) -> bytes:
-    """Write samples in order; ``prompt_logprobs`` is float32 [L] with NaN where there is none."""
-    response = pb.SampleResponse()
-    for sequence in sequences:
-        is_cut = sequence.stop_reason == "length"
-        response.sequences.add(
-            stop_reason=pb.STOP_REASON_LENGTH if is_cut else pb.STOP_REASON_STOP,
-            tokens=np.asarray(sequence.tokens, _INT32).tobytes(),
-            logprobs=np.asarray(sequence.logprobs, _FLOAT32).tobytes(),
-        )
-    if prompt_logprobs is not None:
-        response.prompt_logprobs = np.asarray(prompt_logprobs, _FLOAT32).tobytes()
-    return response.SerializeToString(deterministic=True)
-
-
-def decode_sample_response(body: bytes) -> list[SampledSequence]:
-    """Read what ``encode_sample_response`` has written, without the prompt's log-probabilities."""
-    return [
-        SampledSequence(
-            tokens=np.frombuffer(sequence.tokens, _INT32).tolist(),
-            logprobs=np.frombuffer(sequence.logprobs, _FLOAT32).tolist(),
-            stop_reason="length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
-        )
-        for sequence in pb.SampleResponse.FromString(body).sequences
-    ]
 
 
 def _parse(body: bytes) -> pb.ForwardBackwardRequest:

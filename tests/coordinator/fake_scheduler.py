@@ -7,12 +7,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import checkpoint_files, schemas, wire
+from spmd_tx.coordinator import checkpoint_files, sample_wire, schemas, wire
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request, RequestQueue
+from spmd_tx.coordinator.sample_wire import PromptScores
 from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
@@ -139,11 +140,12 @@ def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
 
 def _samples(request: schemas.SampleRequest) -> Outcome:
     count = request.sampling_params.max_tokens or 1
-    sequence = wire.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
+    sequence = sample_wire.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
     length = sum(len(chunk.tokens or []) for chunk in request.prompt.chunks)
     prompt_logprobs = np.full(length, LOGPROB, np.float32)
     prompt_logprobs[0] = np.nan
-    body = wire.encode_sample_response(
-        [sequence] * request.num_samples, prompt_logprobs if request.prompt_logprobs else None
+    body = sample_wire.encode_sample_response(
+        [sequence] * request.num_samples,
+        PromptScores(prompt_logprobs if request.prompt_logprobs else None),
     )
     return Finished(PROTOBUF, body, spent=Spent(prompt=length, sampled=count * request.num_samples))

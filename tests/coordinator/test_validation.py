@@ -11,7 +11,6 @@ from spmd_tx.coordinator.schemas import (
     OptimStepRequest,
     SampleRequest,
     SamplingParams,
-    TensorData,
 )
 from spmd_tx.coordinator.validation import (
     Limits,
@@ -127,21 +126,6 @@ def sample(*prompt: int, num_samples: int = 1, **params) -> SampleRequest:
 def test_a_sample_that_cannot_be_drawn_is_refused(request_, message):
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         check_sample(request_, LIMITS)
-
-
-@pytest.mark.parametrize(
-    "wish",
-    [
-        {"topk_prompt_logprobs": 3},
-        {"topk_sample_logprobs": 3},
-        {"prompt_alt_tokens_k": 2},
-        {"target_prompt_logprobs": TensorData([1.0], "int64")},
-    ],
-)
-def test_what_is_not_offered_is_refused_by_name(wish):
-    (name,) = wish
-    with pytest.raises(InvalidRequest, match=f"{name} is not offered yet"):
-        check_sample(SampleRequest(ModelInput([ModelInputChunk(tokens=[1])]), **wish), LIMITS)
 
 
 @pytest.mark.parametrize(

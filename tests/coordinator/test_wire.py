@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 from tinker.proto import tinker_public_pb2 as sdk
-from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
+from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from spmd_tx.coordinator import tinker_pb2, wire
-from spmd_tx.coordinator.wire import SampledSequence
 from spmd_tx.errors import InvalidRequest
 
 # One message of ours stands for two of the SDK's that are alike.
@@ -163,21 +162,6 @@ def test_the_sdk_reads_logprobs_of_any_length_and_width():
     assert [datum.shape for datum in read] == [[2], [1], [2, 2]]
     for ours, theirs in zip(logprobs, read, strict=True):
         np.testing.assert_array_equal(np.asarray(theirs.data).reshape(ours.shape), ours)
-
-
-def test_the_sdk_reads_samples():
-    sequences = [SampledSequence([1, 2], [-0.5, -1.0], "stop"), SampledSequence([3], [-2.0], "length")]
-    body = wire.encode_sample_response(sequences, np.array([np.nan, -0.25], np.float32))
-    response = deserialize_sample_response(body)
-    assert [sequence.tokens for sequence in response.sequences] == [[1, 2], [3]]
-    assert [sequence.logprobs for sequence in response.sequences] == [[-0.5, -1.0], [-2.0]]
-    assert [sequence.stop_reason for sequence in response.sequences] == ["stop", "length"]
-    assert response.prompt_logprobs == [None, -0.25]
-
-
-def test_prompt_logprobs_are_left_out_when_not_asked_for():
-    body = wire.encode_sample_response([SampledSequence([1], [0.0], "stop")], None)
-    assert deserialize_sample_response(body).prompt_logprobs is None
 
 
 def span(sequence_id, length, offset=0, sampled=True):
