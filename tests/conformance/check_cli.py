@@ -253,7 +253,7 @@ def auth_status(world: World) -> None:
 
 @covers(
     "tinker auth whoami",
-    does="the SDK reads it out of a signed token that only the hosted service issues; `tinker auth login` tells "
+    does="the SDK reads it out of a token that only the hosted service signs; `tinker auth login` tells "
     "whose a key is",
     effect="it fails: whoami needs JWT auth",
     standing=Standing.CANNOT_APPLY,

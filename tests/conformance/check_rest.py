@@ -201,7 +201,8 @@ def copy_weights(world: World) -> None:
 @covers(
     f"RestClient.get_external_weights_urls{TWINS}",
     does="signs addresses of a checkpoint's files, which need no key for a while",
-    effect="they give a PEFT adapter, whole and in ranges; a stranger gets none, and a changed address nothing",
+    effect="they give a PEFT adapter, whole and in ranges; a changed address gives nothing; a stranger gets "
+    "none",
 )
 def get_external_weights_urls(world: World) -> None:
     path = world.trained.save_weights_external(world.new_name()).result(SECONDS).path
@@ -361,8 +362,8 @@ def get_server_capabilities(world: World) -> None:
 
 @covers(
     "RestClient.whoami",
-    does="the SDK reads it out of a signed token that only the hosted service issues; keys here are no such "
-    "tokens. `tinker auth login` and `GET /api/v1/auth/apikey/me` tell whose a key is",
+    does="the SDK reads it out of a token that only the hosted service signs; keys here are no such tokens. "
+    "`tinker auth login` and `GET /api/v1/auth/apikey/me` tell whose a key is",
     effect="RuntimeError: whoami needs JWT auth",
     standing=Standing.CANNOT_APPLY,
 )

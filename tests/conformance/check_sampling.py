@@ -20,8 +20,8 @@ from tests.sdk.server import BASE_MODEL
 @covers(
     f"SamplingClient.sample{TWINS}",
     does="draws sequences with their log-probabilities; scores the prompt as asked",
-    effect="the log-probabilities are the trainer's; a seed fixes the tokens; prompt log-probabilities, top-k of "
-    "prompt and samples, targets and alternatives agree with each other; stop tokens and lengths end a sequence",
+    effect="the log-probabilities of prompt and sample are the trainer's; a seed fixes the tokens; stop "
+    "tokens and lengths end a sequence",
 )
 def sample(world: World) -> None:
     sampler = world.new_sampler(world.sampler_path)
@@ -45,7 +45,7 @@ def sample(world: World) -> None:
 
 @covers(
     "SamplingClient.sample (top-k, targets, alternatives)",
-    does="the most probable tokens of each position, the log-probabilities of given ones, and drawn alternatives",
+    does="the most probable tokens of each position, the log-probabilities of given ones, drawn alternatives",
     effect="the best of the top k is what greedy sampling takes; targets that are the prompt score as it; "
     "alternatives are tokens with their log-probabilities",
 )
@@ -101,7 +101,8 @@ def compute_logprobs(world: World) -> None:
 )
 def create(world: World) -> None:
     holder = world.base_sampler.holder
-    for weights in ({"base_model": BASE_MODEL}, {"model_path": world.sampler_path}):
+    known = {"sampling_session_id": world.base_sampler._sampling_session_id}
+    for weights in ({"base_model": BASE_MODEL}, {"model_path": world.sampler_path}, known):
         opened = tinker.SamplingClient.create(holder, **weights).result(SECONDS)
         assert opened.sample(prompt(PROMPT), 1, greedy(2)).result(SECONDS).sequences
     path = "tinker://nobody:train:0/sampler_weights/x"
@@ -113,7 +114,7 @@ def create(world: World) -> None:
     "SamplingClient.get_sampler_handle",
     "SamplingClient.from_sampler_handle",
     does="lets other processes join a sampler, each with numbers of its own",
-    effect="clients made from one handle, and a pickled client, sample the same tokens with the same seed, and "
+    effect="clients made from one handle, and a pickled one, sample the same tokens with the same seed, and "
     "different ones without",
 )
 def sampler_handle(world: World) -> None:

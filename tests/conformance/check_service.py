@@ -16,7 +16,8 @@ from tests.sdk.server import BASE_MODEL
 @covers(
     f"ServiceClient.create_lora_training_client{TWINS}",
     does="makes an adapter of the base model; rank, seed, which parts are trained, metadata",
-    effect="it trains; the same seed is the same model; rank and metadata are in its run; other bases are refused",
+    effect="it trains; the same seed is the same model; its run has rank and metadata; other bases are "
+    "refused",
 )
 def create_lora_training_client(world: World) -> None:
     losses = set()
@@ -98,7 +99,7 @@ def create_rest_client(world: World) -> None:
 @covers(
     "ServiceClient.create_custom_loss",
     does="takes the traced graph of a loss; refuses operations outside of a list",
-    effect="a loss that the server runs gives loss and gradient of the built-in one (where PyTorch is installed, "
+    effect="a loss that the server runs gives loss and gradient of the built-in one (where PyTorch is there, "
     "which the SDK needs for it)",
 )
 def create_custom_loss(world: World) -> None:

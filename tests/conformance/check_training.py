@@ -38,7 +38,8 @@ def parameters_of(client: tinker.TrainingClient) -> np.ndarray:
 @covers(
     f"TrainingClient.forward{TWINS}",
     does="computes the loss and the log-probabilities of the targets, without gradient",
-    effect="the loss is minus the sum of the log-probabilities; the gradient stays 0 and the weights as they are",
+    effect="the loss is minus the sum of the log-probabilities; the gradient stays 0, the weights "
+    "as they are",
 )
 def forward(world: World) -> None:
     trainer = world.new_trainer()
@@ -54,8 +55,8 @@ def forward(world: World) -> None:
 @covers(
     f"TrainingClient.forward_backward{TWINS}",
     does="the same, and adds the gradient of the summed loss to the model's",
-    effect="two calls give twice the gradient of one; every loss that the SDK names runs, but for `custom` and "
-    "`stable_reinforce`, which have checks of their own",
+    effect="two calls give twice the gradient of one; every loss that the SDK names runs, save `custom` and "
+    "`stable_reinforce`",
 )
 def forward_backward(world: World) -> None:
     trainer = world.new_trainer()
@@ -82,7 +83,7 @@ def forward_backward(world: World) -> None:
 
 @covers(
     f"TrainingClient.optim_step{TWINS}",
-    does="one AdamW step from the accumulated gradient, which it clears; hyper-parameters come with each step",
+    does="one AdamW step with the accumulated gradient, which it clears; each step has its own parameters",
     effect="the loss falls; without a gradient the weights stay; Dimuon is refused with the remedy",
 )
 def optim_step(world: World) -> None:
@@ -102,10 +103,10 @@ def optim_step(world: World) -> None:
 
 @covers(
     f"TrainingClient.forward_backward_custom{TWINS}",
-    does="a loss in Python: forward here, its derivative from the client, backward here; a LossHandle runs on the "
-    "server",
-    effect="minus the sum of the log-probabilities, as a Python loss, gives the gradient of cross_entropy (where PyTorch is "
-    "installed, which the SDK needs for it)",
+    does="a loss in Python: forward here, its derivative from the client, backward here; a LossHandle is "
+    "run here alone",
+    effect="minus the sum of the log-probabilities, as a Python loss, gives the gradient of cross_entropy "
+    "(where PyTorch is there, which the SDK needs for it)",
 )
 def forward_backward_custom(world: World) -> None:
     trainer = world.new_trainer()
@@ -192,7 +193,7 @@ def save_weights_for_sampler(world: World) -> None:
 
 @covers(
     f"TrainingClient.save_weights_and_get_sampling_client{TWINS}",
-    does="keeps the weights for one sampling client, on the device, without a name; kind snapshot or inflight",
+    does="keeps the weights for one sampling client, on the device, without a name; snapshot or inflight",
     effect="what it samples has the log-probabilities that forward gives, before and after another step",
 )
 def save_weights_and_get_sampling_client(world: World) -> None:
@@ -221,7 +222,7 @@ def create_sampling_client(world: World) -> None:
 @covers(
     f"TrainingClient.save_weights_external{TWINS}",
     does="writes a PEFT folder to be downloaded",
-    effect="the path is external, its size is that of the files, and its URLs give a PEFT adapter",
+    effect="the path is external, and has the files of a PEFT adapter, of the size that is told",
 )
 def save_weights_external(world: World) -> None:
     for method in twins(world.new_trainer(), "save_weights_external"):
@@ -229,6 +230,7 @@ def save_weights_external(world: World) -> None:
         assert "/external_weights/" in saved.path
         urls = settled(world.rest.get_external_weights_urls)(saved.path).urls
         assert {"adapter_config.json", "adapter_model.safetensors"} <= urls.keys()
+        assert saved.size_bytes == world.listed(saved.path).size_bytes > 0
 
 
 @covers(
