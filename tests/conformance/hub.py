@@ -77,6 +77,8 @@ def running_hub() -> Iterator[Hub]:
     with Hub() as hub:
         thread = threading.Thread(target=hub.serve_forever)
         thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()

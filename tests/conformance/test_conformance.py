@@ -1,6 +1,8 @@
 """Every entry of the table is called against a server with keys, by two accounts."""
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         world = World(server, model_dir, *tokens)
         yield world
         world.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()  # the SDK's sockets, here and not in the middle of somebody else's test
 
 
 @pytest.fixture(scope="module")
