@@ -8,7 +8,6 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
-from spmd_tx.coordinator.api_auth import AuthController
 from spmd_tx.coordinator.api_checkpoints import CheckpointsController
 from spmd_tx.coordinator.api_downloads import DownloadsController
 from spmd_tx.coordinator.api_futures import FuturesController
@@ -44,7 +43,6 @@ def make_app(services: Services) -> Litestar:
             FuturesController,
             HealthController,
             MetricsController,
-            AuthController,
             OpenAIController,
         ],
         guards=[let_in],

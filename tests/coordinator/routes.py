@@ -184,8 +184,6 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("GET", "/api/v1/auth/apikey/me"): None,
     ("DELETE", "/api/v1/auth/apikey/me"): None,
     ("GET", "/metrics"): None,
-    ("GET", "/api/v1/auth/apikey/me"): None,
-    ("DELETE", "/api/v1/auth/apikey/me"): None,
 }
 
 SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema/{path}")}
