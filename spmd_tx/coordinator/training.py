@@ -14,7 +14,7 @@ from spmd_tx.coordinator import age_encryption, custom_training, folder_links, s
 from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
-from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
+from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import (
     EXTERNAL_WEIGHTS,
     SAMPLER_WEIGHTS,
@@ -24,6 +24,7 @@ from spmd_tx.coordinator.checkpoint_files import (
     parse,
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
@@ -77,7 +78,7 @@ class Checkpoints(Protocol):
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
 
     async def complete(
-        self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
+        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
     ) -> Manifest: ...
 
     async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
