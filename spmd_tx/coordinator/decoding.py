@@ -88,15 +88,13 @@ class SampleBatch:
         """Take in a request that has been validated; the bank knows its version."""
         self._arrivals += 1
         job = make_job(request_id, self._arrivals, body, version, self._model)
-        self._jobs[request_id] = job
-        self._admission.line.add(job)
+        self._take_in(job)
 
     def resume(self, job: SampleJob) -> None:
         """Go on with a request of an earlier batch, whose workers are gone; the bank knows its version."""
         self._arrivals += 1
         job.restart(self._arrivals)
-        self._jobs[job.request_id] = job
-        self._admission.line.add(job)
+        self._take_in(job)
 
     def unanswered(self) -> dict[str, SampleJob]:
         """The requests that are not answered, with the tokens known so far, for another batch to resume."""
@@ -224,8 +222,14 @@ class SampleBatch:
         self._shards[sample.shard].leave(sample)
         self._bank.unpin(sample.bank)
 
+    def _take_in(self, job: SampleJob) -> None:
+        self._jobs[job.request_id] = job
+        self._bank.hold(job.version)
+        self._admission.line.add(job)
+
     def _end(self, job: SampleJob) -> None:
         job.is_over = True
+        self._bank.let_go(job.version)
         del self._jobs[job.request_id]
         self._admission.withdraw(job)
         for sample in job.samples:

@@ -71,7 +71,14 @@ class Samplers(Protocol):
     """What is used of the catalog."""
 
     async def add_sampler(
-        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+        self,
+        session_id: str,
+        seq_id: int,
+        base_model: str,
+        *,
+        path: str | None = None,
+        of: str | None = None,
+        inflight: bool = False,
     ) -> Sampler: ...
 
 
@@ -123,7 +130,7 @@ class Training:
             case "save_weights_for_sampler":
                 wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
                 if wish.path is None:
-                    return await self._save_ephemeral(model, wish)
+                    return await self._save_ephemeral(model, request, wish)
                 return await self._save_named(model, request, wish, wish.path)
             case "sample":
                 raise AssertionError("samples have no line")
@@ -140,7 +147,8 @@ class Training:
                 return None
             assert wish.sampling_session_seq_id is not None
             version = sampler_id(model.session_id, wish.sampling_session_seq_id)
-            if await self.versions.find_on_disk(version, model.session_id):
+            self.versions.answered(model.id, request.seq_id)
+            if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout)
 
@@ -265,27 +273,41 @@ class Training:
 
         return Begun(outcome, next_waits=True)
 
-    async def _save_ephemeral(self, model: TrainedModel, wish: schemas.SaveWeightsForSamplerRequest) -> Begun:
+    async def _save_ephemeral(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest
+    ) -> Begun:
         if wish.sampling_session_seq_id is None:
             raise InvalidRequest(
                 "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
             )
+        inflight = wish.kind == "inflight"
         sampler = await self.samplers.add_sampler(
-            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id
+            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
         )
-        reply = self._save_sampler(model, version=sampler.id, path=None, of=model.id)
+        republishes = request.seq_id if inflight else None
+        reply = self._save_sampler(model, sampler.id, None, of=model.id, republishes=republishes)
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
         return Begun(partial(_json_after, reply, result))
 
     def _save_sampler(
-        self, model: TrainedModel, version: str, path: str | None, of: str | None = None
+        self,
+        model: TrainedModel,
+        version: str,
+        path: str | None,
+        of: str | None = None,
+        republishes: int | None = None,
     ) -> asyncio.Future[Reply]:
-        """The place in the bank is chosen when the command is sent, so that it is free by then."""
+        """The place in the bank is chosen when the command is sent, so that it is free by then.
+
+        ``republishes`` is the seq_id of a save of kind inflight.
+        """
 
         adapter = model.adapter  # a load that comes next may change it before this is sent
 
         def commands() -> list[AnyCommand]:
             place = self.versions.reserve(version, adapter, model.session_id, of)
+            if republishes is not None:
+                self.versions.publish_inflight(model.id, republishes, version)
             save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
 
