@@ -1,6 +1,7 @@
 """``spmd-tx keys``: the API keys of a server. One that runs notices every change within a second or two."""
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -22,6 +23,8 @@ keys = typer.Typer(
     no_args_is_help=True,
     help="Make, list, revoke and rotate API keys, also while the server runs. See docs/keys.md.",
 )
+
+COLUMNS = ("id", "owner", "role", "made", "ends", "last used", "limits", "state")
 
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="As spmd-tx keys list shows it.")]
 
@@ -66,11 +69,19 @@ def create(
 
 
 @keys.command("list")
-def list_keys(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
+def list_keys(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for scripts.")] = False,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    database_url: DatabaseUrl = None,
+) -> None:
     """Show all keys, also those that are not valid any more. The keys themselves cannot be shown."""
     from spmd_tx.coordinator import keys as rows
 
-    show(_in_existing(data_dir, database_url, rows.listed))
+    listed = _in_existing(data_dir, database_url, rows.listed)
+    if as_json:
+        typer.echo(json.dumps([dict(zip(COLUMNS, _cells(row), strict=True)) for row in listed], indent=2))
+    else:
+        show(listed)
 
 
 @keys.command()
@@ -103,21 +114,25 @@ def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    table = Table(*COLUMNS)
+    for row in rows:
+        table.add_row(*_cells(row))
+    Console(stderr=is_error).print(table)
+
+
+def _cells(row: "ApiKey") -> tuple[str, ...]:
     from spmd_tx.coordinator.keys import problem
 
-    table = Table("id", "owner", "role", "made", "ends", "last used", "limits", "state")
-    for row in rows:
-        table.add_row(
-            row.id,
-            row.owner,
-            row.role,
-            _date(row.created_at),
-            _date(row.revoked_at or row.expires_at) or "never",
-            _date(row.last_used_at) or "never",
-            _limits(row) or "none",
-            (problem(row, time.time()) or "is valid").split()[-1],
-        )
-    Console(stderr=is_error).print(table)
+    return (
+        row.id,
+        row.owner,
+        row.role,
+        _date(row.created_at),
+        _date(row.revoked_at or row.expires_at) or "never",
+        _date(row.last_used_at) or "never",
+        _limits(row) or "none",
+        (problem(row, time.time()) or "is valid").split()[-1],
+    )
 
 
 def _in_existing(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:

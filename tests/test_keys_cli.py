@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 from types import SimpleNamespace
@@ -34,6 +35,12 @@ def test_a_new_key_alone_is_what_a_script_reads(run):
     assert made.out.strip() not in made.err
     ((_, owner, role, _, ends, used, limits, state),) = rows(made.err)
     assert (owner, role, ends, used, limits, state) == ("alice", "user", "never", "never", "none", "valid")
+
+
+def test_a_script_reads_the_list_as_json(run):
+    run("create", "--owner", "alice")
+    (key,) = json.loads(run("list", "--json").out)
+    assert (key["owner"], key["role"], key["state"]) == ("alice", "user", "valid")
 
 
 def test_keys_are_listed_without_what_would_let_somebody_in(run):

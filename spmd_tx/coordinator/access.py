@@ -4,17 +4,18 @@ A session has an owner, and what hangs on it belongs to them: models, samplers, 
 rule itself is Caller.sees.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog, unknown
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, OpenCheckpoint
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.request_log import not_kept
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.tables import Checkpoint, Model, Sampler, Session
-from spmd_tx.errors import NotFound, RequestError
+from spmd_tx.errors import InvalidRequest, NotFound, RequestError, Unauthorized
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Access:
     catalog: Catalog
     checkpoints: CheckpointCatalog
     queue: RequestQueue
+    lender: Caller | None = None  # whose checkpoints can be read, too
+
+    def reading_with(self, token: str | None, keyring: Keyring) -> "Access":
+        """The same, but what the holder of another API key can read can be read. Raises InvalidRequest."""
+        if token is None:
+            return self
+        try:
+            return replace(self, lender=keyring.caller(token))
+        except Unauthorized as error:
+            raise InvalidRequest(f"weights_access_token cannot be used: {error}") from None
 
     async def session(self, session_id: str) -> Session:
         session = await self.catalog.session(session_id)
@@ -58,16 +69,20 @@ class Access:
         """A checkpoint that the caller may change."""
         return await self.checkpoints.find(path, lambda row: self.caller.sees(row.owner))
 
+    async def describe_checkpoint(self, path: CheckpointPath) -> OpenCheckpoint:
+        """What such a checkpoint holds, without reading its files."""
+        return await self.checkpoints.describe(path, self._may_read)
+
     async def open_checkpoint(self, path: CheckpointPath) -> OpenCheckpoint:
         """A checkpoint that the caller may load or sample from: their own, or a published one."""
         return await self.checkpoints.open(path, self._may_read)
 
-    async def problem_loading(self, path: str) -> str | None:
+    async def problem_loading(self, path: str, token: str | None, keyring: Keyring) -> str | None:
         """Why a model must not be loaded from a path, if so. One of the caller's own may still be coming."""
         try:
-            parsed = checkpoint_files.parse(path)
+            parsed, reader = checkpoint_files.parse(path), self.reading_with(token, keyring)
             if not await self._is_own_run(parsed.run_id):
-                await self.checkpoints.find(parsed, self._may_read)
+                await self.checkpoints.find(parsed, reader._may_read)
         except RequestError as error:
             return str(error)
         return None
@@ -80,7 +95,8 @@ class Access:
         return True
 
     def _may_read(self, row: Checkpoint) -> bool:
-        return row.is_public or self.caller.sees(row.owner)
+        readers = (self.caller,) if self.lender is None else (self.caller, self.lender)
+        return row.is_public or any(reader.sees(row.owner) for reader in readers)
 
     async def _check(self, session_id: str, missing: NotFound) -> None:
         if not self.caller.sees((await self.catalog.session(session_id)).owner):

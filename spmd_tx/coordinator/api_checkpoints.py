@@ -11,6 +11,11 @@ from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
 from spmd_tx.coordinator.bodies import read_json
 from spmd_tx.coordinator.checkpoint_files import WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.checkpoint_schemas import (
+    CopyWeightsRequest,
+    CopyWeightsResponse,
+    SaveWeightsExternalRequest,
+)
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.schemas import (
@@ -52,19 +57,44 @@ class CheckpointsController(Controller):
     async def load_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue loading into a model that exists, or into a new one of a session."""
         load = await read_json(request, LoadWeightsRequest, services.scheduler, access)
+        # The log is no place for a secret, and whether its holder may read is settled here.
+        token, load = load.weights_access_token, msgspec.structs.replace(load, weights_access_token=None)
         if load.model_id is not None and load.seq_id is not None:
             model, payload = await access.model(load.model_id), msgspec.json.encode(load)
-            problem = await access.problem_loading(load.path)
+            problem = await access.problem_loading(load.path, token, services.keyring)
             return await queue_training(services, model, "load_weights", load.seq_id, payload, problem)
         if load.session_id is not None and load.model_seq_id is not None:
-            return await _create_from_checkpoint(services, access, load)
+            return await _create_from_checkpoint(services, access, load, token)
         raise InvalidRequest("send model_id and seq_id, or session_id and model_seq_id to create a model")
+
+    @post("/save_weights_external", status_code=HTTP_200_OK, guards=[takes_work])
+    async def save_weights_external(
+        self, request: Request, services: Service, access: Accessible
+    ) -> FutureResponse:
+        """Queue files to be downloaded."""
+        save = await read_json(request, SaveWeightsExternalRequest, services.scheduler, access)
+        model, payload = await access.model(save.model_id), msgspec.json.encode(save)
+        return await queue_training(services, model, "save_weights_external", save.seq_id, payload)
+
+    @post("/copy_weights", status_code=HTTP_200_OK, guards=[takes_work])
+    async def copy_weights(
+        self,
+        data: JSONBody[CopyWeightsRequest],
+        request: Request,
+        services: Service,
+        access: Accessible,
+    ) -> CopyWeightsResponse:
+        """Copy a checkpoint at once; the same X-Idempotency-Key again is the same copy."""
+        token = request.headers.get("x-tinker-weights-access-token", data.weights_access_token)
+        reader = access.reading_with(token, services.keyring)
+        key = request.headers.get("x-idempotency-key")
+        return CopyWeightsResponse(str(await services.copies.make(data, key, access, reader)))
 
     @post("/weights_info", status_code=HTTP_200_OK, opt=READS)
     async def weights_info(
         self, data: JSONBody[WeightsInfoRequest], access: Accessible
     ) -> WeightsInfoResponse:
-        manifest = (await access.open_checkpoint(checkpoint_files.parse(data.tinker_path))).manifest
+        manifest = (await access.describe_checkpoint(checkpoint_files.parse(data.tinker_path))).manifest
         return WeightsInfoResponse(
             base_model=manifest.base_model,
             lora_rank=manifest.rank,
@@ -153,16 +183,17 @@ async def _path(access: Access, run_id: str, kind: str, name: str) -> Checkpoint
 
 
 async def _create_from_checkpoint(
-    services: Services, access: Access, request: LoadWeightsRequest
+    services: Services, access: Access, request: LoadWeightsRequest, token: str | None
 ) -> FutureResponse:
     """Queue a new model whose adapter is like the saved one."""
     path = checkpoint_files.parse(request.path)
     if path.kind != WEIGHTS:
-        raise InvalidRequest(f"{path} holds weights to sample from only; load one that save_state wrote")
+        raise InvalidRequest(f"{path} cannot be trained; load one that save_state wrote")
     if request.base_model is not None:
         check_base_model(request.base_model, services)
     validation.check_optimizer(request.optimizer_config)
-    adapter = (await access.open_checkpoint(path)).manifest.adapter
+    reader = access.reading_with(token, services.keyring)
+    adapter = (await reader.open_checkpoint(path)).manifest.adapter
     max_rank = services.limits.max_rank
     if adapter.rank > max_rank:
         raise InvalidRequest(

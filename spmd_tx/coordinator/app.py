@@ -5,6 +5,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 
 from spmd_tx.coordinator.api_checkpoints import CheckpointsController
+from spmd_tx.coordinator.api_downloads import DownloadsController
 from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
 from spmd_tx.coordinator.api_metrics import MetricsController
@@ -27,6 +28,7 @@ def make_app(services: Services) -> Litestar:
             TrainingController,
             SamplingController,
             CheckpointsController,
+            DownloadsController,
             FuturesController,
             HealthController,
             MetricsController,

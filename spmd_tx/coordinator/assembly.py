@@ -16,6 +16,7 @@ from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
+from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
@@ -152,6 +153,7 @@ async def open_parts(
         database=database,
         catalog=catalog,
         checkpoints=checkpoints,
+        copies=CheckpointCopies(checkpoints, queue),
         queue=queue,
         scheduler=scheduler,
         health=health,

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
+import msgspec
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator import steady_time
@@ -16,6 +17,7 @@ from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Model, Sampler, Session
 from spmd_tx.errors import InvalidRequest, NotFound
+from spmd_tx.protocol import AdapterSpec
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,13 @@ class Catalog:
             self._models[model_id] = model
         return model
 
+    async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None:
+        """Remember what a model has become by loading a checkpoint."""
+        values = msgspec.to_builtins(adapter)
+        async with self._database.transaction() as db:
+            await db.execute(update(Model).where(Model.id == model_id).values(values))
+        self._models.pop(model_id, None)
+
     async def open_models(self, others: Collection[str]) -> list[Model]:
         """The models of all open sessions, and of the sessions ``others``, in the order of their creation."""
         sessions = self._last_seen.keys() | set(others)
@@ -157,6 +166,8 @@ class Catalog:
         if session.id not in self._last_seen:
             return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
         self._last_seen[session.id] = steady_time.now()  # work is a sign of life, too
+        if isinstance(row, Model) and row.copied_from is not None:
+            return cannot_be_trained(row.id, row.copied_from)
         return None
 
     async def add_sampler(
@@ -171,7 +182,8 @@ class Catalog:
     ) -> Sampler:
         """A sampler of a checkpoint (``path``), of a model's present weights (``of``), or of the base model.
 
-        One that is ``inflight`` draws from what the model has saved last in this way. The same number in the same session again is the same sampler.
+        One that is ``inflight`` draws from what the model has saved last in this way. The same number in the
+        same session again is the same sampler.
         """
         sampler = Sampler(
             id=sampler_id(session_id, seq_id),
@@ -220,6 +232,10 @@ async def open_catalog(database: Database) -> Catalog:
 
 def unknown(table: type[Session] | type[Model] | type[Sampler], id: str) -> NotFound:
     return NotFound(f"{table.__name__.lower()} {id!r} does not exist on this server; {START_AGAIN}")
+
+
+def cannot_be_trained(model_id: str, source: str) -> str:
+    return f"{model_id} only holds a copy of {source}; load the copy into a new model to train it"
 
 
 def _ending(session: Session) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import ColumnElement, delete, select, update
 
-from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator import checkpoint_files, folder_links
 from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
 from spmd_tx.coordinator.database import Database
@@ -19,7 +20,8 @@ from spmd_tx.protocol import AdapterSpec
 
 Visible = Callable[[Checkpoint], bool]  # whether somebody may know of a checkpoint
 
-MAX_TTL_SECONDS = 10 * 366 * 24 * 3600  # ten years, as in the SDK
+# One hour to ten years, as the SDK's documentation says
+MIN_TTL_SECONDS, MAX_TTL_SECONDS = 3600, 10 * 366 * 24 * 3600
 
 
 class SaveOptions(NamedTuple):
@@ -56,7 +58,7 @@ class CheckpointCatalog:
         """
         self._storage.require_room()
         checkpoint_files.check_name("a checkpoint", path.name)
-        _check_ttl(options.ttl_seconds)
+        check_ttl(options.ttl_seconds)
         present = await self._row(path)
         is_in_the_way = present is not None and not options.overwrite and not _is_expired(present)
         if is_in_the_way and not await self._is_saved_by(path, options.request_id):
@@ -67,14 +69,50 @@ class CheckpointCatalog:
 
     async def complete(
         self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
-    ) -> None:
-        """Make a written checkpoint the one of its name. May be called again when the database failed."""
+    ) -> Manifest:
+        """Make a written checkpoint the one of its name. May be called again when the database failed.
+
+        What its owner has published is private again when it is overwritten.
+        """
         folder = path.folder(self._directory)
         manifest = await asyncio.to_thread(checkpoint_files.read_manifest, folder)
-        if manifest is None or manifest.saved_by != options.request_id or partial.exists():
+        earlier = manifest if manifest is not None and manifest.saved_by == options.request_id else None
+        if manifest is None or earlier is None or partial.exists():
             files = await asyncio.to_thread(checkpoint_files.sizes, partial)
             manifest = self._manifest(path, adapter, options, files, await self._owner(path.run_id))
+            if earlier is not None and options.request_id is not None:
+                manifest = msgspec.structs.replace(manifest, is_public=earlier.is_public)
             await asyncio.to_thread(checkpoint_files.publish, partial, folder, manifest)
+        await self._list(path, manifest)
+        return manifest
+
+    async def copy(self, source: CheckpointPath, target: CheckpointPath, options: SaveOptions) -> None:
+        """Save a checkpoint once more under another name; it shares the files. Copying again changes nothing.
+
+        Raises NotFound, and InvalidRequest when it is damaged, or when another one has the name.
+        """
+        present = await asyncio.to_thread(checkpoint_files.read_manifest, target.folder(self._directory))
+        if present is not None and present.copied_from == str(source):
+            await self._list(target, present)
+            return
+        opened = await self.open(source)
+        partial = await self.begin(target, options)
+        now = time.time()
+        manifest = msgspec.structs.replace(
+            opened.manifest,
+            run_id=target.run_id,
+            created_at=now,
+            expires_at=_expiry(now, options.ttl_seconds),
+            saved_by=options.request_id,
+            owner=await self._owner(target.run_id),
+            is_public=False,
+            copied_from=str(source),
+        )
+        await asyncio.to_thread(folder_links.share, opened.folder, partial)
+        await asyncio.to_thread(checkpoint_files.publish, partial, target.folder(self._directory), manifest)
+        await self._list(target, manifest)
+
+    async def _list(self, path: CheckpointPath, manifest: Manifest) -> None:
         async with self._database.transaction() as db:
             await db.execute(delete(Checkpoint).where(*_is(path)))
             db.add(_new_row(path, manifest))
@@ -97,7 +135,7 @@ class CheckpointCatalog:
             train_mlp=adapter.train_mlp,
             train_unembed=adapter.train_unembed,
             created_at=now,
-            expires_at=None if options.ttl_seconds is None else now + options.ttl_seconds,
+            expires_at=_expiry(now, options.ttl_seconds),
             user_metadata=options.user_metadata,
             files=files,
             saved_by=options.request_id,
@@ -126,6 +164,16 @@ class CheckpointCatalog:
             )
         return row
 
+    async def describe(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> OpenCheckpoint:
+        """What a checkpoint holds; nothing but its manifest is read. Raises as ``open`` does."""
+        await self.find(path, is_visible)
+        folder = path.folder(self._directory)
+        return OpenCheckpoint(folder, await asyncio.to_thread(checkpoint_files.manifest_of, path, folder))
+
+    def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
+        """A part of a file of just this version. Blocks. Raises OSError when it is gone meanwhile."""
+        return checkpoint_files.read_part(path.folder(self._directory), manifest, name, start, size)
+
     async def open(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> OpenCheckpoint:
         """A checkpoint that can be loaded here. Raises NotFound, or InvalidRequest when it is unusable."""
         await self.find(path, is_visible)
@@ -139,14 +187,16 @@ class CheckpointCatalog:
         return OpenCheckpoint(folder, manifest)
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
-        _check_ttl(ttl_seconds)
+        check_ttl(ttl_seconds)
         await self.find(path)
-        expires_at = None if ttl_seconds is None else time.time() + ttl_seconds
+        expires_at = _expiry(time.time(), ttl_seconds)
         await self._change(path, expires_at=expires_at)
+        await self._change_manifest(path, expires_at=expires_at)
 
     async def set_public(self, path: CheckpointPath, is_public: bool) -> None:
         await self.find(path)
         await self._change(path, is_public=is_public)
+        await self._change_manifest(path, is_public=is_public)
 
     async def delete(self, path: CheckpointPath) -> None:
         await self.find(path)
@@ -182,6 +232,11 @@ class CheckpointCatalog:
         async with self._database.transaction() as db:
             await db.execute(update(Checkpoint).where(*_is(path)).values(values))
 
+    async def _change_manifest(self, path: CheckpointPath, **values: object) -> None:
+        """So that a database that is made again from the folders says the same."""
+        folder = path.folder(self._directory)
+        await asyncio.to_thread(checkpoint_files.change_manifest, folder, **values)
+
     async def _row(self, path: CheckpointPath) -> Checkpoint | None:
         async with self._database.reading() as db:
             return await db.scalar(select(Checkpoint).where(*_is(path)))
@@ -199,11 +254,16 @@ def _is(path: CheckpointPath) -> tuple[ColumnElement[bool], ...]:
     return Checkpoint.run_id == path.run_id, Checkpoint.kind == path.kind, Checkpoint.name == path.name
 
 
-def _check_ttl(ttl_seconds: int | None) -> None:
-    if ttl_seconds is not None and not 1 <= ttl_seconds <= MAX_TTL_SECONDS:
+def check_ttl(ttl_seconds: int | None) -> None:
+    if ttl_seconds is not None and not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
         raise InvalidRequest(
-            f"ttl_seconds is {ttl_seconds}; it must be between 1 and {MAX_TTL_SECONDS}, or null to keep it"
+            f"ttl_seconds is {ttl_seconds}; it must be between {MIN_TTL_SECONDS} (an hour) and "
+            f"{MAX_TTL_SECONDS} (ten years), or null to keep the checkpoint"
         )
+
+
+def _expiry(now: float, ttl_seconds: int | None) -> float | None:
+    return None if ttl_seconds is None else now + ttl_seconds
 
 
 def _is_expired(row: Checkpoint) -> bool:
@@ -220,4 +280,5 @@ def _new_row(path: CheckpointPath, manifest: Manifest) -> Checkpoint:
         created_at=manifest.created_at,
         expires_at=manifest.expires_at,
         owner=manifest.owner,
+        is_public=manifest.is_public,
     )

@@ -4,8 +4,11 @@ A checkpoint is written beside its place and moved there when it is complete, so
 own name is always whole, and an overwritten one is there until the new one is.
 """
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +21,8 @@ from spmd_tx.protocol import AdapterSpec
 
 WEIGHTS = "weights"  # weights and optimizer state, to train on
 SAMPLER_WEIGHTS = "sampler_weights"  # a PEFT folder, to sample from
-KINDS = (WEIGHTS, SAMPLER_WEIGHTS)
+EXTERNAL_WEIGHTS = "external_weights"  # a PEFT folder, to be downloaded
+KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 
 MAX_NAME_BYTES = 200  # file systems take 255
 MANIFEST = "checkpoint.json"
@@ -56,11 +60,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     digests: dict[str, str] = {}  # of the files; the first checkpoints had none
     saved_by: str | None = None  # id of the request
     owner: str = LOCAL_OWNER
+    is_public: bool = False
+    copied_from: str | None = None  # tinker:// path
     format: int = FORMAT
 
     @property
     def adapter(self) -> AdapterSpec:
         return msgspec.convert(self, AdapterSpec, from_attributes=True)
+
+    @property
+    def version(self) -> str:
+        """Names just this content of this checkpoint, within an address."""
+        told = msgspec.json.encode([self.run_id, self.created_at, self.saved_by])
+        return blake2b(told, digest_size=8).hexdigest()
 
     @property
     def size_bytes(self) -> int:
@@ -73,8 +85,8 @@ def parse(text: str) -> CheckpointPath:
     parts = rest.split("/")
     if scheme != "tinker" or len(parts) != 3 or parts[1] not in KINDS:
         raise InvalidRequest(
-            f"{text!r} is no checkpoint path; it must look like tinker://RUN/weights/NAME "
-            "or tinker://RUN/sampler_weights/NAME"
+            f"{text!r} is no checkpoint path; it must look like tinker://RUN/weights/NAME, "
+            "tinker://RUN/sampler_weights/NAME or tinker://RUN/external_weights/NAME"
         )
     check_name("a training run", parts[0])
     check_name("a checkpoint", parts[2])
@@ -85,9 +97,7 @@ def parse_sampler_weights(text: str) -> CheckpointPath:
     """Read the path of a checkpoint that can be sampled. Raises InvalidRequest when it is none."""
     path = parse(text)
     if path.kind != SAMPLER_WEIGHTS:
-        raise InvalidRequest(
-            f"{path} holds training state; sample from one saved with save_weights_for_sampler"
-        )
+        raise InvalidRequest(f"{path} cannot be sampled; sample from one saved with save_weights_for_sampler")
     return path
 
 
@@ -120,7 +130,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 def publish(partial: Path, folder: Path, manifest: Manifest) -> None:
     """Declare a written checkpoint complete, and put it in place of an earlier one of that name."""
-    digests = {name: digest(partial / name) for name in manifest.files}
+    digests = manifest.digests or {name: digest(partial / name) for name in manifest.files}
     manifest = msgspec.structs.replace(manifest, digests=digests)
     (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for path in [*_files(partial), partial / MANIFEST]:
@@ -131,6 +141,17 @@ def publish(partial: Path, folder: Path, manifest: Manifest) -> None:
     sync(folder.parent)
 
 
+def change_manifest(folder: Path, **values: object) -> None:
+    """Say something else of a checkpoint than before. Other folders may share the file: it is replaced."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        changed = folder / f".{MANIFEST}.tmp"
+        changed.write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **values)))
+        sync(changed)
+        changed.rename(folder / MANIFEST)
+        sync(folder)
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """None when there is no complete checkpoint."""
     try:
@@ -139,8 +160,29 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
+def read_part(folder: Path, manifest: Manifest, name: str, start: int, size: int) -> bytes:
+    """Bytes of a file. Raises OSError when the folder does not hold this version any more."""
+    with (folder / name).open("rb") as file:
+        now = read_manifest(folder)  # what was opened before belongs to this, or to nothing
+        content = os.pread(file.fileno(), size, start)
+    if now is None or now.version != manifest.version or len(content) != size:
+        raise OSError(errno.ESTALE, "the checkpoint was overwritten, or is damaged", str(folder / name))
+    return content
+
+
 def verify(path: CheckpointPath, folder: Path) -> Manifest:
     """Read the manifest and compare the files with it. Raises InvalidRequest when they are not as written."""
+    manifest = manifest_of(path, folder)
+    problem = _first_problem(folder, manifest)
+    if problem is not None:
+        raise InvalidRequest(
+            f"checkpoint {path} is damaged: {problem}; restore the file or use another checkpoint"
+        )
+    return manifest
+
+
+def manifest_of(path: CheckpointPath, folder: Path) -> Manifest:
+    """Raises InvalidRequest when there is none that can be read."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise InvalidRequest(
@@ -150,11 +192,6 @@ def verify(path: CheckpointPath, folder: Path) -> Manifest:
         raise InvalidRequest(
             f"checkpoint {path} has format {manifest.format}, of a newer version of the server; this one "
             f"reads formats up to {FORMAT}. Use another checkpoint, or ask the operator to upgrade"
-        )
-    problem = _first_problem(folder, manifest)
-    if problem is not None:
-        raise InvalidRequest(
-            f"checkpoint {path} is damaged: {problem}; restore the file or use another checkpoint"
         )
     return manifest
 
@@ -202,4 +239,5 @@ def _beside(folder: Path, suffix: str) -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
+    ours = (folder / MANIFEST, folder / f".{MANIFEST}.tmp")
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in ours)

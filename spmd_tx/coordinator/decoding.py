@@ -16,6 +16,7 @@ from spmd_tx.coordinator.buckets import decode_steps
 from spmd_tx.coordinator.decode_rows import decode_command, rows_per_shard
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.prefill import Segment
+from spmd_tx.coordinator.queue_status import counted
 from spmd_tx.coordinator.request_queue import Outcome
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.schemas import SampleRequest
@@ -113,7 +114,10 @@ class SampleBatch:
     def status(self, request_id: str) -> str | None:
         """Why nothing of a request has started yet."""
         job = self._jobs.get(request_id)
-        return None if job is None or job.has_started else job.obstacle
+        if job is None or job.has_started:
+            return None
+        ahead = self._admission.line.ahead_of(job)
+        return f"{counted(ahead, 'sample')} ahead; {job.obstacle}" if ahead else job.obstacle
 
     def next_dispatch(self) -> Dispatch | None:
         """The next command, to be sent before anything else is asked; None: nothing can be done now."""

@@ -17,6 +17,7 @@ from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
@@ -81,6 +82,7 @@ class Services:
     database: Database
     catalog: Catalog
     checkpoints: CheckpointCatalog
+    copies: CheckpointCopies
     queue: RequestQueue
     scheduler: RequestScheduler
     health: Health

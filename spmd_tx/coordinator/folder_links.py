@@ -25,6 +25,12 @@ def link(path: CheckpointPath, folder: Path, place: Path) -> Manifest:
     return manifest
 
 
+def share(folder: Path, partial: Path) -> None:
+    """Link a complete checkpoint's files into a new folder that is to become a checkpoint of its own."""
+    ours = shutil.ignore_patterns(checkpoint_files.MANIFEST, f".{checkpoint_files.MANIFEST}.tmp")
+    shutil.copytree(folder, partial, copy_function=_link_or_copy, ignore=ours)
+
+
 def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)

@@ -11,13 +11,13 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator import schemas
 from spmd_tx.coordinator.callers import Caller
-from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS
+from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.tables import Checkpoint, Model, RequestRow, Sampler, Session
 
 MAX_PAGE = 1000
 
-_TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler"}
+_TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 
 
 class Page(NamedTuple):

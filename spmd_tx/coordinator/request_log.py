@@ -26,6 +26,8 @@ Kind = Literal[
     "optim_step",
     "save_weights",
     "save_weights_for_sampler",
+    "save_weights_external",
+    "copy_weights",
     "sample",
 ]
 

@@ -220,6 +220,7 @@ class LoadWeightsRequest(msgspec.Struct, frozen=True):
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     optimizer_config: OptimizerConfig | None = None
+    weights_access_token: str | None = None  # an API key with which the checkpoint can be read
 
 
 class SaveWeightsForSamplerRequest(msgspec.Struct, frozen=True):
@@ -336,7 +337,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 class Checkpoint(msgspec.Struct, frozen=True):
     checkpoint_id: str  # "weights/NAME"
-    checkpoint_type: str  # "training" or "sampler"
+    checkpoint_type: str  # "training", "sampler" or "external"
     time: str  # RFC 3339
     tinker_path: str
     size_bytes: int | None = None

@@ -7,6 +7,7 @@ exists, and is the owner's, is for the route to find out.
 
 import hmac
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -17,11 +18,14 @@ from urllib.parse import quote, urlencode
 from litestar import Request
 
 from spmd_tx.coordinator.callers import Caller
-from spmd_tx.errors import Forbidden
+from spmd_tx.errors import Forbidden, StartError
 
 SECRET_FILE = "url_secret"  # in the data directory
 SECRET_BYTES = 32
 LIFETIME_SECONDS = 3600.0
+
+HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 
 class SignedUrls:
@@ -53,12 +57,27 @@ class SignedUrls:
 
 
 def base_url(request: Request) -> str:
-    """The server's address as the client has it, without the path."""
-    return str(request.base_url).rstrip("/")
+    """The server's address as the client has it; a proxy says it in X-Forwarded-Proto, -Host and -Prefix.
+
+    A client can say so, too, and gets URLs that lead where it wants; nobody else gets them.
+    """
+    scheme, host, prefix = (_forwarded(request, name) for name in ("proto", "host", "prefix"))
+    if scheme not in ("http", "https"):
+        scheme = request.scope["scheme"]
+    hosts = [host, request.headers.get("host", "")]
+    host = next((host for host in hosts if HOST.fullmatch(host)), "localhost")
+    if not PREFIX.fullmatch(prefix):
+        prefix = ""
+    return f"{scheme}://{host}{(prefix or request.scope.get('root_path', '')).rstrip('/')}"
+
+
+def _forwarded(request: Request, name: str) -> str:
+    """What the outermost proxy says."""
+    return request.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip()
 
 
 def open_signed_urls(data_dir: Path) -> SignedUrls:
-    """With the secret of a data directory, which is made when there is none. Blocks."""
+    """With the secret of a data directory, which is made when there is none. Blocks. Raises StartError."""
     path = data_dir / SECRET_FILE
     if not path.exists():
         unfinished = path.with_suffix(".tmp")
@@ -67,4 +86,7 @@ def open_signed_urls(data_dir: Path) -> SignedUrls:
             file.write(secrets.token_bytes(SECRET_BYTES))
             os.fsync(file.fileno())
         unfinished.replace(path)
-    return SignedUrls(path.read_bytes())
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise StartError(f"{path} has {len(secret)} bytes instead of {SECRET_BYTES}; delete it for a new one")
+    return SignedUrls(secret)

@@ -48,6 +48,7 @@ class Model(Base):
     train_unembed: Mapped[bool]
     user_metadata: Mapped[dict[str, Any] | None]
     created_at: Mapped[float] = mapped_column(index=True)
+    copied_from: Mapped[str | None]  # tinker:// path; it only holds the copy, and cannot be trained
 
     @property
     def adapter(self) -> AdapterSpec:
@@ -78,7 +79,7 @@ class Checkpoint(Base):
 
     number: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[str]  # id of the model that was saved
-    kind: Mapped[str]  # "weights" or "sampler_weights"
+    kind: Mapped[str]  # checkpoint_files.KINDS
     name: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     is_public: Mapped[bool] = mapped_column(default=False)

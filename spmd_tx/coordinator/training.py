@@ -10,11 +10,20 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import folder_links, schemas
+from spmd_tx.coordinator import age_encryption, folder_links, schemas
+from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
 from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
-from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath, parse
+from spmd_tx.coordinator.checkpoint_files import (
+    EXTERNAL_WEIGHTS,
+    SAMPLER_WEIGHTS,
+    WEIGHTS,
+    CheckpointPath,
+    Manifest,
+    parse,
+)
+from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
@@ -44,7 +53,8 @@ from spmd_tx.protocol import (
     Snapshot,
 )
 
-WITHOUT_EFFECT = frozenset({"forward", "save_weights"})  # on the model's state
+# On the model's state
+WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -62,7 +72,7 @@ class Checkpoints(Protocol):
 
     async def complete(
         self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
-    ) -> None: ...
+    ) -> Manifest: ...
 
     async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
 
@@ -80,6 +90,8 @@ class Samplers(Protocol):
         of: str | None = None,
         inflight: bool = False,
     ) -> Sampler: ...
+
+    async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
 
 
 class Begun(NamedTuple):
@@ -132,8 +144,10 @@ class Training:
                 if wish.path is None:
                     return await self._save_ephemeral(model, request, wish)
                 return await self._save_named(model, request, wish, wish.path)
-            case "sample":
-                raise AssertionError("samples have no line")
+            case "save_weights_external":
+                return await self._save_external(model, request, read_body(body, SaveWeightsExternalRequest))
+            case "sample" | "copy_weights":
+                raise AssertionError(f"a {request.kind} request has no place in a line")
 
     async def begin_again(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None
@@ -214,8 +228,13 @@ class Training:
             LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=manifest.adapter)
         )
 
-        result = schemas.LoadWeightsResult(wish.path, model.id)
-        return Begun(partial(_json_after, reply, result), next_waits=True)
+        async def outcome() -> Outcome:
+            await reply
+            if request.seq_id:
+                await self.samplers.set_adapter(model.id, manifest.adapter)
+            return _json(schemas.LoadWeightsResult(wish.path, model.id))
+
+        return Begun(outcome, next_waits=True)
 
     def _pack(self, model: TrainedModel, body: bytes, grid: Grid) -> PackedRequest:
         request = decode_forward_backward(body)
@@ -270,6 +289,26 @@ class Training:
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
             return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+
+        return Begun(outcome, next_waits=True)
+
+    async def _save_external(
+        self, model: TrainedModel, request: Request, wish: SaveWeightsExternalRequest
+    ) -> Begun:
+        recipients = age_encryption.read_recipients(wish.age_encryption_recipients or [])
+        path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
+        options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
+        partial = (await self.checkpoints.begin(path, options)).absolute()
+        reply = model.put(
+            SaveSampler(slot=model.slot, bank=UNPLACED, adapter=model.adapter, path=str(partial))
+        )
+
+        async def outcome() -> Outcome:
+            await reply
+            if recipients:
+                await asyncio.to_thread(age_encryption.encrypt, partial, recipients)
+            manifest = await self.checkpoints.complete(path, partial, model.adapter, options)
+            return _json(SaveWeightsExternalResult(str(path), manifest.size_bytes))
 
         return Begun(outcome, next_waits=True)
 

@@ -63,7 +63,7 @@ class Versions:
     async def of(self, sampler_id: str) -> VersionKey:
         """The version of a sampler, ready to be placed on the device.
 
-        The first answer stays for ever, but for samplers of kind inflight: they get the newest of their model.
+        The first answer stays for ever; but a sampler of kind inflight gets the newest of its model.
         """
         if sampler_id not in self._of_sampler:
             sampler = await self._samplers.sampler(sampler_id)

@@ -20,6 +20,7 @@ from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
@@ -142,6 +143,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         database=database,
         catalog=catalog,
         checkpoints=checkpoints,
+        copies=CheckpointCopies(checkpoints, queue),
         queue=queue,
         scheduler=scheduler,
         health=FakeHealth(),

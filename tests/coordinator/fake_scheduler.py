@@ -10,7 +10,8 @@ import numpy as np
 from spmd_tx.coordinator import checkpoint_files, schemas, wire
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
-from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request, RequestQueue
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
@@ -85,6 +86,13 @@ class FakeScheduler:
                 return _json(schemas.SaveWeightsResult(str(path)))
             case "save_weights_for_sampler":
                 return await self._save_for_sampler(request, payload)
+            case "save_weights_external":
+                export = msgspec.json.decode(payload, type=SaveWeightsExternalRequest)
+                path = CheckpointPath(request.line, EXTERNAL_WEIGHTS, export.path)
+                await self._save(path, SaveOptions(ttl_seconds=export.ttl_seconds))
+                return _json(SaveWeightsExternalResult(str(path), len(b"weights")))
+            case "copy_weights":
+                raise AssertionError("it is done at once")
             case "sample":
                 return _samples(msgspec.json.decode(payload, type=schemas.SampleRequest))
 

@@ -80,7 +80,7 @@ class FakeDevice:
                 self.bank[bank] = self.disk.get(path, path)
             case PageOut(bank=bank, path=path):
                 self.disk[path] = self.bank[bank]
-            case SaveSampler(bank=bank, slot=slot, path=path):
+            case SaveSampler(bank=bank, slot=slot, path=path) if bank >= 0:
                 self.bank[bank] = f"slot {slot} at {self.executed[SaveSampler]}" if path is None else path
             case ForwardBackward(rows=rows) | Forward(rows=rows):
                 return {name: np.zeros(rows.tokens.shape, np.float32) for name in ("logprobs", "losses")}, {}

@@ -87,9 +87,10 @@ class ReplayDevice(FakeDevice):
             case LoadState(slot=slot, path=path, optimizer=optimizer):
                 self.slots[slot] = read_state(Path(path), optimizer)
             case SaveSampler(slot=slot, bank=bank, path=path):
-                self.bank[bank] = self.slots[slot].weights
+                if bank >= 0:
+                    self.bank[bank] = self.slots[slot].weights
                 if path is not None:
-                    _write_peft(Path(path), self.bank[bank])
+                    _write_peft(Path(path), self.slots[slot].weights)
             case PageOut(bank=bank, path=path):
                 _write_peft(Path(path), self.bank[bank])
             case LoadSampler(bank=bank, path=path):

@@ -107,6 +107,22 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/save_weights_for_sampler"): [
         lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 15},
     ],
+    ("POST", "/api/v1/save_weights_external"): [
+        lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 17},
+    ],
+    ("POST", "/api/v1/copy_weights"): [
+        lambda ids, _: {"source_path": ids.path("weights"), "destination_project_id": "p"},
+        lambda ids, own: {
+            "source_path": own.path("weights"),
+            "session_id": ids.session,
+            "model_seq_id": 10,
+        },
+        lambda ids, own: {
+            "source_path": ids.path("sampler_weights"),
+            "session_id": own.session,
+            "model_seq_id": 11,
+        },
+    ],
     ("POST", "/api/v1/load_weights"): [
         lambda ids, own: {"model_id": ids.model, "seq_id": 16, "path": own.path("weights")},
         lambda ids, own: _load(ids, own.path("weights")),
@@ -115,12 +131,15 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/weights_info"): [
         lambda ids, _: {"tinker_path": ids.path("weights")},
         lambda ids, _: {"tinker_path": ids.path("sampler_weights")},
+        lambda ids, _: {"tinker_path": ids.path("external_weights")},
     ],
     ("GET", "/api/v1/training_runs/{run_id}/checkpoints"): [lambda *_: None],
     ("PUT", TTL): [lambda *_: {"ttl_seconds": 3600}, lambda *_: {"ttl_seconds": 0}],
     ("POST", PUBLISH): [lambda *_: None],
     ("DELETE", PUBLISH): [lambda *_: None],
     ("DELETE", CHECKPOINT): [lambda *_: None],
+    ("GET", CHECKPOINT + "/archive"): [lambda *_: None],
+    ("GET", CHECKPOINT + "/external_weights_urls"): [lambda *_: None],
     ("POST", "/api/v1/retrieve_future"): [lambda ids, _: {"request_id": ids.request}],
     ("POST", "/api/v1/retrieve_futures"): [
         lambda ids, _: {
@@ -160,6 +179,16 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
 
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
 
+# They need a signature instead of a key; test_api_downloads.py tries those of others.
+SIGNED = {
+    (method, "/api/v1/downloads/" + address)
+    for method in ("GET", "HEAD")
+    for address in (
+        "files/{run_id}/{kind}/{name}/{version}/{file}",
+        "archives/{run_id}/{kind}/{name}/{version}",
+    )
+}
+
 READING = {
     ("POST", f"/api/v1/{name}")
     for name in "client/config client/dynamic_config telemetry get_info weights_info retrieve_future "
@@ -178,8 +207,15 @@ async def send(
 ) -> httpx.Response:
     """Ask for something by its ids."""
     method, path = route
+    kind = "external_weights" if path.endswith("urls") else "weights"
     filled = path.format(
-        session_id=ids.session, run_id=ids.model, sampler_id=ids.sampler, kind="weights", name=ids.name
+        session_id=ids.session,
+        run_id=ids.model,
+        sampler_id=ids.sampler,
+        kind=kind,
+        name=ids.name,
+        version="v",
+        file="f",
     )
     url = client.base_url.copy_with(raw_path=filled.encode())
     if isinstance(body, bytes):

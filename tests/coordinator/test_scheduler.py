@@ -374,7 +374,7 @@ async def test_the_status_of_a_training_request_names_what_it_waits_for(bench):
     expected = f"waiting for request {seq_id + 1} of this model, which has not arrived"
     assert bench.scheduler.status(gapped).reason == expected
     bench.workers.busy = "compiling forward_backward 8x256"
-    assert bench.scheduler.status(gapped).reason == f"compiling forward_backward 8x256; {expected}"
+    assert bench.scheduler.status(gapped).reason == f"compiling a training step of 8 x 256 tokens; {expected}"
 
 
 async def test_a_sample_that_finds_no_room_is_paused(bench, sampling):

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.checkpoint_files import parse
+from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.protocol import (
     CreateAdapter,
     Forward,
@@ -260,6 +264,17 @@ async def test_a_save_without_a_good_name_is_refused_before_the_workers_hear_of_
     assert "ttl_seconds is 0" in await bench.failure(bench.save(A, 2, "a", ttl_seconds=0))
     assert "neither path nor sampling_session_seq_id" in await bench.failure(bench.save_for_sampler(A, 3))
     assert not bench.workers.sent(SaveState, SaveSampler)
+
+
+async def test_an_export_is_only_written_and_takes_no_place_among_the_samplers(bench):
+    bench.create(A)
+    wish = SaveWeightsExternalRequest(A, 1, "out", ttl_seconds=3600)
+    exported = await bench.result(bench.submit("save_weights_external", A, 1, wish))
+    assert exported["path"] == f"tinker://{A}/external_weights/out"
+    (save,) = bench.workers.sent(SaveSampler)
+    assert (save.bank, Path(save.path).parent.name) == (UNPLACED, "external_weights")
+    again = bench.submit("save_weights_external", A, 2, SaveWeightsExternalRequest(A, 2, "out"))
+    assert "exists; choose another name" in await bench.failure(again)
 
 
 async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):

@@ -1,5 +1,6 @@
 """The scripts of the user guides do what the guides say."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.server import BASE_MODEL
+from tests.sdk.server import BASE_MODEL, serving
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MINUTES = 5 * 60
@@ -52,3 +53,17 @@ def test_imitation_and_reinforcement_run_to_a_saved_state(run_example):
     assert losses[-1] < losses[0]
     assert [step.split(":")[0] for step in steps[-2:]] == ["reinforce 0", "reinforce 1"]
     assert answer.startswith("Tell me a tale.")
+
+
+def test_two_tenants_share_a_server_and_do_not_see_each_other(model_dir, tmp_path):
+    with serving(model_dir, tmp_path / "data") as server:
+        server.wait_until_ready()
+        command = ["sh", str(EXAMPLES / "share.sh"), server.url, BASE_MODEL, str(server.data_dir)]
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=MINUTES, env=environment)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    _, of_alice, of_bob = re.split("(?:Alice|Bob)'s checkpoints:\n", finished.stdout)
+    of_bob, renewed = of_bob.split("Alice's key is replaced")
+    assert "weights/capitals" in of_alice
+    assert "capitals" not in of_bob
+    assert "train:0" in renewed

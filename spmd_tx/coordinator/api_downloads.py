@@ -1,0 +1,182 @@
+"""Routes to download checkpoints: those that give links, with an API key, and those behind them, without."""
+
+import time
+from datetime import UTC, datetime
+from email.utils import formatdate
+from functools import partial
+from pathlib import PurePosixPath
+from typing import NamedTuple
+from urllib.parse import quote
+
+from litestar import Controller, Request, Response, get, route
+from litestar.enums import HttpMethod, MediaType
+from litestar.params import FromPath
+from litestar.response import Stream
+from litestar.status_codes import (
+    HTTP_200_OK,
+    HTTP_206_PARTIAL_CONTENT,
+    HTTP_302_FOUND,
+    HTTP_304_NOT_MODIFIED,
+    HTTP_416_REQUESTED_RANGE_NOT_SATISFIABLE,
+)
+
+from spmd_tx.coordinator import byte_ranges, checkpoint_files, download_content, signed_urls
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
+from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_schemas import ExternalWeightsUrlsResponse
+from spmd_tx.coordinator.dependencies import Accessible, Service, Services
+from spmd_tx.coordinator.http_errors import error_response
+from spmd_tx.coordinator.route_marks import SIGNED
+from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS
+from spmd_tx.errors import InvalidRequest, NotFound
+
+PREFIX = "/api/v1"
+FILES, ARCHIVES = "/downloads/files", "/downloads/archives"
+ADDRESS = "/{run_id:str}/{kind:str}/{name:str}/{version:str}"
+READ = [HttpMethod.GET, HttpMethod.HEAD]
+
+
+class DownloadsController(Controller):
+    path = PREFIX
+
+    @get(CHECKPOINT + "/external_weights_urls")
+    async def external_weights_urls(
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        request: Request,
+        services: Service,
+        access: Accessible,
+    ) -> ExternalWeightsUrlsResponse:
+        """A link to each file of an exported checkpoint."""
+        found = await _readable(access, run_id, kind, name)
+        if kind != EXTERNAL_WEIGHTS:
+            raise InvalidRequest(f"{found.path} is no export; download one that save_weights_external made")
+        expires = datetime.fromtimestamp(int(time.time() + LIFETIME_SECONDS), UTC)
+        files = sorted(found.manifest.files)
+        links = {file: _link(request, services, access, found, FILES, file) for file in files}
+        return ExternalWeightsUrlsResponse(links, expires.isoformat())
+
+    @get(CHECKPOINT + "/archive")
+    async def archive(
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        request: Request,
+        services: Service,
+        access: Accessible,
+    ) -> Response[bytes]:
+        """A link to all files as one archive, for SDKs up to 0.35. They read it, and do not follow it."""
+        found = await _readable(access, run_id, kind, name)
+        headers = {
+            "Location": _link(request, services, access, found, ARCHIVES),
+            "Expires": formatdate(int(time.time() + LIFETIME_SECONDS), usegmt=True),
+        }
+        return Response(b"", status_code=HTTP_302_FOUND, headers=headers, media_type=MediaType.TEXT)
+
+    @route(FILES + ADDRESS + "/{file:path}", http_method=READ, opt=SIGNED)
+    async def file(
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        version: FromPath[str],
+        file: FromPath[str],
+        request: Request,
+        services: Service,
+        access: Accessible,
+    ) -> Response:
+        """One file."""
+        found = await _version(access, run_id, kind, name, version)
+        file = file.removeprefix("/")
+        content = _Content(
+            name=PurePosixPath(file).name,
+            etag=f'"{found.manifest.digests.get(file, version)}"',
+            parts=download_content.of_file(found.manifest, file),
+        )
+        return _answer(request, services, found, content)
+
+    @route(ARCHIVES + ADDRESS, http_method=READ, opt=SIGNED)
+    async def archive_file(
+        self,
+        run_id: FromPath[str],
+        kind: FromPath[str],
+        name: FromPath[str],
+        version: FromPath[str],
+        request: Request,
+        services: Service,
+        access: Accessible,
+    ) -> Response:
+        """All files."""
+        found = await _version(access, run_id, kind, name, version)
+        parts = download_content.of_archive(found.manifest)
+        return _answer(request, services, found, _Content(f"{name}.tar", f'"{version}"', parts))
+
+
+class _Found(NamedTuple):
+    """A checkpoint that the caller may read."""
+
+    path: CheckpointPath
+    manifest: Manifest
+
+
+class _Content(NamedTuple):
+    """What is sent of it."""
+
+    name: str
+    etag: str
+    parts: list[download_content.Part]
+
+
+async def _readable(access: Access, run_id: str, kind: str, name: str) -> _Found:
+    path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
+    return _Found(path, (await access.describe_checkpoint(path)).manifest)
+
+
+async def _version(access: Access, run_id: str, kind: str, name: str, version: str) -> _Found:
+    """The one behind a link. Raises NotFound when it is not as it was then."""
+    found = await _readable(access, run_id, kind, name)
+    if found.manifest.version != version:
+        raise NotFound(f"checkpoint {found.path} was overwritten since this link was made; ask for a new one")
+    return found
+
+
+def _link(request: Request, services: Services, access: Access, found: _Found, route: str, *file: str) -> str:
+    """An address that those can read who can read the checkpoint now."""
+    caller, owner = access.caller, found.manifest.owner
+    reader = owner if caller.sees(owner) else caller.owner
+    path = "/".join([PREFIX + route, *found.path, found.manifest.version, *file])
+    return services.signed_urls.sign(signed_urls.base_url(request), path, reader)
+
+
+def _answer(request: Request, services: Services, found: _Found, content: _Content) -> Response:
+    """All of it, the part that is asked for, or that the client has it."""
+    headers, size = dict(request.headers), download_content.size_of(content.parts)
+    about = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": "private"}
+    if byte_ranges.is_known(headers, content.etag):
+        return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=about, media_type=MediaType.TEXT)
+    span = byte_ranges.wanted(headers, content.etag, size)
+    if span is not None and span.start >= span.end:
+        refusal = error_response(
+            f"{headers['range']!r} asks for bytes that are not there: {content.name} has {size}",
+            HTTP_416_REQUESTED_RANGE_NOT_SATISFIABLE,
+        )
+        refusal.headers["Content-Range"] = f"bytes */{size}"
+        return refusal
+    status = HTTP_200_OK
+    if span is not None:
+        status = HTTP_206_PARTIAL_CONTENT
+        about["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{size}"
+    span = span or byte_ranges.Span(0, size)
+    about["Content-Length"] = str(span.end - span.start)
+    about["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
+    read = partial(services.checkpoints.read, found.path, found.manifest)
+    return Stream(
+        download_content.pieces(content.parts, span, read),
+        status_code=status,
+        headers=about,
+        media_type="application/octet-stream",
+    )

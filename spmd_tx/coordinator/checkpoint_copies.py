@@ -1,0 +1,116 @@
+"""Copies of checkpoints: each in a training run of its own, which cannot be trained."""
+
+import asyncio
+import time
+import uuid
+from contextlib import suppress
+from hashlib import blake2b
+from weakref import WeakValueDictionary
+
+import msgspec
+from sqlalchemy import Executable, insert
+
+from spmd_tx.coordinator import checkpoint_files, steady_time
+from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.catalog import cannot_be_trained, model_id
+from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions, check_ttl
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_schemas import CopyWeightsRequest
+from spmd_tx.coordinator.request_queue import Failed, RequestQueue
+from spmd_tx.coordinator.tables import Model, Session
+from spmd_tx.errors import InvalidRequest, NotFound
+
+ENDED_BECAUSE = "it only holds a copy of a checkpoint"
+
+
+class CheckpointCopies:
+    """Makes copies; a copy that is asked for again, with the same key or number, is the same one."""
+
+    def __init__(self, checkpoints: CheckpointCatalog, queue: RequestQueue) -> None:
+        self._checkpoints = checkpoints
+        self._queue = queue
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by training run
+
+    async def make(
+        self, request: CopyWeightsRequest, key: str | None, own: Access, reader: Access
+    ) -> CheckpointPath:
+        """Copy what ``reader`` can read to what is the caller's ``own``. The key is of the caller's choice.
+
+        Raises NotFound and InvalidRequest.
+        """
+        check_ttl(request.ttl_seconds)
+        source = checkpoint_files.parse(request.source_path)
+        session_id, number = await _place(request, key, own)
+        run_id = model_id(session_id, number)
+        target = CheckpointPath(run_id, source.kind, source.name)
+        async with self._locks.setdefault(run_id, asyncio.Lock()):
+            with suppress(NotFound):
+                if (await self._checkpoints.describe(target)).manifest.copied_from == str(source):
+                    return target
+            manifest = (await reader.open_checkpoint(source)).manifest
+            await self._make_run(run_id, source, manifest, request, own)
+            await self._checkpoints.copy(source, target, SaveOptions(ttl_seconds=request.ttl_seconds))
+        return target
+
+    async def _make_run(
+        self,
+        run_id: str,
+        source: CheckpointPath,
+        manifest: Manifest,
+        request: CopyWeightsRequest,
+        own: Access,
+    ) -> None:
+        """The number 0 of its line is taken, so that the run is created but once, and for this."""
+        session_id, _, number = run_id.rpartition(":train:")
+        with suppress(NotFound):
+            copied_from = (await own.model(run_id)).copied_from
+            if copied_from != str(source):
+                raise InvalidRequest(
+                    f"model_seq_id {number} of session {session_id!r} is already in use; send the next one"
+                )
+            return
+        rows = [_new_model(run_id, source, manifest)]
+        if request.session_id is None:
+            rows.insert(0, _new_session(session_id, request.destination_project_id, own.caller.owner))
+        payload = msgspec.json.encode(msgspec.structs.replace(request, weights_access_token=None))
+        refused = Failed(cannot_be_trained(run_id, str(source)), "user")
+        await self._queue.submit("copy_weights", run_id, 0, session_id, payload, also=rows, refused=refused)
+
+
+async def _place(request: CopyWeightsRequest, key: str | None, own: Access) -> tuple[str, int]:
+    """The session and the number of the training run that is to hold the copy."""
+    is_numbered = request.session_id is not None and request.model_seq_id is not None
+    if is_numbered == (request.destination_project_id is not None):
+        raise InvalidRequest("send destination_project_id, or session_id and model_seq_id")
+    if request.session_id is not None and request.model_seq_id is not None:
+        await own.open_session(request.session_id)
+        return request.session_id, request.model_seq_id
+    if key is None:
+        return str(uuid.uuid4()), 0
+    told = [own.caller.owner, key, request.source_path, request.destination_project_id, request.ttl_seconds]
+    return str(uuid.UUID(bytes=blake2b(msgspec.json.encode(told), digest_size=16).digest(), version=4)), 0
+
+
+def _new_session(session_id: str, project_id: str | None, owner: str) -> Executable:
+    """It ends as it begins: nobody sends its heartbeats."""
+    now = steady_time.now()
+    return insert(Session).values(
+        id=session_id,
+        created_at=now,
+        ended_at=now,
+        ended_because=ENDED_BECAUSE,
+        tags=[],
+        project_id=project_id,
+        owner=owner,
+    )
+
+
+def _new_model(run_id: str, source: CheckpointPath, manifest: Manifest) -> Executable:
+    return insert(Model).values(
+        id=run_id,
+        session_id=run_id.rpartition(":train:")[0],
+        base_model=manifest.base_model,
+        created_at=time.time(),
+        copied_from=str(source),
+        **msgspec.to_builtins(manifest.adapter),
+    )

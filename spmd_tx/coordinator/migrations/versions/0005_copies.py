@@ -1,0 +1,13 @@
+"""Training runs that hold a copy of a checkpoint."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("models", sa.Column("copied_from", sa.String()))
