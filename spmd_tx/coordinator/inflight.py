@@ -4,7 +4,7 @@ Each save publishes a version of its own, so that a request is sampled from one 
 one is given up when a newer one is sure to be there after a crash, too: when its save has been answered.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.dispatch import VersionKey
@@ -43,10 +43,10 @@ class InflightVersions:
         published.answered = max(published.answered, seq_id)
         self._tidy(published)
 
-    def forget(self, versions: Collection[VersionKey]) -> None:
+    def forget(self, versions: Set[VersionKey]) -> None:
         """Their sessions have ended."""
         for model_id, published in list(self._of_model.items()):
-            if versions & published.by_seq_id.values():
+            if not published.by_seq_id or not versions.isdisjoint(published.by_seq_id.values()):
                 del self._of_model[model_id]
 
     def _tidy(self, published: _Published) -> None:
