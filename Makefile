@@ -54,7 +54,7 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	.venv-cookbook/bin/pip install --quiet --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
 	touch $@
 
-.venv-cookbook/hub: .venv-cookbook/installed tests/cookbook/make_offline_hub.py
+.venv-cookbook/hub: .venv-cookbook/installed tests/cookbook/make_offline_hub.py $(wildcard tests/cookbook/offline_*.py)
 	HF_HUB_OFFLINE=1 .venv-cookbook/bin/python tests/cookbook/make_offline_hub.py $@
 	touch $@
 

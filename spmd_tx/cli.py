@@ -137,6 +137,7 @@ def gc(
     database_url: DatabaseUrl = None,
     keep_results_hours: Annotated[float, typer.Option(min=0)] = DEFAULTS.keep_results_hours,
     keep_versions_hours: Annotated[float, typer.Option(min=0)] = DEFAULTS.keep_versions_hours,
+    keep_audit_days: Annotated[float, typer.Option(min=1)] = DEFAULTS.keep_audit_days,
     max_compilation_cache: str = DEFAULTS.max_compilation_cache,
 ) -> None:
     """Delete what nobody needs any more from the data of a stopped server.
@@ -150,6 +151,7 @@ def gc(
         base_model="",
         keep_results_hours=keep_results_hours,
         keep_versions_hours=keep_versions_hours,
+        keep_audit_days=keep_audit_days,
         max_compilation_cache=max_compilation_cache,
     )
     reaped = asyncio.run(garbage.collect(data_dir, database_url, limits_of(config), dry_run))

@@ -56,6 +56,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     min_free_disk: str = "1GiB"  # bytes or a share; below it no new work is taken
     keep_results_hours: float = 2.0  # after a request is finished
     keep_versions_hours: float = 2.0  # after the last use of a superseded sampler version
+    keep_audit_days: float = 90.0
     max_compilation_cache: str = "10GiB"
 
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard

@@ -61,6 +61,7 @@ HELP = {
         "keep_results_hours": "Hours until a result can no longer be fetched; at least --session-timeout.",
         "keep_versions_hours": "Hours until an unnamed sampler version goes that nobody uses, if there is a "
         "newer one.",
+        "keep_audit_days": "Days until an entry of the audit log goes.",
         "max_compilation_cache": "Most bytes of compiled programs in --data-dir, as 10GiB.",
     },
     "Advanced": {

@@ -1,8 +1,9 @@
 """The contract between the coordinator and every worker: commands out, reports back.
 
 Both sides import this module and nothing else of each other. Dimension key for the arrays:
-B rows (split evenly over the data shards, in order), T row length in tokens, N pages in a row's
-block table, C page copies, K decode steps. A *data shard* is one (fsdp, ep) coordinate of the mesh.
+B rows (split evenly over the data shards, in order), T row length in tokens, J targets per position (where
+there are several), N pages in a row's block table, C page copies, K decode steps. A *data shard* is one
+(fsdp, ep) coordinate of the mesh.
 """
 
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
-LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro")
+LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
 
@@ -46,7 +47,8 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """Token segments packed into rows; all segments of a row use the row's adapter."""
 
     tokens: np.ndarray  # int32 [B, T]
-    targets: np.ndarray  # int32 [B, T]: the token whose log-probability is wanted at each position
+    # int32 [B, T] or [B, T, J]: the tokens whose log-probabilities are wanted at each position
+    targets: np.ndarray
     segments: np.ndarray  # int32 [B, T]: 1, 2, ... within a row; 0 is padding
     positions: np.ndarray  # int32 [B, T]: position within the segment, from 0
     slots: np.ndarray  # int32 [B]: training slot, or bank slot for Prefill
@@ -58,12 +60,14 @@ class LossInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the losses need per token, and per row the loss and its parameters."""
 
     kinds: np.ndarray  # int32 [B]: index into LOSS_NAMES
-    clip_low: np.ndarray  # float32 [B]
-    clip_high: np.ndarray  # float32 [B]
+    clip_low: np.ndarray  # float32 [B, T]
+    clip_high: np.ndarray  # float32 [B, T]; where stable_reinforce truncates
     beta: np.ndarray  # float32 [B]
-    weights: np.ndarray  # float32 [B, T]; cross_entropy only
+    kl_coeff: np.ndarray  # float32 [B]; stable_reinforce only
+    weights: np.ndarray  # float32, like the targets; cross_entropy only
     advantages: np.ndarray  # float32 [B, T]
     sampling_logprobs: np.ndarray  # float32 [B, T], nats
+    ratio_mask: np.ndarray | None = None  # float32 [B, T]; there if and only if all rows are of gspo
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
@@ -79,14 +83,17 @@ class CreateAdapter(Command, frozen=True, tag="create_adapter"):
 
 
 class ForwardBackward(Command, frozen=True, tag="forward_backward"):
-    """Add a micro-batch's gradients to their slots. Replies logprobs and losses, float32 [B, T]."""
+    """Add a micro-batch's gradients to their slots.
+
+    Replies logprobs, float32 like the targets, and losses, float32 [B, T].
+    """
 
     rows: PackedRows
     loss: LossInputs
 
 
 class Forward(Command, frozen=True, tag="forward"):
-    """The same without gradients. Replies logprobs and losses, float32 [B, T]."""
+    """The same without gradients."""
 
     rows: PackedRows
     loss: LossInputs
@@ -161,11 +168,23 @@ class LoadSampler(Command, frozen=True, tag="load_sampler"):
     path: str
 
 
+class PromptWishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Prefill computes of each prompt token besides its log-probability. Nothing has the width 0."""
+
+    top: int  # how many of the likeliest tokens
+    targets: np.ndarray  # int32 [B, T, W]: whose log-probabilities are wanted; -1: nobody's
+    draws: int  # how many tokens to draw
+    seeds: np.ndarray  # uint32 [B, T, 2]; the draws of a position follow from it and from these
+    temperatures: np.ndarray  # float32 [B, T], of the draws; 0 is greedy
+
+
 class Prefill(Command, frozen=True, tag="prefill"):
     """Write the keys and values of prompts into pages.
 
     A prompt of n tokens brings its first n-1 tokens (the last one is the first input of Decode);
-    ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt.
+    ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt. ``wishes``
+    bring ``top_tokens`` and ``top_logprobs`` [B, T, top] from the likeliest on, of equally likely ones the
+    lowest first, ``target_logprobs`` [B, T, W], ``drawn_tokens`` and ``drawn_logprobs`` [B, T, draws].
     ``copies`` run after the writes. Of a mixture of experts the reply has ``experts`` [B, T, L, k], which
     were used. Pages are numbered per data shard; page 0 takes what nobody reads.
     """
@@ -174,6 +193,7 @@ class Prefill(Command, frozen=True, tag="prefill"):
     pages: np.ndarray  # int32 [B, T]: page of each token; its place in it is position % page_size
     copies: np.ndarray  # int32 [C, 2]: (from, to) pages; C splits over the data shards like B
     logprobs: bool  # whether to compute and reply logprobs, float32 [B, T]
+    wishes: PromptWishes | None = None  # with logprobs only
 
 
 class Decode(Command, frozen=True, tag="decode"):
@@ -184,7 +204,9 @@ class Decode(Command, frozen=True, tag="decode"):
     previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
     ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it
     draws one of its ``stop_tokens`` or has none left; what it replies after that is token -1.
-    Of a mixture of experts the reply has ``experts`` [K, B, L, k]: those of each step's input token.
+    With ``top`` the reply has ``top_tokens`` and ``top_logprobs`` [K, B, top], like a Prefill's, of the
+    distribution that ``logprobs`` are of. Of a mixture of experts it has ``experts`` [K, B, L, k]: those of
+    each step's input token.
     """
 
     steps: int
@@ -199,6 +221,7 @@ class Decode(Command, frozen=True, tag="decode"):
     top_p: np.ndarray  # float32 [B]; 1 disables it
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
     tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all of the steps
+    top: int = 0  # how many of the likeliest tokens to reply for each step
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):

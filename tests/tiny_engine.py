@@ -118,13 +118,15 @@ class Datum:
 
     slot: int
     tokens: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
+    targets: np.ndarray  # [N], or [N, K]
+    weights: np.ndarray  # the same
     advantages: np.ndarray
     sampling_logprobs: np.ndarray
     loss: str = "cross_entropy"
     clip: tuple[float, float] = (0.8, 1.2)
     beta: float = 0.05
+    kl_coeff: float = 0.0
+    ratio_mask: np.ndarray | None = None  # of gspo
 
     def times(self, factor: float) -> "Datum":
         return replace(self, weights=self.weights * np.float32(factor))
@@ -138,19 +140,31 @@ def random_datum(seed: int, slot: int, length: int = LENGTH, loss: str = "cross_
     return Datum(slot, tokens[:-1], tokens[1:], weights, advantages, logprobs, loss)
 
 
+def several_targets(datum: Datum, count: int, seed: int) -> Datum:
+    """The datum with so many targets per position; some of them do not count."""
+    random = np.random.default_rng(seed)
+    shape = (len(datum.tokens), count)
+    weights = random.normal(size=shape).astype(np.float32) * (random.random(shape) < 0.7)
+    return replace(
+        datum, targets=random.integers(0, MODEL.vocab_size, shape, dtype=np.int32), weights=weights
+    )
+
+
 Row = Sequence[Datum]  # of one adapter and one loss; empty: a free row
 
 
 def pack(rows: Sequence[Row]) -> tuple[Rows, TokenLossInputs]:
     """Rows as the coordinator packs them, padded to ROWS."""
-    integers = {
-        name: np.zeros((ROWS, LENGTH), np.int32) for name in ("tokens", "targets", "segments", "positions")
-    }
-    floats = {
-        name: np.zeros((ROWS, LENGTH), np.float32) for name in ("weights", "advantages", "sampling_logprobs")
-    }
+    like = next(datum for row in rows for datum in row)
+    integers = {name: np.zeros((ROWS, LENGTH), np.int32) for name in ("tokens", "segments", "positions")}
+    integers["targets"] = np.zeros((ROWS, LENGTH, *like.targets.shape[1:]), np.int32)
+    floats = {name: np.zeros((ROWS, LENGTH), np.float32) for name in ("advantages", "sampling_logprobs")}
+    floats["weights"] = np.zeros(integers["targets"].shape, np.float32)
+    if like.ratio_mask is not None:
+        floats["ratio_mask"] = np.zeros((ROWS, LENGTH), np.float32)
     slots, kinds = np.zeros(ROWS, np.int32), np.zeros((ROWS, 1), np.int32)
-    low, high, beta = np.zeros((3, ROWS, 1), np.float32)
+    low, high = np.zeros((2, ROWS, LENGTH), np.float32)
+    beta, kl_coeff = np.zeros((2, ROWS, 1), np.float32)
     for index, row in enumerate(rows):
         start = 0
         for number, datum in enumerate(row, start=1):
@@ -162,9 +176,11 @@ def pack(rows: Sequence[Row]) -> tuple[Rows, TokenLossInputs]:
             for name, array in floats.items():
                 array[place] = getattr(datum, name)
             slots[index], kinds[index] = datum.slot, LOSS_NAMES.index(datum.loss)
-            (low[index], high[index]), beta[index] = datum.clip, datum.beta
+            low[place], high[place] = datum.clip
+            beta[index], kl_coeff[index] = datum.beta, datum.kl_coeff
             start += len(datum.tokens)
-    return Rows(**integers, slots=slots), TokenLossInputs(kinds, low, high, beta, **floats)
+    loss = TokenLossInputs(kinds=kinds, clip_low=low, clip_high=high, beta=beta, kl_coeff=kl_coeff, **floats)
+    return Rows(**integers, slots=slots), loss
 
 
 def deal(data_shards: int, requests: Sequence[Sequence[Row]]) -> list[Row]:

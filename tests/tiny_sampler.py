@@ -15,6 +15,7 @@ from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import Weight, shardings
+from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
 from spmd_tx.worker.train import Rows
 from tests.tiny_engine import (
@@ -84,14 +85,16 @@ class Drawn:
     tokens: np.ndarray
     logprobs: np.ndarray
     experts: np.ndarray  # [K, L, k] that the inputs of the steps went through; empty without experts
+    top_tokens: np.ndarray  # [K, top]
+    top_logprobs: np.ndarray
 
     def __add__(self, other: "Drawn") -> "Drawn":
         pairs = zip(self.parts, other.parts, strict=True)
         return Drawn(*(np.concatenate(pair) for pair in pairs))
 
     @property
-    def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.tokens, self.logprobs, self.experts
+    def parts(self) -> tuple[np.ndarray, ...]:
+        return tuple(vars(self).values())
 
     def living(self) -> "Drawn":
         """Without what a dead row replies."""
@@ -111,7 +114,10 @@ class TinySampler:
         self._rows = RowState(row, row, row)
         declared = (model, self.mesh, engine.declared_base, self._bank, self._cache)
         self._prefill = make_prefill(*declared, logprobs=True)
-        self._decode = make_decode(*declared, MOST_STEPS)
+        self._scored_prefill = functools.cache(
+            lambda widths: make_prefill(*declared, logprobs=True, widths=widths)
+        )
+        self._decode = functools.cache(lambda top: make_decode(*declared, MOST_STEPS, top))
         self.reset()
 
     def reset(self, stale: float = 0.0, w: Any = None) -> "TinySampler":
@@ -133,19 +139,48 @@ class TinySampler:
         self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = ()
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """The same, and the experts [T, L, k] that the tokens went through."""
-        shape = (PREFILL_ROWS * self.data_shards, LENGTH)
-        tokens, targets, segments, positions, pages = np.zeros((5, *shape), np.int32)
-        slots, used = np.zeros(shape[0], np.int32), [0] * self.data_shards
-        where = []
+        batch, shape = self._prompts(places, copies), self.prefill_shape
+        self.cache, scores, experts = self._prefill(self.engine.base, self.bank, self.cache, *batch)
+        logprobs = np.asarray(scores["logprobs"])
+        experts = np.zeros(shape) if experts is None else np.asarray(experts)
+        return [(logprobs[place], experts[place]) for place in self.prefill_places(places)]
+
+    def scored_prefill(
+        self, places: Sequence[Place], widths: Widths, inputs: ScoreInputs
+    ) -> list[dict[str, np.ndarray]]:
+        """All scores of each prompt; the inputs are [prefill_shape, ...]."""
+        batch = (*self._prompts(places), rows_to_devices(self.mesh, inputs))
+        prefill = self._scored_prefill(widths)
+        self.cache, scores, _ = prefill(self.engine.base, self.bank, self.cache, *batch)
+        scores = to_numpy(scores)
+        return [
+            {name: array[place] for name, array in scores.items()} for place in self.prefill_places(places)
+        ]
+
+    @property
+    def prefill_shape(self) -> tuple[int, int]:
+        return PREFILL_ROWS * self.data_shards, LENGTH
+
+    def prefill_places(self, places: Sequence[Place]) -> list[tuple[int, slice]]:
+        """Row and columns of each prompt but its last token."""
+        used, where = [0] * self.data_shards, []
         for place in places:
-            prompt, count = place.sample.prompt, len(place.sample.prompt) - 1
-            row = place.shard * PREFILL_ROWS + used[place.shard]
+            where.append(
+                (place.shard * PREFILL_ROWS + used[place.shard], slice(len(place.sample.prompt) - 1))
+            )
             used[place.shard] += 1
-            order = np.arange(count)
-            tokens[row, :count], targets[row, :count] = prompt[:-1], prompt[1:]
-            segments[row, :count], positions[row, :count] = 1, order
-            pages[row, :count], slots[row] = place.pages[order // PAGE_SIZE], place.sample.slot
-            where.append((row, slice(count)))
+        return where
+
+    def _prompts(self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = ()) -> Any:
+        """Rows, pages and copies on the device."""
+        shape = self.prefill_shape
+        tokens, targets, segments, positions, pages = np.zeros((5, *shape), np.int32)
+        slots = np.zeros(shape[0], np.int32)
+        for place, (row, columns) in zip(places, self.prefill_places(places), strict=True):
+            prompt, order = place.sample.prompt, np.arange(columns.stop)
+            tokens[row, columns], targets[row, columns] = prompt[:-1], prompt[1:]
+            segments[row, columns], positions[row, columns] = 1, order
+            pages[row, columns], slots[row] = place.pages[order // PAGE_SIZE], place.sample.slot
         copy_pages = np.zeros((self.data_shards, COPIES, 2), np.int32)
         for number, (shard, *from_to) in enumerate(copies):
             copy_pages[shard, number] = from_to
@@ -153,10 +188,7 @@ class TinySampler:
         if model.n_experts:
             experts = np.full((*shape, model.n_layers, model.experts_per_token), -1, np.int16)
         rows = Rows(tokens, targets, segments, positions, slots, experts)
-        batch = rows_to_devices(self.mesh, (rows, pages, copy_pages.reshape(-1, 2)))
-        self.cache, *brought = self._prefill(self.engine.base, self.bank, self.cache, *batch)
-        logprobs, experts = (np.zeros(shape) if part is None else np.asarray(part) for part in brought)
-        return [(logprobs[place], experts[place]) for place in where]
+        return rows_to_devices(self.mesh, (rows, pages, copy_pages.reshape(-1, 2)))
 
     def decode(
         self, places: Sequence[Place], rows: int = 4, width: int = 8, steps: int = MOST_STEPS
@@ -164,8 +196,12 @@ class TinySampler:
         """One dispatch of ``rows`` rows per data shard; ``width`` pages in a table."""
         return self.decode_all(places, rows, width, steps)[0]
 
+    def decode_top(self, places: Sequence[Place], top: int) -> list[Drawn]:
+        """The same, with the likeliest tokens of every step."""
+        return self.decode_all(places, top=top)[0]
+
     def decode_all(
-        self, places: Sequence[Place], rows: int = 4, width: int = 8, steps: int = MOST_STEPS
+        self, places: Sequence[Place], rows: int = 4, width: int = 8, steps: int = MOST_STEPS, top: int = 0
     ) -> tuple[list[Drawn], Drawn]:
         """The same, and the whole reply [K, B]."""
         count = rows * self.data_shards
@@ -189,11 +225,11 @@ class TinySampler:
                 batch.tokens[row], batch.positions[row] = sample.prompt[-1], len(sample.prompt) - 1
                 batch.remaining[row] = sample.max_tokens
         placed = rows_to_devices(self.mesh, batch)
-        self.cache, self.rows, drawn = self._decode(
+        self.cache, self.rows, drawn = self._decode(top)(
             self.engine.base, self.bank, self.cache, self.rows, placed, ALL_SLOTS, np.int32(steps)
         )
-        experts = np.zeros(drawn.tokens.shape) if drawn.experts is None else drawn.experts
-        parts = to_numpy((drawn.tokens, drawn.logprobs, experts))
+        parts = [np.zeros(drawn.tokens.shape) if part is None else part for part in vars(drawn).values()]
+        parts = to_numpy(parts)
         return [Drawn(*(part[:steps, row] for part in parts)) for row in where], Drawn(*parts)
 
     def _place(self, arrays: Any, declared: Any) -> Any:

@@ -7,8 +7,6 @@ that finds too few pages may be passed over a number of times; then nobody start
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from spmd_tx.coordinator.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.prefill import PrefillPlan, Segment
 from spmd_tx.coordinator.samples import Sample, SampleJob
@@ -32,7 +30,7 @@ class Admitted:
     before: list[AnyCommand] = field(default_factory=list)
     scored: list[tuple[SampleJob, Segment]] = field(
         default_factory=list
-    )  # whose log-probabilities are wanted
+    )  # of which more is wanted than samples
     prompts: list[tuple[SampleJob, Segment]] = field(default_factory=list)  # that are written
     started: set[SampleJob] = field(default_factory=set)
     short_of_pages: set[SampleJob] = field(default_factory=set)
@@ -168,7 +166,7 @@ class Admission:
             if job.needs_scores:
                 admitted.scored.append((job, segment))
         elif job.needs_scores:
-            job.take_prompt_logprobs(np.empty(0, np.float32))
+            job.scores = job.wishes.scores_of_one_token()
         job.needs_scores = False
         admitted.plan.copy(number, start.copies)
         admitted.started.add(job)

@@ -11,6 +11,7 @@ from sqlalchemy import insert
 from spmd_tx.coordinator import catalog, listings, validation
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.request_queue import Kind
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.schemas import (
@@ -60,8 +61,11 @@ class ModelsController(Controller):
         access: Accessible,
         limit: FromQuery[int] = 20,
         offset: FromQuery[int] = 0,
+        access_scope: FromQuery[AccessScope] = "accessible",
+        project_id: FromQuery[str | None] = None,
     ) -> TrainingRunsResponse:
-        return await listings.training_runs(services.database, listings.Page(offset, limit), access.caller)
+        page, which = Page(offset, limit), Which(access_scope, project_id)
+        return await listings.training_runs(services.database, page, access.caller, which)
 
     @get("/training_runs/{run_id:str}")
     async def training_run(self, run_id: FromPath[str], services: Service, access: Accessible) -> TrainingRun:

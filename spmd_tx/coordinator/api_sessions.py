@@ -4,11 +4,12 @@ from litestar import Controller, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
-from spmd_tx.coordinator import listings
+from spmd_tx.coordinator import listings, session_search
 from spmd_tx.coordinator.api_health import readiness
 from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.http_errors import ErrorResponse, error_response
-from spmd_tx.coordinator.route_marks import OPEN, SDK_READS, SIGN_OF_LIFE
+from spmd_tx.coordinator.listings import AccessScope, Page, Which
+from spmd_tx.coordinator.route_marks import OPEN, READS, SDK_READS, SIGN_OF_LIFE
 from spmd_tx.coordinator.schemas import (
     ClientConfigResponse,
     CreateSessionRequest,
@@ -25,6 +26,7 @@ from spmd_tx.coordinator.schemas import (
     StatusResponse,
     SupportedModel,
 )
+from spmd_tx.coordinator.session_schemas import SessionSearchRequest, SessionSearchResponse
 
 
 class SessionsController(Controller):
@@ -57,7 +59,7 @@ class SessionsController(Controller):
     async def create_session(
         self, data: JSONBody[CreateSessionRequest], services: Service, access: Accessible
     ) -> CreateSessionResponse:
-        session = await services.catalog.create_session(data, access.caller.owner)
+        session = await services.catalog.create_session(data, access.caller)
         message = f"the server is still {services.health.phase}; until it is ready, requests wait"
         return CreateSessionResponse(session.id, info_message=None if services.health.ready else message)
 
@@ -80,8 +82,7 @@ class SessionsController(Controller):
     ) -> StatusResponse:
         """End a session; its models leave the device. Finishing it again changes nothing."""
         await access.session(session_id)
-        reason = f"its client finished: {data.reason.type}"
-        if await services.catalog.end_session(session_id, reason):
+        if await services.catalog.finish_session(session_id, data, access.caller):
             services.scheduler.session_ended(session_id)
         return StatusResponse("ok")
 
@@ -92,8 +93,16 @@ class SessionsController(Controller):
         access: Accessible,
         limit: FromQuery[int] = 20,
         offset: FromQuery[int] = 0,
+        access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionsResponse:
-        return await listings.sessions(services.database, listings.Page(offset, limit), access.caller)
+        page, which = Page(offset, limit), Which(access_scope)
+        return await listings.sessions(services.database, page, access.caller, which)
+
+    @post("/sessions/search", status_code=HTTP_200_OK, opt=READS)
+    async def search(
+        self, data: JSONBody[SessionSearchRequest], services: Service, access: Accessible
+    ) -> SessionSearchResponse:
+        return await session_search.search(services.database, data, access.caller)
 
     @get("/sessions/{session_id:str}")
     async def session(
@@ -110,5 +119,5 @@ class SessionsController(Controller):
         access: Accessible,
     ) -> StatusResponse:
         await access.session(session_id)
-        await services.catalog.set_project(session_id, data.project_id)
+        await services.catalog.set_project(session_id, data.project_id, access.caller)
         return StatusResponse("ok")

@@ -13,7 +13,9 @@ from spmd_tx.coordinator.api_models import ModelsController
 from spmd_tx.coordinator.api_openai import OpenAIController
 from spmd_tx.coordinator.api_sampling import SamplingController
 from spmd_tx.coordinator.api_sessions import SessionsController
+from spmd_tx.coordinator.api_traces import TracesController
 from spmd_tx.coordinator.api_training import TrainingController
+from spmd_tx.coordinator.api_usage import UsageController
 from spmd_tx.coordinator.authentication import let_in
 from spmd_tx.coordinator.dependencies import Services, give_access, give_services
 from spmd_tx.coordinator.http_errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
@@ -24,6 +26,8 @@ def make_app(services: Services) -> Litestar:
     return Litestar(
         route_handlers=[
             SessionsController,
+            TracesController,
+            UsageController,
             ModelsController,
             TrainingController,
             SamplingController,

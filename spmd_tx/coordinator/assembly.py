@@ -40,6 +40,7 @@ from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.storage import Storage
+from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
@@ -161,6 +162,7 @@ async def open_parts(
         reaper=reaper,
         keyring=await open_keyring(database),
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
+        traces=TraceExports(database, config.data_dir),
         allowances=Allowances(database, catalog, queue),
         tokenizer=model.tokenizer,
         chat_template=model.chat_template,

@@ -1,32 +1,25 @@
 """Training requests into micro-batches, and replies back into results. Pure: arrays in, arrays out.
 
 A request becomes chunks, which follow from that request alone. A micro-batch carries one chunk, and
-chunks of other models where it has rows to spare.
+chunks of other models where it has rows to spare. Dimension key: N token, K target of a position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
+from spmd_tx.coordinator.datum_validation import clips_of
+from spmd_tx.coordinator.loss_table import LossSettings
 from spmd_tx.coordinator.packing import Grid, Layout, lay_out
 from spmd_tx.coordinator.routing import ROUTER_CHOOSES
 from spmd_tx.coordinator.wire import Datum
-from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
+from spmd_tx.protocol import LossInputs, PackedRows
 
 Arrays = TypeVar("Arrays", PackedRows, LossInputs)
+Spread = Callable[[np.ndarray, type], np.ndarray]  # [tokens, ...] into rows [rows, T, ...]
 Experts = Sequence[np.ndarray | None]  # of each datum int16 [N, L, k] to be replayed, or nothing is known
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """A loss and its parameters; those that the loss does not use are 0."""
-
-    kind: int  # index into LOSS_NAMES
-    clip_low: float = 0.0
-    clip_high: float = 0.0
-    beta: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +44,11 @@ class Chunk:
         return self.rows.tokens.shape[1]
 
     @property
+    def program(self) -> tuple[object, ...]:
+        """What it is compiled for. It follows from the request alone, so company does not change it."""
+        return self.forward_only, self.size, self.rows.targets.shape[1:], self.loss.ratio_mask is not None
+
+    @property
     def tokens(self) -> int:
         """What the chunk costs: padding of its rows counts."""
         return self.used * self.row_length
@@ -58,10 +56,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkOutput:
-    """What a chunk's rows got back, float32 [rows, T]."""
+    """What a chunk's rows got back."""
 
-    logprobs: np.ndarray
-    losses: np.ndarray
+    logprobs: np.ndarray  # float32 [rows, T], or [rows, T, K]
+    losses: np.ndarray  # float32 [rows, T]
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,15 @@ class PackedRequest:
 
     def results(self, outputs: list[ChunkOutput]) -> tuple[list[np.ndarray], float]:
         """Cut the logprobs of each datum; add up the loss in float64, in datum order."""
-        logprobs = np.concatenate([output.logprobs.ravel() for output in outputs])[self.destination]
+        width = outputs[0].logprobs.shape[2:]
+        logprobs = np.concatenate([output.logprobs.reshape(-1, *width) for output in outputs])
         losses = np.concatenate([output.losses.ravel() for output in outputs])[self.destination]
         lengths = np.array([shape[0] for shape in self.shapes])
         ends = np.cumsum(lengths)
         with np.errstate(invalid="ignore"):  # ratios that overflow may leave inf - inf
             loss_of_datum = np.add.reduceat(losses.astype(np.float64), ends - lengths)
-        pieces = np.split(logprobs, ends[:-1])
-        cut = [piece.reshape(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        pieces = np.split(logprobs[self.destination], ends[:-1])
+        cut = [_in_shape(piece, shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         return cut, float(sum(loss_of_datum.tolist()))
 
 
@@ -98,10 +97,9 @@ class MicroBatch:
         assert joined, "a chunk fits a micro-batch of its own size"
 
     def join(self, chunk: Chunk) -> bool:
-        """Take a chunk in if it has this shape, another model's slot, and its rows find room."""
-        first, places = self._first, self._first.size // self._shards
-        same_shape = (chunk.row_length, chunk.size) == (first.row_length, first.size)
-        if not same_shape or chunk.forward_only != first.forward_only:
+        """Take a chunk in if it is for this program, has another model's slot, and its rows find room."""
+        places = self._first.size // self._shards
+        if chunk.program != self._first.program:
             return False
         if chunk.slot in {other.slot for other in self.chunks}:
             return False
@@ -161,13 +159,14 @@ def pack(
     shape = (int(layout.rows.max()) + 1, layout.row_length)
 
     def spread(values: np.ndarray, dtype: type) -> np.ndarray:
-        array = np.zeros(shape, dtype)
-        array.ravel()[destination] = values
+        width = values.shape[1:]
+        array = np.zeros((*shape, *width), dtype)
+        array.reshape(-1, *width)[destination] = values
         return array
 
     rows = PackedRows(
         tokens=spread(np.concatenate([datum.tokens for datum in datums]), np.int32),
-        targets=spread(_joined(datums, "target_tokens"), np.int32),
+        targets=spread(_cells(datums, "target_tokens"), np.int32),
         segments=spread(np.repeat(_segment_numbers(layout), lengths), np.int32),
         positions=spread(within, np.int32),
         slots=np.full(shape[0], slot, np.int32),
@@ -195,28 +194,63 @@ def _spread_experts(
     return array
 
 
-def _loss_inputs(
-    datums: list[Datum], loss: LossSettings, spread: Callable[[np.ndarray, type], np.ndarray]
-) -> LossInputs:
+def _loss_inputs(datums: list[Datum], loss: LossSettings, spread: Spread) -> LossInputs:
     nothing = spread(np.zeros((), np.float32), np.float32)
-    weights = advantages = sampling_logprobs = nothing
-    if LOSS_NAMES[loss.kind] == "cross_entropy":
-        weights = spread(_joined(datums, "weights"), np.float32)
+    weights = advantages = sampling_logprobs = low = high = nothing
+    ratio_mask = None
+    if loss.name == "cross_entropy":
+        weights = spread(_merged_weights(datums), np.float32)
     else:
         advantage = _joined(datums, "advantages")
+        counts = advantage != 0
+        if loss.name == "gspo":
+            mask = _joined(datums, "sequence_ratio_mask")
+            ratio_mask, counts = spread(mask, np.float32), counts | (mask != 0)
         advantages = spread(advantage, np.float32)
-        # A position without advantage does not count, so its logprob may be anything, -inf and NaN too.
-        sampling_logprobs = spread(np.where(advantage == 0, 0, _joined(datums, "logprobs")), np.float32)
+        # Where a position does not count, its logprob may be anything, -inf and NaN too.
+        sampling_logprobs = spread(np.where(counts, _joined(datums, "logprobs"), 0), np.float32)
+        low, high = (spread(np.concatenate(each), np.float32) for each in _clips(datums, loss))
     count = nothing.shape[0]
     return LossInputs(
         kinds=np.full(count, loss.kind, np.int32),
-        clip_low=np.full(count, loss.clip_low, np.float32),
-        clip_high=np.full(count, loss.clip_high, np.float32),
+        clip_low=low,
+        clip_high=high,
         beta=np.full(count, loss.beta, np.float32),
+        kl_coeff=np.full(count, loss.kl_coeff, np.float32),
         weights=weights,
         advantages=advantages,
         sampling_logprobs=sampling_logprobs,
+        ratio_mask=ratio_mask,
     )
+
+
+def _clips(datums: list[Datum], loss: LossSettings) -> Iterable[tuple[np.ndarray, ...]]:
+    """The low thresholds of all datums, and the high ones."""
+    return zip(*(clips_of(datum, loss) for datum in datums), strict=True)
+
+
+def _merged_weights(datums: list[Datum]) -> np.ndarray:
+    """Weights [N] or [N, K]. A token that stands several times among a position's targets keeps one weight.
+
+    The sum is the same, and no device has to add up the gradients of a logit in an order of its own.
+    """
+    weights = _cells(datums, "weights")
+    if weights.ndim == 1:
+        return weights
+    targets = np.where(weights == 0, -1, _cells(datums, "target_tokens"))
+    order = np.argsort(targets, axis=1, kind="stable")
+    ordered = np.take_along_axis(targets, order, axis=1)
+    repeats = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if not repeats.any():
+        return weights
+    values = np.take_along_axis(weights, order, axis=1)
+    for place in range(values.shape[1] - 1, 0, -1):  # from the last of a run to its first
+        moved = np.where(repeats[:, place - 1], values[:, place], 0)
+        values[:, place - 1] += moved
+        values[:, place] -= moved
+    merged = np.empty_like(values)
+    np.put_along_axis(merged, order, values, axis=1)
+    return merged
 
 
 def _split(
@@ -233,6 +267,25 @@ def _split(
 def _take(arrays: Arrays, part: slice) -> Arrays:
     given = {field: getattr(arrays, field) for field in arrays.__struct_fields__}
     return type(arrays)(**{name: values[part] for name, values in given.items() if values is not None})
+
+
+def _in_shape(logprobs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A datum's part [N] or [N, K] of the reply, as its targets were."""
+    width = shape[1] if len(shape) == 2 else 1
+    return logprobs.reshape(len(logprobs), -1)[:, :width].reshape(shape)
+
+
+def _cells(datums: list[Datum], key: str) -> np.ndarray:
+    """[N] with one target per position, else [N, K] with K a power of two, filled up with 0."""
+    arrays = [datum.loss_inputs[key] for datum in datums]
+    widths = [array.shape[1] if array.ndim == 2 else 1 for array in arrays]
+    width = 1 << (max(widths) - 1).bit_length()
+    if width == 1:
+        return _joined(datums, key)
+    filled = []
+    for array, its_width in zip(arrays, widths, strict=True):
+        filled.append(np.pad(array.reshape(-1, its_width), ((0, 0), (0, width - its_width))))
+    return np.concatenate(filled)
 
 
 def _joined(datums: list[Datum], key: str) -> np.ndarray:

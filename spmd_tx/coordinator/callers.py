@@ -32,3 +32,4 @@ class Caller:
 
 
 EVERYONE = Caller(LOCAL_OWNER, "admin")  # on a server without keys
+SERVER = Caller("server", "admin")  # what it does by itself, in the audit log

@@ -11,10 +11,10 @@ from typing import TypeVar
 import msgspec
 from sqlalchemy import select, update
 
-from spmd_tx.coordinator import steady_time
-from spmd_tx.coordinator.callers import LOCAL_OWNER
+from spmd_tx.coordinator import audit, steady_time
+from spmd_tx.coordinator.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.schemas import CreateSessionRequest
+from spmd_tx.coordinator.schemas import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.coordinator.tables import Model, Sampler, Session
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
@@ -22,6 +22,8 @@ from spmd_tx.protocol import AdapterSpec
 logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row", Session, Model, Sampler)
+
+MOST_DETAIL = 2000  # characters of what a client says at its end
 
 START_AGAIN = "create a new client, from a saved checkpoint if there is one"
 
@@ -46,7 +48,7 @@ class Catalog:
             self._sessions, steady_time.now()
         )  # of the sessions that have not ended
 
-    async def create_session(self, request: CreateSessionRequest, owner: str = LOCAL_OWNER) -> Session:
+    async def create_session(self, request: CreateSessionRequest, caller: Caller = EVERYONE) -> Session:
         session = Session(
             id=str(uuid.uuid4()),
             created_at=steady_time.now(),
@@ -55,10 +57,12 @@ class Catalog:
             project_id=request.project_id,
             display_name=request.display_name,
             sdk_version=request.sdk_version,
-            owner=owner,
+            owner=caller.owner,
+            key_id=caller.key_id,
         )
         async with self._database.transaction() as db:
             db.add(session)
+            audit.add(db, "session_created", caller, session_id=session.id)
         self._sessions[session.id] = session
         self._last_seen[session.id] = session.created_at
         return session
@@ -85,21 +89,38 @@ class Catalog:
             self._last_seen[session_id] = steady_time.now()
         return is_open
 
-    async def set_project(self, session_id: str, project_id: str | None) -> None:
+    async def set_project(self, session_id: str, project_id: str | None, caller: Caller = EVERYONE) -> None:
         session = await self.session(session_id)
+        details = {"session_id": session_id, "project_id": project_id}
         async with self._database.transaction() as db:
             await db.execute(update(Session).where(Session.id == session_id).values(project_id=project_id))
+            audit.add(db, "project_session_assigned", caller, session.owner, **details)
         session.project_id = project_id
 
     async def end_session(self, session_id: str, because: str) -> bool:
         """End a session with its models and samplers; False when it had ended before."""
+        return await self._end(session_id, {"ended_because": because}, SERVER)
+
+    async def finish_session(self, session_id: str, ending: FinishSessionRequest, caller: Caller) -> bool:
+        """The same, as its client wishes."""
+        reason = ending.reason.type
+        values = {
+            "ended_because": f"its client finished: {reason}",
+            "finish_reason": reason,
+            "finish_detail": ending.detail and ending.detail[:MOST_DETAIL],
+        }
+        return await self._end(session_id, values, caller)
+
+    async def _end(self, session_id: str, values: dict[str, str | None], caller: Caller) -> bool:
         session = await self.session(session_id)
         if self._last_seen.pop(session_id, None) is None:
             return False
-        session.ended_at, session.ended_because = steady_time.now(), because
-        ending = {"ended_at": session.ended_at, "ended_because": because}
+        session.ended_at, session.ended_because = steady_time.now(), values["ended_because"]
+        because = values["ended_because"]
         async with self._database.transaction() as db:
-            await db.execute(update(Session).where(Session.id == session_id).values(ending))
+            ending = update(Session).where(Session.id == session_id)
+            await db.execute(ending.values(ended_at=session.ended_at, **values))
+            audit.add(db, "session_ended", caller, session.owner, session_id=session_id, because=because)
         self._forget(session_id)
         return True
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from spmd_tx.coordinator.buckets import NARROWEST_TABLE, power_of_four, power_of_two
 from spmd_tx.coordinator.pages import TRASH_PAGE
+from spmd_tx.coordinator.prompt_wishes import width
 from spmd_tx.coordinator.samples import Sample
 from spmd_tx.protocol import STOP_TOKENS, Decode
 
@@ -20,6 +21,7 @@ def decode_command(
 ) -> Decode:
     """The command for the samples of each data shard, with ``rows`` rows per shard."""
     count = len(chosen) * rows
+    top = max(sample.job.top for samples in chosen for sample in samples)
     widest = max(len(sample.pages) for samples in chosen for sample in samples)
     tables = np.full((count, power_of_two(NARROWEST_TABLE, widest)), TRASH_PAGE, np.int32)
     command = Decode(
@@ -35,6 +37,7 @@ def decode_command(
         top_p=np.ones(count, np.float32),
         stop_tokens=np.full((count, STOP_TOKENS), -1, np.int32),
         tables=tables,
+        top=width(top, vocab_size),
     )
     for shard, samples in enumerate(chosen):
         for row, sample in enumerate(samples):

@@ -18,6 +18,7 @@ from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.prefill import Segment
 from spmd_tx.coordinator.queue_status import counted
 from spmd_tx.coordinator.request_queue import Outcome
+from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.shard import Shard
@@ -138,7 +139,8 @@ class SampleBatch:
         self._planned.extend(Dispatch(command, 0, _nothing) for command in admitted.before)
         if admitted.plan.is_empty:
             return
-        command = admitted.plan.command(logprobs=bool(admitted.scored))
+        wishes = [(job.wishes, segment) for job, segment in admitted.scored]
+        command = admitted.plan.command(wishes, self._model.config.vocab_size)
         scored, prompts = (
             [(job, segment, admitted.plan.row_of(segment)) for job, segment in some]
             for some in (admitted.scored, admitted.prompts)
@@ -195,6 +197,7 @@ class SampleBatch:
         self._unanswered -= 1
         tokens, logprobs = reply.arrays["tokens"], reply.arrays["logprobs"]
         experts = reply.arrays.get("experts")
+        tops = [reply.arrays.get(name) for name in ("top_tokens", "top_logprobs")]
         ended: list[tuple[str, Outcome]] = []
         for each in drawn:
             sample, job = each.sample, each.sample.job
@@ -203,7 +206,13 @@ class SampleBatch:
                 continue
             known = [token for token in tokens[: each.count, each.column].tolist() if token >= 0]
             used = None if experts is None else experts[: len(known), each.column]
-            sample.extend(known, logprobs[: len(known), each.column].tolist(), used)
+            top = [array[: len(known), each.column, : job.top] for array in tops if array is not None]
+            sample.extend(
+                known,
+                logprobs[: len(known), each.column].tolist(),
+                used,
+                TopLogprobs(*top) if top else None,
+            )
             self._listener(sample)
             job.passed_over = 0
             if sample.stop_reason is None:
@@ -249,7 +258,9 @@ _Written = list[tuple[SampleJob, Segment, int]]  # the last is the segment's row
 
 def _absorb_prefill(scored: _Written, prompts: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
     for job, segment, row in scored:
-        job.take_prompt_logprobs(reply.arrays["logprobs"][row, segment.place])
+        job.scores = job.wishes.scores(
+            {name: array[row, segment.place] for name, array in reply.arrays.items() if name != "experts"}
+        )
     if "experts" in reply.arrays:
         for job, segment, row in prompts:
             job.prompt_experts = reply.arrays["experts"][row, segment.place].copy()

@@ -26,6 +26,7 @@ from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage import Storage
+from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
@@ -90,6 +91,7 @@ class Services:
     reaper: Reaper
     keyring: Keyring
     signed_urls: SignedUrls
+    traces: TraceExports
     allowances: Allowances
     tokenizer: Tokenizer
     chat_template: ChatTemplate

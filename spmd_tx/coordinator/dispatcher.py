@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -11,6 +11,7 @@ from spmd_tx.coordinator.batching import MicroBatch
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.fair_shares import FairShares
 from spmd_tx.coordinator.request_queue import Outcome
+from spmd_tx.coordinator.request_times import Stage
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
@@ -91,6 +92,7 @@ class Dispatcher:
         sampling: Sampling,
         data_shards: int,
         on_reply: Callable[[], None],
+        note: Callable[[Stage, Iterable[str]], None],
         suspects: set[str] | None = None,
     ) -> None:
         self.suspects = suspects or set()
@@ -98,6 +100,7 @@ class Dispatcher:
         self._sampling = sampling
         self._data_shards = data_shards
         self._on_reply = on_reply
+        self._note = note
         self._sent: deque[_Sent] = deque()
         self._sides = FairShares(SHARES)
         self._sessions = FairShares()
@@ -130,7 +133,9 @@ class Dispatcher:
         outcomes: Outcomes = []
         while self._sent and self._sent[0].reply.done():
             reply = self._sent[0].reply.result()  # of a lost one, the requests must still be known
-            outcomes += self._sent.popleft().absorb(reply)
+            sent = self._sent.popleft()
+            self._note("replied", sent.requests)
+            outcomes += sent.absorb(reply)
         return outcomes
 
     def dispatch(self, models: list[TrainedModel]) -> None:
@@ -208,6 +213,7 @@ class Dispatcher:
         reply = self._workers.send(command)
         reply.add_done_callback(lambda _: self._on_reply())
         requests |= {step.request_id for step in steps}
+        self._note("sent", requests)
         self._sent.append(_Sent(reply, absorb, side, requests, tuple(steps)))
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:

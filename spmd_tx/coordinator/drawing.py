@@ -8,14 +8,14 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from spmd_tx.coordinator import wire
+from spmd_tx.coordinator import sample_wire
 from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.request_queue import Failed
 from spmd_tx.coordinator.sample_text import SampleText
+from spmd_tx.coordinator.sample_wire import SampledSequence, TopLogprobs
 from spmd_tx.coordinator.schemas import SampleRequest
-from spmd_tx.coordinator.wire import SampledSequence
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 WAIT_SECONDS = 3600.0  # for a result, until it is asked for again
@@ -33,6 +33,9 @@ class Drawn(Protocol):
     def logprobs(self) -> list[float]: ...
 
     @property
+    def top(self) -> TopLogprobs | None: ...
+
+    @property
     def stop_reason(self) -> Literal["stop", "length"] | None: ...
 
 
@@ -46,6 +49,7 @@ class Piece:
     logprobs: list[float]
     offsets: list[int]  # of each token's text in the choice's, in characters; none if nobody wants them
     finish_reason: Literal["stop", "length"] | None  # None: more comes
+    top: TopLogprobs | None = None  # in the place of each token; None: nobody wants them
 
 
 class Choice:
@@ -66,11 +70,12 @@ class Choice:
         self._is_over = drawn.stop_reason is not None
         if not tokens and not self._is_over:
             return None
+        top = None if drawn.top is None else drawn.top[self.told : self.told + len(tokens)]
         self.told += len(tokens)
         text, offsets = self._add(tokens)
         if self._is_over:
             text += self._text.end()
-        return Piece(self.index, text, tokens, logprobs, offsets, drawn.stop_reason)
+        return Piece(self.index, text, tokens, logprobs, offsets, drawn.stop_reason, top)
 
     def _add(self, tokens: list[int]) -> tuple[str, list[int]]:
         if not self._has_offsets:
@@ -193,4 +198,4 @@ async def _outcome(services: Services, request_id: str) -> list[SampledSequence]
         outcome = await services.queue.wait(request_id, WAIT_SECONDS)
     if isinstance(outcome, Failed):
         raise InvalidRequest(outcome.error) if outcome.category == "user" else Abandoned(outcome.error)
-    return wire.decode_sample_response(outcome.body)
+    return sample_wire.decode_sample_response(outcome.body)

@@ -75,7 +75,7 @@ class Execution:
         self._loss: MeshError | None = None
         grid = self._training.grid
         self._dispatcher = Dispatcher(
-            self._workers, self._sampling, grid.data_shards, self._work.set, suspects
+            self._workers, self._sampling, grid.data_shards, self._work.set, log.note, suspects
         )
         self._replay = Replay(log, self._training, self._spawn, self._is_lost)
         self._view = QueueView(unfinished, self.lines, self._sampling)
@@ -219,6 +219,7 @@ class Execution:
 
     async def _begin(self, entry: ModelLine, request: Request) -> Begun:
         model = entry.model
+        self._log.note("began", [request.id])
         try:
             begun = await self._training.begin(model, request, await self._log.payload(request))
         except (RequestError, *STORAGE_ERRORS) as error:
@@ -276,6 +277,7 @@ class Execution:
         version = await self._attempt(request, lambda: self._versions.of(request.line))
         if request.id not in self._unfinished or body is None or version is None:
             return
+        self._log.note("began", [request.id])
         job = self._jobs.pop(request.id, None)
         if job is None:
             self._sampling.admit(request.id, read_body(body, SampleRequest), version)

@@ -5,7 +5,7 @@ import logging
 import time
 from typing import NoReturn
 
-from spmd_tx.coordinator import disk_use, steady_time
+from spmd_tx.coordinator import disk_use, steady_time, stored_checkpoints
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.metrics import DISK_BYTES, UNFINISHED_REQUESTS
 from spmd_tx.coordinator.storage import OUTAGES
@@ -51,6 +51,8 @@ async def tidy(services: Services, ahead: float = 0.0) -> None:
         services.scheduler.session_ended(session_id)
     for path in await services.checkpoints.expire(time.time() + ahead):
         logger.info("checkpoint %s has expired and is deleted", path)
+    async with services.database.transaction() as db:
+        await stored_checkpoints.look(db, now)
     await services.reaper.reap(now)
 
 

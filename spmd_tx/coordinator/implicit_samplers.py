@@ -9,6 +9,7 @@ from itertools import count
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath
 from spmd_tx.coordinator.schemas import CreateSessionRequest
@@ -54,15 +55,15 @@ class ImplicitSamplers:
             key = (access.caller.owner, model, saved_at)
             sampler = self._samplers.get(key)
             if sampler is None or await self._catalog.problem(sampler.row) is not None:
-                sampler = self._samplers[key] = await self._open(path, access.caller.owner)
+                sampler = self._samplers[key] = await self._open(path, access.caller)
         return sampler
 
-    async def _open(self, path: CheckpointPath | None, owner: str) -> ImplicitSampler:
+    async def _open(self, path: CheckpointPath | None, caller: Caller) -> ImplicitSampler:
         self._samplers = {
             key: sampler
             for key, sampler in self._samplers.items()
             if not self._catalog.has_ended(sampler.row.session_id)
         }
-        session = await self._catalog.create_session(CreateSessionRequest(tags=[TAG]), owner)
+        session = await self._catalog.create_session(CreateSessionRequest(tags=[TAG]), caller)
         row = await self._catalog.add_sampler(session.id, 0, self._base_model, path=path and str(path))
         return ImplicitSampler(row)

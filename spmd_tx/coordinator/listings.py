@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -13,9 +13,12 @@ from spmd_tx.coordinator import schemas
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.session_schemas import as_texts
 from spmd_tx.coordinator.tables import Checkpoint, Model, RequestRow, Sampler, Session
 
 MAX_PAGE = 1000
+
+AccessScope = Literal["owned", "accessible"]
 
 _TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 
@@ -30,10 +33,23 @@ class Page(NamedTuple):
         return Page(max(self.offset, 0), min(max(self.limit, 1), MAX_PAGE))
 
 
-async def sessions(database: Database, page: Page, caller: Caller) -> schemas.SessionsResponse:
+class Which(NamedTuple):
+    """Of what a caller may see, what is wanted."""
+
+    access_scope: AccessScope = "accessible"
+    project_id: str | None = None  # None: of any, or none
+
+    def of(self, caller: Caller) -> ColumnElement[bool]:
+        """Of the sessions."""
+        is_own = true() if self.access_scope == "accessible" else Session.owner == caller.owner
+        is_in = true() if self.project_id is None else Session.project_id == self.project_id
+        return and_(is_seen(caller, Session.owner), is_own, is_in)
+
+
+async def sessions(database: Database, page: Page, caller: Caller, which: Which) -> schemas.SessionsResponse:
     offset, limit = page.clamped()
     newest_first = (Session.created_at.desc(), Session.id)
-    query = select(Session.id).where(_is_seen(caller, Session.owner)).order_by(*newest_first)
+    query = select(Session.id).where(which.of(caller)).order_by(*newest_first)
     async with database.reading() as db:
         return schemas.SessionsResponse(list(await db.scalars(query.offset(offset).limit(limit))))
 
@@ -47,15 +63,17 @@ async def session(database: Database, row: Session) -> schemas.SessionResponse:
         return schemas.SessionResponse(
             training_run_ids=list(models),
             sampler_ids=list(await db.scalars(samplers)),
-            user_metadata=row.user_metadata,
+            user_metadata=as_texts(row.user_metadata),
             display_name=row.display_name,
         )
 
 
-async def training_runs(database: Database, page: Page, caller: Caller) -> schemas.TrainingRunsResponse:
+async def training_runs(
+    database: Database, page: Page, caller: Caller, which: Which
+) -> schemas.TrainingRunsResponse:
     offset, limit = page.clamped()
     belongs_to = Session.id == Model.session_id
-    seen = select(Model).join(Session, belongs_to).where(_is_seen(caller, Session.owner))
+    seen = select(Model).join(Session, belongs_to).where(which.of(caller))
     async with database.reading() as db:
         total = await _count(db, seen)
         newest_first = seen.order_by(Model.created_at.desc(), Model.id)
@@ -70,7 +88,7 @@ async def training_run(database: Database, model: Model) -> schemas.TrainingRun:
 
 
 async def run_checkpoints(database: Database, run_id: str, caller: Caller) -> schemas.CheckpointsResponse:
-    seen = select(Checkpoint).where(Checkpoint.run_id == run_id, _is_seen(caller, Checkpoint.owner))
+    seen = select(Checkpoint).where(Checkpoint.run_id == run_id, is_seen(caller, Checkpoint.owner))
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(Checkpoint.created_at.desc()))).all()
     return schemas.CheckpointsResponse(_checkpoints(rows))
@@ -80,7 +98,7 @@ async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Ch
     """The caller's newest ones that can be sampled now."""
     is_open = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > time.time())
     query = select(Checkpoint).where(
-        Checkpoint.kind == SAMPLER_WEIGHTS, is_open, _is_seen(caller, Checkpoint.owner)
+        Checkpoint.kind == SAMPLER_WEIGHTS, is_open, is_seen(caller, Checkpoint.owner)
     )
     async with database.reading() as db:
         newest_first = query.order_by(Checkpoint.created_at.desc(), Checkpoint.number)
@@ -89,7 +107,7 @@ async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Ch
 
 async def checkpoints(database: Database, page: Page, caller: Caller) -> schemas.CheckpointsResponse:
     offset, limit = page.clamped()
-    seen = select(Checkpoint).where(_is_seen(caller, Checkpoint.owner))
+    seen = select(Checkpoint).where(is_seen(caller, Checkpoint.owner))
     newest_first = seen.order_by(Checkpoint.created_at.desc(), Checkpoint.number)
     async with database.reading() as db:
         rows = (await db.scalars(newest_first.offset(offset).limit(limit))).all()
@@ -97,7 +115,7 @@ async def checkpoints(database: Database, page: Page, caller: Caller) -> schemas
     return schemas.CheckpointsResponse(_checkpoints(rows), schemas.Cursor(offset, limit, total))
 
 
-def _is_seen(caller: Caller, owner: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+def is_seen(caller: Caller, owner: InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """Caller.sees in SQL."""
     return true() if caller.role == "admin" else owner == caller.owner
 

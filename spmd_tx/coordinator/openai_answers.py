@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from spmd_tx.coordinator import openai_schemas as oai
 from spmd_tx.coordinator.drawing import Piece
 from spmd_tx.coordinator.sample_text import HALF_CHARACTER
+from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.stops import Decoder
 
 DONE = b"data: [DONE]\n\n"
@@ -53,6 +54,11 @@ class Answering:
     def token(self, token: int) -> str:
         return self.decoder.decode([token], skip_special_tokens=False)
 
+    def likeliest(self, top: TopLogprobs, place: int) -> list[tuple[str, float]]:
+        """Text and log-probability of the likeliest tokens in a place, from the likeliest on."""
+        tokens, logprobs = top.tokens[place].tolist(), top.logprobs[place].tolist()
+        return [(self.token(token), logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+
 
 @dataclass(frozen=True)
 class CompletionForm:
@@ -84,10 +90,20 @@ class CompletionForm:
         common, logprobs = self.answering, None
         if common.has_logprobs:
             tokens = [common.token(token) for token in piece.tokens]
-            logprobs = oai.CompletionLogprobs(tokens, piece.logprobs, piece.offsets)
+            logprobs = oai.CompletionLogprobs(tokens, piece.logprobs, piece.offsets, self._top(piece, tokens))
         return oai.CompletionChoice(
             piece.index, piece.text, piece.finish_reason, logprobs, common.token_ids(piece)
         )
+
+    def _top(self, piece: Piece, drawn: list[str]) -> list[dict[str, float]] | None:
+        if piece.top is None:
+            return None
+        by_text: list[dict[str, float]] = [{} for _ in drawn]
+        for place, (token, logprob) in enumerate(zip(drawn, piece.logprobs, strict=True)):
+            for other, its_logprob in self.answering.likeliest(piece.top, place):
+                by_text[place].setdefault(other, its_logprob)  # of tokens with one text the likeliest
+            by_text[place].setdefault(token, logprob)
+        return by_text
 
 
 @dataclass(frozen=True)
@@ -139,10 +155,18 @@ class ChatForm:
         texts = [self.answering.token(token) for token in piece.tokens]
         return oai.ChatLogprobs(
             [
-                oai.TokenLogprob(text, logprob, None if HALF_CHARACTER in text else list(text.encode()))
-                for text, logprob in zip(texts, piece.logprobs, strict=True)
+                oai.TokenLogprob(text, logprob, _whole_bytes(text), self._top(piece, place))
+                for place, (text, logprob) in enumerate(zip(texts, piece.logprobs, strict=True))
             ]
         )
+
+    def _top(self, piece: Piece, place: int) -> list[oai.TopLogprob]:
+        likeliest = [] if piece.top is None else self.answering.likeliest(piece.top, place)
+        return [oai.TopLogprob(text, logprob, _whole_bytes(text)) for text, logprob in likeliest]
+
+
+def _whole_bytes(text: str) -> list[int] | None:
+    return None if HALF_CHARACTER in text else list(text.encode())
 
 
 def is_worth_telling(piece: Piece, answering: Answering) -> bool:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from spmd_tx.coordinator import validation
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, Parameters
+from spmd_tx.coordinator.prompt_wishes import MOST_PER_TOKEN
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.coordinator.validation import MAX_SAMPLES, Limits
 from spmd_tx.errors import InvalidRequest
@@ -41,21 +42,21 @@ def check(request: Parameters) -> None:
             raise InvalidRequest(f"{name} is not offered by this server; leave it out")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only for streams; leave it out, or set stream")
-    top = request.logprobs if isinstance(request, CompletionRequest) else _top_logprobs(request)
-    if top is not None and top != 0:
-        name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
+    name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
+    if not 0 <= _top_logprobs(request) <= MOST_PER_TOKEN:
         raise InvalidRequest(
-            f"{name} is {top}; this server gives the log-probability of each token that was drawn and none "
-            f"of others, so send {name} 0"
+            f"{name} is {_top_logprobs(request)}; it must be between 0 and {MOST_PER_TOKEN}, how many of the "
+            "likeliest tokens are told"
         )
-
-
-def _top_logprobs(request: Parameters) -> int | None:
-    if not isinstance(request, ChatRequest):
-        return None
-    if request.top_logprobs is not None and not request.logprobs:
+    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
-    return request.top_logprobs
+
+
+def _top_logprobs(request: Parameters) -> int:
+    """How many of the likeliest tokens are wanted beside each that is drawn."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs or 0
+    return (request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0
 
 
 def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
@@ -140,6 +141,7 @@ def sample_requests(
             prompt=ModelInput([ModelInputChunk(tokens=prompt)]),
             sampling_params=replace(params, max_tokens=_max_tokens(request, prompt, limits)),
             num_samples=request.n or 1,
+            topk_sample_logprobs=_top_logprobs(request),
         )
         # Only here strings and ids are mixed, which the SDK may not do.
         validation.check_sample(

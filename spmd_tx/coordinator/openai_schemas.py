@@ -47,7 +47,7 @@ class CompletionRequest(Parameters, frozen=True, kw_only=True):
     """A prompt is text or token ids; a list of prompts is answered with ``n`` choices for each."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None  # 0: those of the tokens that were drawn
+    logprobs: int | None = None  # of the tokens that were drawn, and of so many of the likeliest
 
     echo: bool | None = None
     suffix: str | None = None
@@ -87,7 +87,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float]
     text_offset: list[int]  # characters
-    top_logprobs: None = None
+    top_logprobs: list[dict[str, float]] | None = None  # by text; the token that was drawn is among them
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -112,11 +112,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 # --- chat completions -------------------------------------------------------------------------------
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int] | None  # None: no whole characters
-    top_logprobs: list[None] = []
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob] = []
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):

@@ -1,12 +1,15 @@
 """Packs prompts, first fit, into the rows of one Prefill. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from spmd_tx.coordinator import prompt_wishes
 from spmd_tx.coordinator.buckets import SHORTEST_ROW, power_of_four, power_of_two
 from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.pages import TRASH_PAGE
+from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.protocol import PackedRows, Prefill
 
 
@@ -94,8 +97,8 @@ class PrefillPlan:
         """The segment's row in the command, once all segments are there."""
         return segment.shard * self.rows_per_shard + segment.row
 
-    def command(self, logprobs: bool) -> Prefill:
-        """Write everything down."""
+    def command(self, scored: Sequence[tuple[Wishes, Segment]], vocab_size: int) -> Prefill:
+        """Write everything down. Of the scored segments more is wanted than keys and values."""
         shape = (len(self._rows) * self.rows_per_shard, self._row_length)
         tokens, targets, segments, positions, pages = (np.zeros(shape, np.int32) for _ in range(5))
         pages[:] = TRASH_PAGE
@@ -115,7 +118,14 @@ class PrefillPlan:
             positions=positions,
             slots=self._slots(shape[0]),
         )
-        return Prefill(rows=packed, pages=pages, copies=self._copy_array(), logprobs=logprobs)
+        placed = [(wishes, (self.row_of(segment), segment.place)) for wishes, segment in scored]
+        return Prefill(
+            rows=packed,
+            pages=pages,
+            copies=self._copy_array(),
+            logprobs=bool(scored),
+            wishes=prompt_wishes.for_device(shape, placed, vocab_size),
+        )
 
     def _slots(self, count: int) -> np.ndarray:
         slots = np.zeros(count, np.int32)

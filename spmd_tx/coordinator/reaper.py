@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import retention, steady_time
+from spmd_tx.coordinator import audit, retention, steady_time, stored_checkpoints, trace_export, usage
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.disk_use import size_of
 from spmd_tx.coordinator.dispatch import folder_name
@@ -33,6 +33,7 @@ class Limits:
 
     results: float
     versions: float
+    audit: float
     compilation_cache: int  # bytes
 
 
@@ -40,6 +41,7 @@ def limits_of(config: ServerConfig) -> Limits:
     return Limits(
         results=max(config.keep_results_hours * 3600, config.session_timeout),
         versions=config.keep_versions_hours * 3600,
+        audit=config.keep_audit_days * 24 * 3600,
         compilation_cache=parse_size(config.max_compilation_cache, whole=0),
     )
 
@@ -101,6 +103,7 @@ class Reaper:
             if dry_run:
                 await savepoint.rollback()
         doomed.append(await asyncio.to_thread(self._compilation_cache))
+        doomed.append(_Doomed("traces", await asyncio.to_thread(trace_export.old_files, self._data_dir)))
         doomed.append(_Doomed("old folders", list(self._data_dir.glob("scratch"))))
         versions = self._data_dir / "versions"
         retired = [versions / folder_name(id) for id in superseded if (versions / folder_name(id)).exists()]
@@ -129,6 +132,10 @@ class Reaper:
         results = await retention.forget_results(db, ages)
         snapshots = await retention.forget_snapshots(db)
         samplers = await retention.forget_samplers(db, ages)
+        await retention.forget_past_requests(db, ages)
+        await usage.forget(db, ages.now)
+        await stored_checkpoints.forget(db, ages.now)
+        await audit.forget(db, ages.now - self._limits.audit)
         logger.debug("%d snapshots belonged to models that are not in use", snapshots.count)
         return [
             Reaped("finished requests", requests.count, 0),

@@ -1,7 +1,7 @@
 """Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
@@ -11,7 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
 from spmd_tx.coordinator.payloads import Place
+from spmd_tx.coordinator.request_times import RequestTimes
 from spmd_tx.coordinator.tables import RequestRow
+from spmd_tx.coordinator.usage import NOTHING, Spent
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
@@ -52,6 +54,7 @@ class Finished:
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
     routing: bytes | None = None  # which experts its samples went through (routing.py)
+    spent: Spent = field(default=NOTHING, compare=False)
 
     @property
     def digest(self) -> str:
@@ -95,6 +98,7 @@ class Settled(NamedTuple):
     request: Request
     outcome: Outcome
     result: Place | None
+    times: RequestTimes
     completion: int  # its number
 
 
@@ -170,6 +174,17 @@ async def settle(db: AsyncSession, settled: Iterable[Settled]) -> None:
     values = [_settled_values(each) for each in settled]
     if values:
         await db.execute(update(RequestRow), values)
+
+
+async def without_outcome(db: AsyncSession, settled: Sequence[Settled]) -> list[Settled]:
+    """Those whose outcome is not in the log yet."""
+    numbers = [each.request.number for each in settled]
+    query = select(RequestRow.number).where(RequestRow.finished_at.is_(None))
+    open_numbers: set[int] = set()
+    for start in range(0, len(numbers), KEYS_PER_QUERY):
+        some_numbers = numbers[start : start + KEYS_PER_QUERY]
+        open_numbers.update(await db.scalars(query.where(RequestRow.number.in_(some_numbers))))
+    return [each for each in settled if each.request.number in open_numbers]
 
 
 async def unfinished(db: AsyncSession) -> list[Request]:
@@ -278,7 +293,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
 
 
 def _settled_values(settled: Settled) -> Mapping[str, object]:
-    outcome, result = settled.outcome, settled.result
+    outcome, result, times = settled.outcome, settled.result, settled.times
     is_failed = isinstance(outcome, Failed)
     return {
         "number": settled.request.number,
@@ -292,4 +307,8 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
         "result_file": result and result.file,
         "result_offset": result and result.offset,
         "result_length": result and result.length,
+        "began_at": times.began_at,
+        "sent_at": times.sent_at,
+        "replied_at": times.replied_at,
+        "tokens": None if is_failed else outcome.spent.tokens or None,
     }

@@ -12,7 +12,7 @@ from typing import Protocol
 from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import request_log
+from spmd_tx.coordinator import accounting, request_log
 from spmd_tx.coordinator.backlog import Backlog
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
 from spmd_tx.coordinator.database import Database
@@ -29,6 +29,7 @@ from spmd_tx.coordinator.request_log import (
     Request,
     Settled,
 )
+from spmd_tx.coordinator.request_times import RequestTimes, Stage
 from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
 from spmd_tx.coordinator.storage import OUTAGES, Storage
 from spmd_tx.coordinator.submissions import Submission, answer, first_of_each_key, known_as, refuse
@@ -47,6 +48,10 @@ class RequestLog(Protocol):
 
     def unfinished(self) -> list[Request]:
         """Requests without an outcome, in the order of acceptance; those of earlier runs, too."""
+        ...
+
+    def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
+        """Requests have come so far. Those that have outcomes, and unknown ones, are passed over."""
         ...
 
     async def payload(self, request: Request) -> bytes:
@@ -76,6 +81,7 @@ class _Waiting:
 
     request: Request
     outcome: asyncio.Future[Outcome] = field(default_factory=asyncio.Future)
+    times: RequestTimes = field(default_factory=RequestTimes)
 
 
 class RequestQueue:
@@ -145,6 +151,12 @@ class RequestQueue:
 
     def unfinished(self) -> list[Request]:
         return [waiting.request for waiting in self._waiting.values()]
+
+    def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            waiting = self._waiting.get(request_id)
+            if waiting is not None:
+                waiting.times.note(stage)
 
     async def history(self, line: str, after: int) -> History:
         async with self._database.reading() as db:
@@ -250,12 +262,10 @@ class RequestQueue:
             await request_log.append(db, rows)
             for statement in [statement for each in fresh for statement in each.also]:
                 await db.execute(statement)
-            settled = [
-                Settled(
-                    self._waiting[id].request, outcome, self._placed.get(id), self.completions.next_number()
-                )
-                for id, outcome in outcomes.items()
-            ]
+            settled = [self._settled(request_id, outcome) for request_id, outcome in outcomes.items()]
+            # What a commit that seemed to fail has counted is not counted again.
+            counted = await request_log.without_outcome(db, settled) if self._is_unsure else settled
+            await accounting.record(db, counted)
             await request_log.settle(db, settled)
         self._is_unsure = False
         self._release(settled)
@@ -268,6 +278,11 @@ class RequestQueue:
         known |= {(row.request.line, row.request.seq_id): known_as(row.request) for row in rows}
         for each in submissions:
             answer(each, known[each.key])
+
+    def _settled(self, request_id: str, outcome: Outcome) -> Settled:
+        waiting = self._waiting[request_id]
+        number = self.completions.next_number()
+        return Settled(waiting.request, outcome, self._placed.get(request_id), waiting.times, number)
 
     async def _write_bodies(
         self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]
@@ -304,7 +319,7 @@ class RequestQueue:
         self.on_arrival(request)
 
     def _release(self, settled: Sequence[Settled]) -> None:
-        for request, outcome, _, completion in settled:
+        for request, outcome, _, _, completion in settled:
             del self._outcomes[request.id]
             self._placed.pop(request.id, None)
             size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)

@@ -8,13 +8,14 @@ snapshots, or there are not yet two. Whatever is unfinished is needed.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator.snapshots import KEPT, counts
-from spmd_tx.coordinator.tables import Model, RequestRow, Sampler, Session, SnapshotRow
+from spmd_tx.coordinator.tables import Model, PastRequest, RequestRow, Sampler, Session, SnapshotRow
 
+TRACES_KEPT_SECONDS = 30 * 24 * 3600.0  # of requests; a short row of each
 SAMPLERS_KEPT_SECONDS = 30 * 24 * 3600.0  # rows only, for listings; after the end of their session
 
 
@@ -40,8 +41,15 @@ async def forget_requests(db: AsyncSession, ages: Ages) -> Rows:
     is_deletable = and_(_is_old(ages), ~_is_needed_to_restore())
     size = RequestRow.payload_length + func.coalesce(RequestRow.result_length, 0)
     rows = await _measure(db, size, is_deletable)
+    names = [column.name for column in PastRequest.__table__.columns]
+    kept = select(*(getattr(RequestRow, name) for name in names)).where(is_deletable)
+    await db.execute(insert(PastRequest).from_select(names, kept))
     await db.execute(delete(RequestRow).where(is_deletable))
     return rows
+
+
+async def forget_past_requests(db: AsyncSession, ages: Ages) -> None:
+    await db.execute(delete(PastRequest).where(PastRequest.finished_at < ages.now - TRACES_KEPT_SECONDS))
 
 
 async def forget_results(db: AsyncSession, ages: Ages) -> Rows:

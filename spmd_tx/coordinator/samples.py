@@ -8,15 +8,25 @@ from typing import Literal
 
 import numpy as np
 
-from spmd_tx.coordinator import routing
+from spmd_tx.coordinator import prompt_wishes, routing
 from spmd_tx.coordinator.dispatch import VersionKey
+from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.request_queue import Finished
+from spmd_tx.coordinator.sample_wire import (
+    NOTHING,
+    PromptScores,
+    SampledSequence,
+    TopLogprobs,
+    encode_sample_response,
+)
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
-from spmd_tx.coordinator.wire import PROTOBUF, SampledSequence, encode_sample_response
+from spmd_tx.coordinator.usage import Spent
+from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.models.config import ModelConfig
 
 NEVER = -1
+OF_THE_PROMPT = -1  # in place of a sample's index: what is drawn for the tokens of the prompt
 
 
 @dataclass(eq=False)
@@ -30,6 +40,7 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     experts: list[np.ndarray] = field(default_factory=list)  # [n, L, k] each: of every token's predecessor
+    tops: list[TopLogprobs] = field(default_factory=list)  # of all tokens, a few in each part, if wanted
     stop_reason: Literal["stop", "length"] | None = None
 
     outstanding: int = 0  # tokens that sent commands will draw unless it stops earlier
@@ -50,6 +61,11 @@ class Sample:
         return self.job.prompt + self.tokens
 
     @property
+    def top(self) -> TopLogprobs | None:
+        """The likeliest tokens in the place of each token, if they are wanted."""
+        return TopLogprobs.join(self.tops) if self.tops else None
+
+    @property
     def position(self) -> int:
         """Of the last known token, the next one's input."""
         return len(self.job.prompt) + len(self.tokens) - 1
@@ -63,11 +79,19 @@ class Sample:
         """The last position whose keys and values a Decode of so many steps may write, if it is sent now."""
         return self.position + self.outstanding + min(steps, self.undecided) - 1
 
-    def extend(self, tokens: list[int], logprobs: list[float], experts: np.ndarray | None = None) -> None:
+    def extend(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        experts: np.ndarray | None = None,
+        top: TopLogprobs | None = None,
+    ) -> None:
         """Take tokens that were drawn, up to the one that ends the sample."""
         end = self.watch.end(tokens)
         self.tokens += tokens[:end]
         self.logprobs += logprobs[:end]
+        if top is not None and self.job.top:
+            self.tops.append(top[: len(tokens[:end])])
         if experts is not None:
             self.experts.append(experts[: len(tokens[:end])].copy())
         if end is not None:
@@ -90,13 +114,14 @@ class SampleJob:
     top_k: int
     top_p: float
     rule: StopRule
-    scored: int  # how many of the last prompt tokens get log-probabilities
+    wishes: Wishes
+    top: int  # how many of the likeliest tokens are wanted in the place of each token that is drawn
     samples: list[Sample] = field(default_factory=list)
 
     waiting: list[Sample] = field(default_factory=list)  # for pages and a row; by index
-    prompt_logprobs: np.ndarray | None = None  # float32 [L]
+    scores: PromptScores | None = None
     prompt_experts: np.ndarray | None = None  # [L - 1, layers, k] of the prompt but its last token
-    needs_scores: bool = False  # until a Prefill that brings the prompt's log-probabilities is planned
+    needs_scores: bool = False  # until a Prefill that brings what is wanted of the prompt is planned
     is_over: bool = False
     has_started: bool = False
     obstacle: str = "waiting for its turn"  # what keeps it from starting
@@ -110,7 +135,7 @@ class SampleJob:
             sample.outstanding, sample.decode = 0, NEVER
             sample.is_resident, sample.pages = False, []
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
-        self.needs_scores = self.scored > 0 and self.prompt_logprobs is None
+        self.needs_scores = not self.wishes.is_empty and self.scores is None
         self.has_started = self.is_overdue = False
         self.passed_over = 0
 
@@ -119,24 +144,20 @@ class SampleJob:
         resumed = next((sample for sample in self.waiting if sample.tokens), None)
         return [resumed] if resumed is not None else list(self.waiting)
 
-    def take_prompt_logprobs(self, logprobs: np.ndarray) -> None:
-        """Those of the tokens after the first, which has none."""
-        scores = np.concatenate([np.full(1, np.nan, np.float32), logprobs.astype(np.float32)])
-        scores[: len(scores) - self.scored] = np.nan
-        self.prompt_logprobs = scores
-
     def result(self) -> Finished:
         """The response once all samples have ended."""
         sequences = [
-            SampledSequence(sample.tokens, sample.logprobs, sample.stop_reason)
+            SampledSequence(sample.tokens, sample.logprobs, sample.stop_reason, sample.top)
             for sample in self.samples
             if sample.stop_reason is not None
         ]
-        body = encode_sample_response(sequences, self.prompt_logprobs)
+        body = encode_sample_response(sequences, self.scores or NOTHING)
+        sampled = sum(len(sample.tokens) for sample in self.samples)
+        spent = Spent(prompt=len(self.prompt), sampled=sampled)
         if not self.samples[0].experts:
-            return Finished(PROTOBUF, body)
+            return Finished(PROTOBUF, body, spent=spent)
         experts = [np.concatenate(sample.experts) for sample in self.samples]
-        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts))
+        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts), spent=spent)
 
 
 @dataclass(frozen=True)
@@ -167,9 +188,12 @@ def make_job(
         top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
         top_p=params.top_p,
         rule=stop_rule(params.stop, model.config.eos_token_ids),
-        scored=_scored(body, len(prompt)),
+        wishes=prompt_wishes.of(
+            body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
+        ),
+        top=body.topk_sample_logprobs or 0,
     )
-    job.needs_scores = job.scored > 0
+    job.needs_scores = not job.wishes.is_empty
     job.samples = [
         Sample(job, index, draw_seeds(params.seed, request_id, index), StopWatch(job.rule, model.decoder))
         for index in range(body.num_samples)
@@ -179,13 +203,7 @@ def make_job(
 
 
 def draw_seeds(seed: int | None, request_id: str, index: int) -> tuple[int, int]:
-    """Seeds of one sample; without a seed in the request its id stands in for one."""
+    """Seeds of one sample, or OF_THE_PROMPT; without a seed in the request its id stands in for one."""
     source = request_id.encode() if seed is None else (seed % 2**64).to_bytes(8, "little")
-    digest = blake2b(source + index.to_bytes(8, "little"), digest_size=8).digest()
+    digest = blake2b(source + index.to_bytes(8, "little", signed=True), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
-
-
-def _scored(body: SampleRequest, length: int) -> int:
-    if not body.prompt_logprobs:
-        return 0
-    return length if body.prompt_logprobs_last_n is None else min(body.prompt_logprobs_last_n, length)

@@ -99,12 +99,12 @@ class SessionHeartbeatResponse(msgspec.Struct, frozen=True, tag="session_heartbe
 
 
 class FinishReason(msgspec.Struct, frozen=True):
-    type: Text = "success"
+    type: Literal["success", "errored", "interrupted"] = "success"
 
 
 class FinishSessionRequest(msgspec.Struct, frozen=True):
     reason: FinishReason = FinishReason()
-    detail: str | None = None
+    detail: Text | None = None
 
 
 class SetProjectRequest(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class SetProjectRequest(msgspec.Struct, frozen=True):
 class SessionResponse(msgspec.Struct, frozen=True):
     training_run_ids: list[str]
     sampler_ids: list[str]
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: dict[str, str] | None = None
     display_name: str | None = None
 
 

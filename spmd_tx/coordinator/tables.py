@@ -22,7 +22,7 @@ class Session(Base):
     __tablename__ = "sessions"
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    created_at: Mapped[float]
+    created_at: Mapped[float] = mapped_column(index=True)
     ended_at: Mapped[float | None] = mapped_column(index=True)
     ended_because: Mapped[str | None]
     tags: Mapped[list[str]]
@@ -31,6 +31,9 @@ class Session(Base):
     display_name: Mapped[str | None]
     sdk_version: Mapped[str | None]
     owner: Mapped[str] = mapped_column(index=True, default=LOCAL_OWNER, server_default=LOCAL_OWNER)
+    key_id: Mapped[str | None]  # the API key that it was opened with
+    finish_reason: Mapped[str | None]  # what its client said: "success", "errored" or "interrupted"
+    finish_detail: Mapped[str | None]
 
 
 class Model(Base):
@@ -124,6 +127,29 @@ class RequestRow(Base):
     layout: Mapped[str | None]  # how its micro-batches were cut (packing.Grid)
     losses: Mapped[int] = mapped_column(default=0)  # generations that ended while its command was out
     losses_by_command: Mapped[int] = mapped_column(default=0)  # those for which the command may be to blame
+    began_at: Mapped[float | None]  # its turn came; null: never
+    sent_at: Mapped[float | None]  # its first command
+    replied_at: Mapped[float | None]  # its last command was answered
+    tokens: Mapped[int | None] = mapped_column(BigInteger)  # that it went through, or drew
+
+
+class PastRequest(Base):
+    """What is kept, for traces, of a request that nobody needs any more."""
+
+    __tablename__ = "past_requests"
+
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    kind: Mapped[str]
+    line: Mapped[str]
+    seq_id: Mapped[int] = mapped_column(BigInteger)
+    session_id: Mapped[str] = mapped_column(index=True)
+    created_at: Mapped[float]
+    began_at: Mapped[float | None]
+    sent_at: Mapped[float | None]
+    replied_at: Mapped[float | None]
+    finished_at: Mapped[float] = mapped_column(index=True)
+    tokens: Mapped[int | None] = mapped_column(BigInteger)
+    category: Mapped[str | None]  # of a failed one
 
 
 class SnapshotRow(Base):
@@ -165,3 +191,55 @@ class ApiKey(Base):
     adapters: Mapped[int | None]  # limits, see callers.KeyLimits
     queued_requests: Mapped[int | None]
     requests_per_second: Mapped[float | None]
+
+
+class UsageRow(Base):
+    """What a model was trained, or a sampler drew, in one hour."""
+
+    __tablename__ = "usage"
+
+    hour: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)  # its first second
+    line: Mapped[str] = mapped_column(primary_key=True)  # id of the model or sampler
+    session_id: Mapped[str]
+    run_id: Mapped[str | None]  # whose weights they are; null: the base model's
+    owner: Mapped[str] = mapped_column(index=True)
+    key_id: Mapped[str | None]  # of the session
+    base_model: Mapped[str | None]
+    trained: Mapped[int] = mapped_column(BigInteger)  # tokens, here and below
+    forwarded: Mapped[int] = mapped_column(BigInteger)
+    prompt: Mapped[int] = mapped_column(BigInteger)
+    cached: Mapped[int] = mapped_column(BigInteger)  # of those of prompts
+    sampled: Mapped[int] = mapped_column(BigInteger)
+    checkpoints: Mapped[int]  # saved under a name
+
+
+class StoredCheckpoint(Base):
+    """How long a checkpoint took room on the disk."""
+
+    __tablename__ = "stored_checkpoints"
+    __table_args__ = (UniqueConstraint("run_id", "kind", "name", "created_at"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str]
+    kind: Mapped[str]
+    name: Mapped[str]
+    owner: Mapped[str] = mapped_column(index=True)
+    session_id: Mapped[str | None]
+    base_model: Mapped[str | None]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[float]
+    deleted_at: Mapped[float | None] = mapped_column(index=True)
+
+
+class AuditRow(Base):
+    """Who did what, and when."""
+
+    __tablename__ = "audit"
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(index=True)
+    event: Mapped[str]  # RESOURCE_ACTION
+    actor: Mapped[str]  # an owner, or the operator
+    key_id: Mapped[str | None]  # which of the actor's keys
+    owner: Mapped[str] = mapped_column(index=True)  # of what it was done to
+    details: Mapped[dict[str, Any]]

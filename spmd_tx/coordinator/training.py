@@ -24,17 +24,18 @@ from spmd_tx.coordinator.checkpoint_files import (
     parse,
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
     check_adam,
-    check_forward_backward,
     check_lora,
     check_optimizer,
 )
@@ -217,16 +218,20 @@ class Training:
         place = self.snapshots.place(model.id, request.seq_id)
         await asyncio.to_thread(folder_links.link, path, folder, place)
         # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. What
-        # is behind a request that has no result yet, like this one, does not count (recovery.py).
+        # is behind a request that has no result yet, like this one, does not count (snapshots.py).
         await self.snapshots.record(
             model.id, request.seq_id, place, manifest.adapter, optimizer=wish.optimizer
         )
         if not model.has_slot:
             model.occupy(self.slots.take())
         model.become(manifest.adapter)
-        reply = model.put(
-            LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=manifest.adapter)
-        )
+        slot, adapter = model.slot, manifest.adapter
+
+        def commands() -> list[AnyCommand]:
+            load = LoadState(slot=slot, path=str(place), optimizer=wish.optimizer, adapter=adapter)
+            return [*self.versions.write_out(model.id), load]
+
+        reply = model.put_later(commands)
 
         async def outcome() -> Outcome:
             await reply
@@ -367,7 +372,9 @@ async def _forward_backward(
         }
         return encode_forward_backward_output(logprobs, metrics)
 
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout)
+    tokens = packed.destination.size
+    spent = Spent(forwarded=tokens) if packed.chunks[0].forward_only else Spent(trained=tokens)
+    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout, spent=spent)
 
 
 async def _optim_step(reply: Awaitable[Reply]) -> Outcome:

@@ -1,10 +1,10 @@
-"""Protobuf bodies of the Tinker API to plain numpy structs, and results back. Judges framing, not values."""
+"""Protobuf bodies of training to plain numpy structs, and results back. Judges framing, not values."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -15,7 +15,7 @@ from spmd_tx.errors import InvalidRequest
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
-MAX_ELEMENTS = 1 << 26  # of one densified tensor; a sparse one could claim any shape
+MAX_ELEMENTS = 1 << 26  # of a tensor, and of all sparse ones of a request, which could claim any shape
 
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 _DTYPES = {
@@ -43,6 +43,8 @@ class Datum:
     loss_inputs: dict[str, np.ndarray]  # dense float32 or int64, in the shape that was sent
     problem: str | None = None
     spans: tuple[Span, ...] = ()  # of the tokens, one after the other; none if they were not sent
+    target_spans: tuple[Span, ...] = ()  # of the targets
+    span_problem: str | None = None  # why there are none, although some were sent; few losses need them
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,6 @@ class ForwardBackwardRequest:
     loss_fn: str
     loss_config: dict[str, float | str]
     forward_only: bool
-
-
-@dataclass(frozen=True)
-class SampledSequence:
-    """One sample: its tokens with their log-probabilities, and why it ended."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    stop_reason: Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardRequest:
     return ForwardBackwardRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
-        data=[_datum(datum) for datum in message.data],
+        data=list(_datums(message.data)),
         loss_fn=message.loss_fn,
         loss_config=_loss_config(message),
         forward_only=message.forward_only,
@@ -104,33 +97,6 @@ def encode_forward_backward_output(logprobs: Sequence[np.ndarray], metrics: dict
     for trailing_shape, group in groupby(logprobs, key=lambda array: array.shape[1:]):
         output.loss_fn_outputs.append(_record(list(group), trailing_shape))
     return output.SerializeToString(deterministic=True)
-
-
-def encode_sample_response(sequences: Iterable[SampledSequence], prompt_logprobs: np.ndarray | None) -> bytes:
-    """Write samples in order; ``prompt_logprobs`` is float32 [L] with NaN where there is none."""
-    response = pb.SampleResponse()
-    for sequence in sequences:
-        is_cut = sequence.stop_reason == "length"
-        response.sequences.add(
-            stop_reason=pb.STOP_REASON_LENGTH if is_cut else pb.STOP_REASON_STOP,
-            tokens=np.asarray(sequence.tokens, _INT32).tobytes(),
-            logprobs=np.asarray(sequence.logprobs, _FLOAT32).tobytes(),
-        )
-    if prompt_logprobs is not None:
-        response.prompt_logprobs = np.asarray(prompt_logprobs, _FLOAT32).tobytes()
-    return response.SerializeToString(deterministic=True)
-
-
-def decode_sample_response(body: bytes) -> list[SampledSequence]:
-    """Read what ``encode_sample_response`` has written, without the prompt's log-probabilities."""
-    return [
-        SampledSequence(
-            tokens=np.frombuffer(sequence.tokens, _INT32).tolist(),
-            logprobs=np.frombuffer(sequence.logprobs, _FLOAT32).tolist(),
-            stop_reason="length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
-        )
-        for sequence in pb.SampleResponse.FromString(body).sequences
-    ]
 
 
 def _parse(body: bytes) -> pb.ForwardBackwardRequest:
@@ -154,26 +120,48 @@ def _loss_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
     }
 
 
+def _datums(messages: Iterable[pb.Datum]) -> Iterator[Datum]:
+    room = MAX_ELEMENTS
+    for message in messages:
+        room -= sum(_sparse_elements(tensor) for tensor in message.loss_fn_inputs.values())
+        yield (
+            _datum(message)
+            if room >= 0
+            else _unusable(
+                f"with it, the sparse tensors of this request stand for more than {MAX_ELEMENTS} elements; "
+                "send fewer datums at once"
+            )
+        )
+
+
 def _datum(datum: pb.Datum) -> Datum:
     try:
         tokens = _tokens(datum)
         loss_inputs = {name: _tensor(name, tensor) for name, tensor in datum.loss_fn_inputs.items()}
-        spans = _spans(datum, len(tokens))
     except _Unusable as problem:
-        return Datum(np.zeros(0, np.int32), {}, str(problem))
-    return Datum(tokens, loss_inputs, spans=spans)
+        return _unusable(str(problem))
+    try:
+        spans = _spans("model_input_spans", datum.model_input_spans, len(tokens))
+        target_spans = _spans("loss_fn_input_spans", datum.loss_fn_input_spans, len(tokens))
+    except _Unusable as problem:
+        return Datum(tokens, loss_inputs, span_problem=str(problem))
+    return Datum(tokens, loss_inputs, spans=spans, target_spans=target_spans)
 
 
-def _spans(datum: pb.Datum, length: int) -> tuple[Span, ...]:
+def _unusable(problem: str) -> Datum:
+    return Datum(np.zeros(0, np.int32), {}, problem)
+
+
+def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tuple[Span, ...]:
     spans = []
-    for message in datum.model_input_spans:
+    for message in messages:
         kind = message.WhichOneof("span")
         span = message.sampled_tokens if kind == "sampled_tokens" else message.prompt_tokens
         spans.append(Span(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
     covered = sum(span.length for span in spans)
     if spans and (covered != length or any(span.offset < 0 or span.length < 0 for span in spans)):
         raise _Unusable(
-            f"its model_input_spans cover {covered} tokens and model_input has {length}; they must tile it, "
+            f"its {name} cover {covered} tokens and model_input has {length}; they must tile it, "
             "one after the other"
         )
     return tuple(spans)
@@ -209,6 +197,13 @@ def _tensor(name: str, tensor: pb.Tensor) -> np.ndarray:
             f"{name} holds {values.size} values, but its shape {list(shape)} wants {math.prod(shape)}"
         )
     return values.reshape(shape)
+
+
+def _sparse_elements(tensor: pb.Tensor) -> int:
+    """How much it becomes; what claims to be larger than a tensor may be never becomes anything."""
+    is_sparse = tensor.WhichOneof("encoding") == "sparse_csr"
+    elements = math.prod(tensor.shape) if is_sparse else 0
+    return elements if 0 <= elements <= MAX_ELEMENTS else 0
 
 
 def _densify(name: str, csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The vocabulary head: hidden states to logits and to the log-probabilities of given tokens.
 
 The vocabulary is split over tp.
-Dimension key: B row, T token, D model width, V vocabulary (this device's part).
+Dimension key: B row, T token, K target, D model width, V vocabulary (this device's part).
 """
 
 import jax.numpy as jnp
@@ -32,11 +32,36 @@ def logits(
     return base_BTV + apply_lora(h_BTD, lora).astype(jnp.float32)
 
 
-def target_logprobs(logits_BTV: Float[Array, "B T V"], targets_BT: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """Log-probability, in nats, of one token per position."""
-    local_BT = targets_BT - lax.axis_index(TP) * logits_BTV.shape[-1]
-    is_here_BT = (local_BT >= 0) & (local_BT < logits_BTV.shape[-1])
-    index_BT1 = jnp.where(is_here_BT, local_BT, 0)[..., None]
-    here_BT = jnp.take_along_axis(logits_BTV, index_BT1, axis=-1)[..., 0]
-    target_BT = lax.psum(jnp.where(is_here_BT, here_BT, 0.0), TP)
-    return target_BT - vocabulary_logsumexp(logits_BTV)
+def top_logits(logits: Float[Array, "*N V"], count: int) -> tuple[Int[Array, "*N K"], Float[Array, "*N K"]]:
+    """The tokens with the highest logits, and these, in falling order; of equal ones the lowest comes first.
+
+    Only each device's own best ones travel. ``count`` is at most the size of the vocabulary.
+    """
+    part = logits.shape[-1]
+    mine, tokens = lax.top_k(logits, min(count, part))
+    tokens = tokens + lax.axis_index(TP) * part
+    last = logits.ndim - 1
+    # In the order of tp, so that of equals the first place is the lowest token again.
+    everybodys = lax.all_gather(mine, TP, axis=last, tiled=True, to="invarying")
+    tokens = lax.all_gather(tokens, TP, axis=last, tiled=True, to="invarying")
+    best, places = lax.top_k(everybodys, count)
+    return jnp.take_along_axis(tokens, places, axis=-1), best
+
+
+def target_logprobs(
+    logits_BTV: Float[Array, "B T V"], targets: Int[Array, "B T *K"]
+) -> Float[Array, "B T *K"]:
+    """Log-probabilities, in nats, of one token per position, or of K."""
+    targets_BTK = targets.reshape(*logits_BTV.shape[:2], -1)
+    local_BTK = targets_BTK - lax.axis_index(TP) * logits_BTV.shape[-1]
+    is_here_BTK = (local_BTK >= 0) & (local_BTK < logits_BTV.shape[-1])
+    here_BTK = jnp.take_along_axis(logits_BTV, jnp.where(is_here_BTK, local_BTK, 0), axis=-1)
+    target_BTK = lax.psum(jnp.where(is_here_BTK, here_BTK, 0.0), TP)
+    return (target_BTK - vocabulary_logsumexp(logits_BTV)[..., None]).reshape(targets.shape)
+
+
+def named_logprobs(
+    logits_BTV: Float[Array, "B T V"], targets_BTK: Int[Array, "B T K"]
+) -> Float[Array, "B T K"]:
+    """The same; 0 where the target is -1."""
+    return jnp.where(targets_BTK < 0, 0.0, target_logprobs(logits_BTV, targets_BTK))

@@ -1,4 +1,4 @@
-"""Drawing a token from logits: no sort, one uniform number per row.
+"""Drawing tokens from logits: no sort, one uniform number per token.
 
 Dimension key: B row, V vocabulary, K block of the vocabulary.
 """
@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, UInt
+
+from spmd_tx.sharding.mesh import TP
 
 BLOCK = 512  # vocabulary entries per block of the two-level inverse CDF
 BISECTIONS = 32
@@ -40,6 +42,62 @@ def draw(
     token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
     log_total_B = jnp.log(jnp.sum(jnp.exp(below_BV), axis=-1))
     return token_B, jnp.take_along_axis(below_BV, token_B[:, None], axis=-1)[:, 0] - log_total_B
+
+
+def tempered(
+    top_BK: Float[Array, "B K"], logits_BV: Float[Array, "B V"], temperatures_B: Float[Array, " B"]
+) -> Float[Array, "B K"]:
+    """The highest logits as the log-probabilities that ``draw`` gives, to the last bit."""
+    scale_B1 = jnp.where(temperatures_B <= 0, 1.0, temperatures_B)[:, None]
+    below_BV = (logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)) / scale_B1
+    log_total_B = jnp.log(jnp.sum(jnp.exp(below_BV), axis=-1))
+    return (top_BK - top_BK[:, :1]) / scale_B1 - log_total_B[:, None]
+
+
+def draw_several(
+    logits_BV: Float[Array, "B V"],
+    seeds_B2: UInt[Array, "B 2"],
+    positions_B: Int[Array, " B"],
+    temperatures_B: Float[Array, " B"],
+    count: int,
+) -> Int[Array, "B C"]:
+    """Independent tokens per row from softmax(logits / temperature), the vocabulary being split over tp.
+
+    Draw number c of a row depends on its logits, seed, position and c only. Temperature 0 takes the most
+    likely token every time.
+    """
+    part = logits_BV.shape[-1]
+    first = lax.axis_index(TP) * part
+    highest_B = jnp.max(logits_BV, axis=-1)
+    peak_B = lax.pmax(highest_B, TP)
+    is_greedy_B = temperatures_B <= 0
+    below_BV = (logits_BV - peak_B[:, None]) / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
+    mass_BV = jnp.exp(below_BV)
+    masses_BS = lax.all_gather(jnp.sum(mass_BV, axis=-1), TP, axis=1, to="invarying")  # of each device
+    running_BS = jnp.cumsum(masses_BS, axis=1)
+    wanted_BC = _several_uniforms(seeds_B2, positions_B, count) * running_BS[:, -1:]
+    device_BC = jnp.sum(running_BS[:, None] <= wanted_BC[:, :, None], axis=-1, dtype=jnp.int32)
+    device_BC = jnp.minimum(device_BC, masses_BS.shape[1] - 1)
+    mass_BC = jnp.take_along_axis(masses_BS, device_BC, axis=1)
+    share_BC = 1 - (jnp.take_along_axis(running_BS, device_BC, axis=1) - wanted_BC) / mass_BC
+    find = jax.vmap(_inverse_cdf, in_axes=(None, 1), out_axes=1)
+    local_BC = find(mass_BV, jnp.clip(share_BC, 0.0, 1.0))
+    token_BC = lax.psum(jnp.where(device_BC == lax.axis_index(TP), first + local_BC, 0), TP)
+    last = lax.axis_size(TP) * part - 1
+    mine_B = jnp.where(highest_B == peak_B, first + jnp.argmax(logits_BV, axis=-1), last)
+    greedy_B = lax.pmin(mine_B.astype(jnp.int32), TP)
+    return jnp.where(is_greedy_B[:, None], greedy_B[:, None], token_BC)
+
+
+def _several_uniforms(seeds_B2: Array, positions_B: Array, count: int) -> Array:
+    """[B, C] in [0, 1); a function of seed, position and number."""
+
+    def one(seed: Array, position: Array, number: Array) -> Array:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed[0]), seed[1]), position)
+        return jax.random.uniform(jax.random.fold_in(key, number))
+
+    for_all = jax.vmap(jax.vmap(one, in_axes=(None, None, 0)), in_axes=(0, 0, None))
+    return for_all(seeds_B2, positions_B, jnp.arange(count))
 
 
 def _uniform(seeds_B2: Array, positions_B: Array) -> Array:

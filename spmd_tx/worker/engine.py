@@ -1,6 +1,7 @@
 """The commands of protocol.py as methods: host arrays in, device steps, arrays out."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_i
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.losses import TokenLossInputs
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
@@ -53,7 +55,8 @@ class Engine:
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
         self._prefill = {wanted: make_prefill(*sampling, logprobs=wanted) for wanted in (False, True)}
-        self._decode = make_decode(*sampling, setup.decode_steps)
+        self._scored_prefill = cache(lambda widths: make_prefill(*sampling, logprobs=True, widths=widths))
+        self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
         self.on_snapshot_end: OnEnd = lambda path, problem: None
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
@@ -92,7 +95,7 @@ class Engine:
     def forward_backward(self, command: protocol.ForwardBackward) -> Result:
         rows, loss = self._batch(command.rows, command.loss)
         train = self.state.train
-        with self.log.first("forward_backward", rows.tokens.shape):
+        with self.log.first(_program("forward_backward", loss), rows.targets.shape):
             grad_sum, logprobs, losses = self._forward_backward(
                 self.state.base, train.w, train.grad_sum, train.scale, rows, loss
             )
@@ -102,7 +105,7 @@ class Engine:
     def forward(self, command: protocol.Forward) -> Result:
         rows, loss = self._batch(command.rows, command.loss)
         train = self.state.train
-        with self.log.first("forward", rows.tokens.shape):
+        with self.log.first(_program("forward", loss), rows.targets.shape):
             logprobs, losses = self._forward(self.state.base, train.w, train.scale, rows, loss)
         return {"logprobs": logprobs, "losses": losses}, {}
 
@@ -159,19 +162,26 @@ class Engine:
     def prefill(self, command: protocol.Prefill) -> Result:
         rows = rows_to_devices(self.mesh, self._rows(command.rows))
         pages, copies = rows_to_devices(self.mesh, (command.pages, command.copies))
-        what = "prefill with logprobs" if command.logprobs else "prefill"
-        with self.log.first(what, rows.tokens.shape):
-            self.state.cache, logprobs, experts = self._prefill[command.logprobs](
-                self.state.base, self.state.bank, self.state.cache, rows, pages, copies
+        what, shape = "prefill with logprobs" if command.logprobs else "prefill", rows.tokens.shape
+        prefill, wishes, inputs = self._prefill[command.logprobs], command.wishes, ()
+        if wishes is not None:
+            prefill = self._scored_prefill(Widths(wishes.top, wishes.draws))
+            inputs = (ScoreInputs(wishes.targets, wishes.seeds, wishes.temperatures),)
+            inputs = rows_to_devices(self.mesh, inputs)
+            what, shape = "prefill with scores", (*shape, wishes.top, wishes.targets.shape[2], wishes.draws)
+        with self.log.first(what, shape):
+            self.state.cache, scores, experts = prefill(
+                self.state.base, self.state.bank, self.state.cache, rows, pages, copies, *inputs
             )
-        return _present(logprobs=logprobs, experts=experts), {}
+        return _present(**scores, experts=experts), {}
 
     def decode(self, command: protocol.Decode) -> Result:
         active, slots = _active_slots(command, self.setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
         rows = rows_to_devices(self.mesh, DecodeRows(**fields))
-        with self.log.first("decode", (*rows.tables.shape, active.size)):
-            self.state.cache, self.state.rows, drawn = self._decode(
+        shape = (*rows.tables.shape, active.size, *([command.top] if command.top else []))
+        with self.log.first("decode", shape):
+            self.state.cache, self.state.rows, drawn = self._decode(command.top)(
                 self.state.base,
                 self.state.bank,
                 self.state.cache,
@@ -180,17 +190,19 @@ class Engine:
                 active,
                 _i32(command.steps),
             )
-        return _present(tokens=drawn.tokens, logprobs=drawn.logprobs, experts=drawn.experts), {}
+        return _present(**vars(drawn)), {}
 
     def _batch(self, rows: protocol.PackedRows, loss: protocol.LossInputs) -> tuple[Rows, TokenLossInputs]:
         inputs = TokenLossInputs(
             kinds=loss.kinds[:, None],
-            clip_low=loss.clip_low[:, None],
-            clip_high=loss.clip_high[:, None],
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
             beta=loss.beta[:, None],
+            kl_coeff=loss.kl_coeff[:, None],
             weights=loss.weights,
             advantages=loss.advantages,
             sampling_logprobs=loss.sampling_logprobs,
+            ratio_mask=loss.ratio_mask,
         )
         return rows_to_devices(self.mesh, (self._rows(rows), inputs))
 
@@ -233,6 +245,11 @@ def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray
     size = next(size for size in (1, ACTIVE_SLOTS, bank_slots) if size >= used.size)
     index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
+
+
+def _program(step: str, loss: TokenLossInputs) -> str:
+    """The arrays that a batch has decide which program it is for."""
+    return step if loss.ratio_mask is None else f"{step} of sequences"
 
 
 def _present(**arrays: Any) -> dict[str, Any]:

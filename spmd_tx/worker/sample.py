@@ -19,10 +19,11 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import KvCache, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, row_lora
 from spmd_tx.models.qwen3 import Pass, Weights, backbone
-from spmd_tx.models.sampling import draw
+from spmd_tx.models.sampling import draw, tempered
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
+from spmd_tx.worker.prompt_scores import ScoreInputs, Widths, chunked_scores
 from spmd_tx.worker.train import Rows, both_loras, chunked_logprobs
 
 
@@ -85,9 +86,11 @@ class Drawn:
     tokens: Any  # int32; -1 where the row is dead
     logprobs: Any  # float32; nats
     experts: Any  # [K, B, L, k]: what each row's input went through; None without experts
+    top_tokens: Any = None  # int32 [K, B, top]; None unless wanted
+    top_logprobs: Any = None  # float32 [K, B, top]
 
     @classmethod
-    def none(cls, model: ModelConfig, steps: int, rows: int) -> "Drawn":
+    def none(cls, model: ModelConfig, steps: int, rows: int, top: int) -> "Drawn":
         """Of no steps yet."""
         shape = (steps, rows)
         choices = jnp.zeros((*shape, model.n_layers, model.experts_per_token), jnp.int32)
@@ -95,22 +98,40 @@ class Drawn:
             tokens=jnp.full(shape, -1, jnp.int32),
             logprobs=jnp.zeros(shape, jnp.float32),
             experts=compact(model, choices) if model.n_experts else None,
+            top_tokens=jnp.zeros((*shape, top), jnp.int32) if top else None,
+            top_logprobs=jnp.zeros((*shape, top), jnp.float32) if top else None,
         )
 
 
 def make_prefill(
-    model: ModelConfig, mesh: Mesh, base: Weights[Weight], bank: Bank, cache: KvCache, *, logprobs: bool
+    model: ModelConfig,
+    mesh: Mesh,
+    base: Weights[Weight],
+    bank: Bank,
+    cache: KvCache,
+    *,
+    logprobs: bool,
+    widths: Widths | None = None,
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, rows, pages, copies) -> (cache, logprobs [B, T] or None, experts).
+    """(weights, bank, cache, rows, pages, copies) -> (cache, scores, experts).
 
-    ``experts`` [B, T, L, k] are those that were used; None without any. ``cache`` is donated.
+    ``scores`` are the reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of
+    chunked_scores, whose inputs are then the last argument. ``experts`` [B, T, L, k] are those that were
+    used; None without any. ``cache`` is donated.
     """
     in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(DATA))
+    in_specs += () if widths is None else (P(DATA),)
 
     @partial(jax.jit, donate_argnums=2)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(), P()))
     def prefill(
-        base: Weights[Array], bank: Bank, cache: KvCache, rows: Rows, pages: Array, copies: Array
+        base: Weights[Array],
+        bank: Bank,
+        cache: KvCache,
+        rows: Rows,
+        pages: Array,
+        copies: Array,
+        *inputs: ScoreInputs,
     ) -> Any:
         loras = both_loras(row_lora, rows.slots, bank.scale)
         adapters = jax.tree.map(varying, bank.w)
@@ -122,10 +143,17 @@ def make_prefill(
             # All devices of tp chose alike; the maximum says so.
             experts_BTLC = replicate_rows(compact(model, lax.pmax(experts_BTLC, TP)))
         if not logprobs:
-            return cache, None, experts_BTLC
+            return cache, {}, experts_BTLC
         unembed = head.whole(base.unembed, model.d_model)
-        logprobs_BT = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
-        return cache, replicate_rows(logprobs_BT), experts_BTLC
+        if widths is None:
+            logprobs_BT = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
+            return cache, {"logprobs": replicate_rows(logprobs_BT)}, experts_BTLC
+
+        def logits_of(h: Array) -> Array:
+            return head.logits(unembed, adapters.head, how.apply_lora, h)
+
+        scores = chunked_scores(widths, logits_of, h_BTD, rows, *inputs)
+        return cache, jax.tree.map(replicate_rows, scores), experts_BTLC
 
     return prefill
 
@@ -136,7 +164,13 @@ def compact(model: ModelConfig, experts: Array) -> Array:
 
 
 def make_decode(
-    model: ModelConfig, mesh: Mesh, base: Weights[Weight], bank: Bank, cache: KvCache, max_steps: int
+    model: ModelConfig,
+    mesh: Mesh,
+    base: Weights[Weight],
+    bank: Bank,
+    cache: KvCache,
+    max_steps: int,
+    top: int = 0,
 ) -> Callable[..., Any]:
     """(weights, bank, cache, state, rows, active, steps) -> (cache, state, Drawn [K, B, ...]).
 
@@ -161,7 +195,7 @@ def make_decode(
         loras = both_loras(bank_lora, rows.slots, bank.scale[active])
         state = rows.resume(previous)
         b = rows.source.shape[0]
-        drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b))
+        drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b, top))
 
         def alive(state: RowState) -> Array:
             return lax.psum(jnp.sum(state.remaining > 0, dtype=jnp.int32), DATA)
@@ -172,7 +206,7 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, drawn = carry
-            cache, state, one = _step(model, base, adapters, loras, cache, state, rows)
+            cache, state, one = _step(model, base, adapters, loras, cache, state, rows, top)
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
 
@@ -192,6 +226,7 @@ def _step(
     cache: KvCache,
     state: RowState,
     rows: DecodeRows,
+    top: int,
 ) -> tuple[KvCache, RowState, Drawn]:
     """Feed every living row its last token and draw the next one."""
     is_alive_B = state.remaining > 0
@@ -206,6 +241,10 @@ def _step(
     token_B, logprob_B = draw(
         logits_BV, rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p
     )
+    top_tokens_BK = top_logprobs_BK = None
+    if top:
+        top_tokens_BK, highest_BK = head.top_logits(local_BV, top)
+        top_logprobs_BK = tempered(highest_BK, logits_BV, rows.temperatures)
     is_stop_B = jnp.any(token_B[:, None] == rows.stop_tokens, axis=-1)
     remaining_B = jnp.where(is_stop_B, 0, state.remaining - 1)
     after = RowState(
@@ -217,5 +256,7 @@ def _step(
         tokens=jnp.where(is_alive_B, token_B, -1),
         logprobs=jnp.where(is_alive_B, logprob_B, 0.0),
         experts=None if experts_B1LC is None else compact(model, experts_B1LC[:, 0]),
+        top_tokens=top_tokens_BK,
+        top_logprobs=top_logprobs_BK,
     )
     return cache, after, drawn

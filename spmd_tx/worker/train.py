@@ -1,6 +1,8 @@
 """The training steps: forward and forward_backward, jitted once per batch shape.
 
-Dimension key: B row (over all data shards), T token, D model width.
+Which arrays a batch has, and of how many dimensions, decides which program it is for: several targets per
+position are [B, T, K], and a loss that looks at whole sequences takes two passes over the head.
+Dimension key: B row (over all data shards), T token, K target, D model width.
 """
 
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from spmd_tx.models.qwen3 import Pass, Weights, backbone
 from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
-from spmd_tx.worker.losses import TokenLossInputs, token_losses
+from spmd_tx.worker.losses import TokenLossInputs, sequence_losses, token_losses
 from spmd_tx.worker.train_state import TrainState
 
 HEAD_TOKENS = 1024  # tokens per data shard whose logits are held at once
@@ -34,7 +36,7 @@ class Rows:
     """protocol.PackedRows on the device."""
 
     tokens: Any  # int32 [B, T]
-    targets: Any  # int32 [B, T]
+    targets: Any  # int32 [B, T] or [B, T, K]
     segments: Any  # int32 [B, T]
     positions: Any  # int32 [B, T]
     slots: Any  # int32 [B]
@@ -89,21 +91,21 @@ def unchunk(x: Array) -> Array:
 
 
 def chunked_logprobs(
-    unembed: Array, factors: Lora[Array], apply_lora: ApplyLora, h_BTD: Array, targets_BT: Array
+    unembed: Array, factors: Lora[Array], apply_lora: ApplyLora, h_BTD: Array, targets: Array
 ) -> Array:
-    """Log-probabilities of the targets, float32 [B, T], without holding all logits."""
+    """Log-probabilities of the targets, float32, without holding all logits."""
 
     def chunk(inputs: tuple[Array, Array]) -> Array:
         h, targets = inputs
         return head.target_logprobs(head.logits(unembed, factors, apply_lora, h), targets)
 
-    return unchunk(lax.map(chunk, (head_chunks(h_BTD), head_chunks(targets_BT))))
+    return unchunk(lax.map(chunk, (head_chunks(h_BTD), head_chunks(targets))))
 
 
-def _chunked_inputs(loss: TokenLossInputs, chunks: int) -> TokenLossInputs:
+def _chunked_inputs(inputs: Any, chunks: int) -> Any:
     """Per-token inputs cut into chunks; per-row inputs repeated for each."""
     return jax.tree.map(
-        lambda x: head_chunks(x) if x.shape[1] > 1 else jnp.broadcast_to(x, (chunks, *x.shape)), loss
+        lambda x: head_chunks(x) if x.shape[1] > 1 else jnp.broadcast_to(x, (chunks, *x.shape)), inputs
     )
 
 
@@ -112,36 +114,60 @@ def head_loss_and_grad(
     factors: Lora[Array],
     apply_lora: ApplyLora,
     h_BTD: Array,
-    targets_BT: Array,
-    loss: TokenLossInputs,
+    targets: Array,
+    token_loss: Callable[[Array, Any], Array],
+    inputs: Any,
 ) -> tuple[Array, Array, Array, Lora[Array]]:
     """One pass over the head: losses, logprobs, gradients of the hidden states and of the head's adapter.
 
-    Every loss is a sum over tokens, so a chunk of tokens can be differentiated as soon as its logits are
-    there, and the logits of all tokens are never held.
+    ``token_loss`` makes losses [B, T] from log-probabilities and ``inputs``, each token's from its own. So a
+    chunk of tokens can be differentiated as soon as its logits are there, and the logits of all tokens are
+    never held.
     """
 
-    def chunk_loss(h: Array, factors: Lora[Array], targets: Array, inputs: TokenLossInputs) -> Any:
+    def chunk_loss(h: Array, factors: Lora[Array], targets: Array, inputs: Any) -> Any:
         logprobs = head.target_logprobs(head.logits(unembed, factors, apply_lora, h), targets)
-        losses = token_losses(logprobs, inputs)
+        losses = token_loss(logprobs, inputs)
         return jnp.sum(losses), (losses, logprobs)
 
-    def step(grad: Lora[Array], chunk: tuple[Array, Array, TokenLossInputs]) -> Any:
+    def step(grad: Lora[Array], chunk: tuple[Array, Array, Any]) -> Any:
         h, targets, inputs = chunk
         differentiate = jax.value_and_grad(chunk_loss, argnums=(0, 1), has_aux=True)
         (_, (losses, logprobs)), (grad_h, grad_factors) = differentiate(h, factors, targets, inputs)
         return jax.tree.map(jnp.add, grad, grad_factors), (losses, logprobs, grad_h)
 
     hidden = head_chunks(h_BTD)
-    chunks = (hidden, head_chunks(targets_BT), _chunked_inputs(loss, hidden.shape[0]))
+    chunks = (hidden, head_chunks(targets), _chunked_inputs(inputs, hidden.shape[0]))
     grad, (losses, logprobs, grad_h) = lax.scan(step, jax.tree.map(jnp.zeros_like, factors), chunks)
     return unchunk(losses), unchunk(logprobs), unchunk(grad_h), grad
+
+
+def sequence_loss_and_grad(
+    unembed: Array,
+    factors: Lora[Array],
+    apply_lora: ApplyLora,
+    h_BTD: Array,
+    rows: Rows,
+    loss: Callable[[Array], Array],
+) -> tuple[Array, Array, Array, Lora[Array]]:
+    """The same, in two passes, for a loss that needs the log-probabilities [B, T] of whole rows.
+
+    The first pass brings those, the loss says how it changes with each, and that is what each token weighs
+    in the second.
+    """
+    logprobs = chunked_logprobs(unembed, factors, apply_lora, h_BTD, rows.targets)
+    losses, pull_back = jax.vjp(loss, logprobs)
+    (slopes_BT,) = pull_back(jnp.ones_like(losses))
+    _, _, grad_h, grad = head_loss_and_grad(
+        unembed, factors, apply_lora, h_BTD, rows.targets, jnp.multiply, slopes_BT
+    )
+    return losses, logprobs, grad_h, grad
 
 
 def make_forward(
     model: ModelConfig, mesh: Mesh, base: Weights[Weight], state: TrainState
 ) -> Callable[..., Any]:
-    """(weights, w, scale, rows, loss) -> (logprobs, losses), float32 [B, T] on every process."""
+    """(weights, w, scale, rows, loss) -> (logprobs, losses), float32, on every process."""
 
     @jax.jit
     @partial(
@@ -155,7 +181,12 @@ def make_forward(
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
         logprobs = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
-        return replicate_rows(logprobs), replicate_rows(token_losses(logprobs, loss))
+        losses = (
+            token_losses(logprobs, loss)
+            if loss.ratio_mask is None
+            else sequence_losses(logprobs, loss, rows.segments)
+        )
+        return replicate_rows(logprobs), replicate_rows(losses)
 
     return forward
 
@@ -187,9 +218,12 @@ def make_forward_backward(
             return backbone(model, base, adapters, rows.tokens, rows.positions, how)[0], adapters.head
 
         (h_BTD, factors), pull_back = jax.vjp(run, w)
-        losses, logprobs, grad_h, grad_head = head_loss_and_grad(
-            head.whole(base.unembed, model.d_model), factors, how.apply_lora, h_BTD, rows.targets, loss
-        )
+        where = (head.whole(base.unembed, model.d_model), factors, how.apply_lora, h_BTD)
+        if loss.ratio_mask is None:
+            losses, logprobs, grad_h, grad_head = head_loss_and_grad(*where, rows.targets, token_losses, loss)
+        else:
+            of_sequences = partial(sequence_losses, inputs=loss, segments=rows.segments)
+            losses, logprobs, grad_h, grad_head = sequence_loss_and_grad(*where, rows, of_sequences)
         (grad,) = pull_back((grad_h.astype(h_BTD.dtype), grad_head))
         return jax.tree.map(jnp.add, grad_sum, grad), replicate_rows(logprobs), replicate_rows(losses)
 

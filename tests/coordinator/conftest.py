@@ -31,6 +31,7 @@ from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base
+from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.models.config import ModelConfig
 from tests.coordinator.fake_scheduler import FakeScheduler
 from tests.databases import migrate
@@ -151,6 +152,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
         keyring=await open_keyring(database),
         signed_urls=open_signed_urls(data_dir),
+        traces=TraceExports(database, data_dir),
         allowances=Allowances(database, catalog, queue),
         tokenizer=tiny_tokenizer(),
         chat_template=ChatTemplate(tiny_model.CHAT_TEMPLATE, {}),

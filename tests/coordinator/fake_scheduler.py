@@ -7,12 +7,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import checkpoint_files, schemas, wire
+from spmd_tx.coordinator import checkpoint_files, sample_wire, schemas, wire
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request, RequestQueue
+from spmd_tx.coordinator.sample_wire import PromptScores
+from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
 
@@ -135,16 +137,19 @@ def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
         return Failed(problems[0], "user")
     logprobs = [np.full(len(datum.tokens), LOGPROB, np.float32) for datum in request.data]
     metrics = {"loss:sum": -float(sum(array.sum() for array in logprobs))}
-    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics))
+    tokens = sum(map(len, logprobs))
+    spent = Spent(forwarded=tokens) if request.forward_only else Spent(trained=tokens)
+    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics), spent=spent)
 
 
 def _samples(request: schemas.SampleRequest) -> Outcome:
     count = request.sampling_params.max_tokens or 1
-    sequence = wire.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
+    sequence = sample_wire.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
     length = sum(len(chunk.tokens or []) for chunk in request.prompt.chunks)
     prompt_logprobs = np.full(length, LOGPROB, np.float32)
     prompt_logprobs[0] = np.nan
-    body = wire.encode_sample_response(
-        [sequence] * request.num_samples, prompt_logprobs if request.prompt_logprobs else None
+    body = sample_wire.encode_sample_response(
+        [sequence] * request.num_samples,
+        PromptScores(prompt_logprobs if request.prompt_logprobs else None),
     )
-    return Finished(PROTOBUF, body)
+    return Finished(PROTOBUF, body, spent=Spent(prompt=length, sampled=count * request.num_samples))

@@ -107,7 +107,28 @@ class FakeDevice:
             shard = number // copies_per_shard
             self.tokens[shard, target] = before[0][shard, source]
             self.versions[shard, target] = before[1][shard, source]
-        return {"logprobs": logprobs} if command.logprobs else {}
+        scores = {} if command.wishes is None else self._scores(command, logprobs)
+        return {"logprobs": logprobs, **scores} if command.logprobs else {}
+
+    def _scores(self, command, logprobs):
+        """The likeliest tokens are made up; a draw and its score follow from what they depend on."""
+        wishes, rows = command.wishes, command.rows
+        shape = rows.tokens.shape
+        arrays = {
+            "top_tokens": np.tile(np.arange(wishes.top, dtype=np.int32), (*shape, 1)),
+            "top_logprobs": np.repeat(logprobs[..., None], wishes.top, 2),
+            "target_logprobs": np.where(wishes.targets < 0, 0, -1 - wishes.targets).astype(np.float32),
+            "drawn_tokens": np.zeros((*shape, wishes.draws), np.int32),
+            "drawn_logprobs": np.zeros((*shape, wishes.draws), np.float32),
+        }
+        for row, column in np.argwhere(rows.segments > 0):
+            start = column - rows.positions[row, column]
+            seen = rows.tokens[row, start : column + 1].tolist()
+            for number in range(wishes.draws):
+                drawn = draw(self.bank[rows.slots[row]], seen, [*wishes.seeds[row, column], number])
+                arrays["drawn_tokens"][row, column, number] = drawn[0]
+                arrays["drawn_logprobs"][row, column, number] = drawn[1]
+        return arrays
 
     def _decode(self, command):
         per_shard = len(command.source) // len(self.rows)
@@ -123,7 +144,11 @@ class FakeDevice:
                     written.add(place)
                     tokens[step, index], logprobs[step, index] = row.token, row.logprob
         self.rows = [rows[start : start + per_shard] for start in range(0, len(rows), per_shard)]
-        return {"tokens": tokens, "logprobs": logprobs}
+        reply = {"tokens": tokens, "logprobs": logprobs}
+        if command.top:
+            reply["top_tokens"] = tokens[..., None] + np.arange(command.top, dtype=np.int32)
+            reply["top_logprobs"] = np.repeat(logprobs[..., None], command.top, 2)
+        return reply
 
     def _row(self, command, index, shard):
         stated = Row(int(command.tokens[index]), int(command.positions[index]), int(command.remaining[index]))

@@ -35,6 +35,7 @@ class Ids:
 Body = Callable[[Ids, Ids], object]  # of the ids in question, and of the sender's own
 
 CHECKPOINT = "/api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}"
+USAGE = "/api/v1/billing/usage/events"
 TTL, PUBLISH = CHECKPOINT + "/ttl", CHECKPOINT + "/publish"
 FINISH = {"reason": {"type": "success"}, "detail": None}
 
@@ -81,6 +82,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/session_heartbeat"): [lambda ids, _: {"session_id": ids.session}],
     ("GET", "/api/v1/sessions/{session_id}"): [lambda *_: None],
     ("PUT", "/api/v1/sessions/{session_id}/project"): [lambda *_: {"project_id": "p"}],
+    ("GET", "/api/v1/sessions/{session_id}/trace_export"): [lambda *_: None],
     ("POST", "/api/v1/create_model"): [_create_model],
     ("POST", "/api/v1/get_info"): [lambda ids, _: {"model_id": ids.model}],
     ("GET", "/api/v1/training_runs/{run_id}"): [lambda *_: None],
@@ -163,9 +165,13 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
 }
 
 # What is in their answers belongs to the caller; test_isolation.py looks at them one by one.
-LISTINGS = {("GET", f"/api/v1/{name}") for name in ("sessions", "training_runs", "checkpoints")} | {
-    ("GET", "/oai/api/v1/models")
-}
+LISTINGS = {
+    ("GET", f"/api/v1/{name}")
+    for name in "sessions training_runs checkpoints audit billing/usage/checkpoints/current".split()
+} | {("GET", "/oai/api/v1/models"), ("GET", USAGE)}
+
+# What a route must be asked with.
+QUERIES = {("GET", USAGE): "?starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-01T01:00:00Z"}
 
 # They are given no id, and tell nothing of anybody.
 WITHOUT_IDS: dict[tuple[str, str], object] = {
@@ -173,11 +179,14 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("POST", "/api/v1/client/dynamic_config"): {"sdk_version": "0.38.0"},
     ("POST", "/api/v1/telemetry"): {"events": []},
     ("POST", "/api/v1/create_session"): {"tags": [], "sdk_version": "0.38.0"},
+    ("POST", "/api/v1/sessions/search"): {"owner": {"type": "accessible"}},  # a listing, too
     ("GET", "/api/v1/get_server_capabilities"): None,
     ("GET", "/metrics"): None,
 }
 
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
+
+TRACE = ("GET", "/api/v1/sessions/{session_id}/trace")
 
 # They need a signature instead of a key; test_api_downloads.py tries those of others.
 SIGNED = {
@@ -187,12 +196,14 @@ SIGNED = {
         "files/{run_id}/{kind}/{name}/{version}/{file}",
         "archives/{run_id}/{kind}/{name}/{version}",
     )
-}
+} | {TRACE}
 
 READING = {
     ("POST", f"/api/v1/{name}")
-    for name in "client/config client/dynamic_config telemetry get_info weights_info retrieve_future "
-    "retrieve_futures".split()
+    for name in (
+        "client/config client/dynamic_config telemetry get_info weights_info retrieve_future "
+        "retrieve_futures sessions/search"
+    ).split()
 }
 
 
@@ -217,7 +228,7 @@ async def send(
         version="v",
         file="f",
     )
-    url = client.base_url.copy_with(raw_path=filled.encode())
+    url = client.base_url.copy_with(raw_path=(filled + QUERIES.get(route, "")).encode())
     if isinstance(body, bytes):
         return await client.request(
             method, url, content=body, headers={"content-type": "application/x-protobuf"}

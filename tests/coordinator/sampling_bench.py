@@ -66,16 +66,13 @@ class Bench:
         self.in_flight = deque()
         self.commands = []
         self.results = {}
+        self.bodies = {}
 
     def register(self, version):
         self.bank.register(version, AdapterSpec(rank=4), version)
 
     def admit(self, name, prompt, version=BASE_MODEL, **options):
-        fields = {
-            key: options.pop(key)
-            for key in ("num_samples", "prompt_logprobs", "prompt_logprobs_last_n")
-            if key in options
-        }
+        fields = {key: options.pop(key) for key in list(options) if key in SampleRequest.__struct_fields__}
         sampler = options.pop("sampler", None)
         self.batch.admit(
             name,
@@ -102,6 +99,7 @@ class Bench:
         dispatch, reply = self.in_flight.popleft()
         for name, outcome in dispatch.absorb(reply):
             assert name not in self.results
+            self.bodies[name] = outcome.body
             self.results[name] = tinker_pb2.SampleResponse.FromString(outcome.body)
 
     def run(self, depth=3):

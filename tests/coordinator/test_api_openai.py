@@ -7,7 +7,8 @@ import pytest
 
 from spmd_tx.coordinator import drawing
 from spmd_tx.coordinator.request_queue import Failed, Finished
-from spmd_tx.coordinator.wire import PROTOBUF, SampledSequence, encode_sample_response
+from spmd_tx.coordinator.sample_wire import SampledSequence, encode_sample_response
+from spmd_tx.coordinator.wire import PROTOBUF
 from tests.coordinator.fake_scheduler import DRAWN_TOKEN, LOGPROB
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
@@ -48,13 +49,15 @@ class Drawing:
         """The sample has so many tokens now."""
         job = SimpleNamespace(request_id=await self.request_id())
         tokens, logprobs = self.tokens[:count], [LOGPROB] * count
-        sample = SimpleNamespace(job=job, index=0, tokens=tokens, logprobs=logprobs, stop_reason=None)
+        sample = SimpleNamespace(
+            job=job, index=0, tokens=tokens, logprobs=logprobs, top=None, stop_reason=None
+        )
         self.services.progress.hear(sample)
         await asyncio.sleep(0.02)
 
     async def end(self):
         sequence = SampledSequence(self.tokens, [LOGPROB] * len(self.tokens), "length")
-        outcome = Finished(PROTOBUF, encode_sample_response([sequence], None))
+        outcome = Finished(PROTOBUF, encode_sample_response([sequence]))
         self.services.queue.resolve(await self.request_id(), outcome)
         return events(await self.answering)
 

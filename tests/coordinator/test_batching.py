@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.batching import ChunkOutput, LossSettings, MicroBatch, PackedRequest, pack
+from spmd_tx.coordinator.batching import ChunkOutput, MicroBatch, PackedRequest, pack
+from spmd_tx.coordinator.loss_table import LossSettings
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.wire import Datum
 from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
@@ -12,6 +13,7 @@ SHARDS = 4
 GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512)
 CROSS_ENTROPY = LossSettings(LOSS_NAMES.index("cross_entropy"))
 PPO = LossSettings(LOSS_NAMES.index("ppo"), clip_low=0.8, clip_high=1.2)
+GSPO = LossSettings(LOSS_NAMES.index("gspo"), clip_low=0.8, clip_high=1.2)
 
 
 def supervised(length: int, seed: int = 0, weight: float = 1.0) -> Datum:
@@ -37,6 +39,22 @@ def reinforced(length: int, seed: int = 0) -> Datum:
     )
 
 
+def distilled(length: int, targets: int, seed: int = 0) -> Datum:
+    random = np.random.default_rng([length, targets, seed])
+    return Datum(
+        tokens=random.integers(1, 1000, length, dtype=np.int32),
+        loss_inputs={
+            "target_tokens": random.integers(1, 1000, (length, targets)),
+            "weights": random.random((length, targets), dtype=np.float32),
+        },
+    )
+
+
+def of_sequences(length: int, seed: int = 0) -> Datum:
+    datum = reinforced(length, seed)
+    return Datum(datum.tokens, datum.loss_inputs | {"sequence_ratio_mask": np.ones(length, np.float32)})
+
+
 def packed(
     datums: list[Datum], slot: int = 0, loss: LossSettings = CROSS_ENTROPY, forward_only: bool = False
 ):
@@ -50,8 +68,11 @@ def eight_rows(seed: int) -> list[Datum]:
 
 def run(rows: PackedRows, loss: LossInputs) -> tuple[np.ndarray, np.ndarray]:
     """Stands in for the model: depends on everything a token may depend on."""
-    logprobs = -(rows.tokens * 3 + rows.targets * 7 + rows.positions * 11 + rows.slots[:, None]) / 1000
-    return logprobs.astype(np.float32), (-logprobs * loss.weights).astype(np.float32)
+    per_token = rows.tokens * 3 + rows.positions * 11 + rows.slots[:, None]
+    several = rows.targets.ndim == 3
+    logprobs = -((per_token[..., None] if several else per_token) + rows.targets * 7) / 1000
+    losses = -logprobs * loss.weights
+    return logprobs.astype(np.float32), (losses.sum(-1) if several else losses).astype(np.float32)
 
 
 def alone(request: PackedRequest) -> list[ChunkOutput]:
@@ -159,6 +180,23 @@ def test_what_differs_does_not_share_a_micro_batch(slot, lengths, forward_only):
     assert not batch.join(packed([supervised(n) for n in lengths], slot, forward_only=forward_only).chunks[0])
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        lambda slot: packed([distilled(300, 3)] * 8, slot),
+        lambda slot: packed([of_sequences(300)] * 8, slot, GSPO),
+    ],
+    ids=["several targets", "sequences"],
+)
+def test_requests_for_different_programs_do_not_share_a_micro_batch(request_):
+    plain, special = packed([reinforced(300)] * 8, 1, PPO).chunks[0], request_(2).chunks[0]
+    assert not MicroBatch(plain, SHARDS).join(special)
+    batch = MicroBatch(special, SHARDS)
+    assert not batch.join(plain)
+    assert not batch.join(packed([distilled(300, 5)] * 8, 1).chunks[0])
+    assert batch.join(request_(1).chunks[0])
+
+
 def test_each_model_gets_its_own_rows_of_a_shared_reply():
     requests = [packed(eight_rows(slot), slot) for slot in range(2)]
     batch = MicroBatch(requests[0].chunks[0], SHARDS)
@@ -191,8 +229,21 @@ def test_a_sampling_logprob_without_advantage_reaches_no_worker():
 def test_loss_parameters_stand_on_every_row():
     (chunk,) = packed([reinforced(60), reinforced(60)], loss=PPO).chunks
     assert set(chunk.loss.kinds.tolist()) == {LOSS_NAMES.index("ppo")}
-    np.testing.assert_array_equal(chunk.loss.clip_low, np.float32(0.8))
-    np.testing.assert_array_equal(chunk.loss.clip_high, np.float32(1.2))
+    is_token = chunk.rows.segments > 0
+    np.testing.assert_array_equal(chunk.loss.clip_low, np.where(is_token, np.float32(0.8), 0))
+    np.testing.assert_array_equal(chunk.loss.clip_high, np.where(is_token, np.float32(1.2), 0))
+
+
+def test_thresholds_of_a_datum_override_those_of_the_request():
+    plain, own, per_token = (reinforced(4, seed) for seed in range(3))
+    own.loss_inputs["clip_low_threshold"] = np.array([0.5], np.float32)
+    per_token.loss_inputs["clip_high_threshold"] = np.array([1, 2, 3, 4], np.float32)
+    (chunk,) = packed([plain, own, per_token], loss=PPO).chunks
+    for datum, low, high in ((plain, 0.8, 1.2), (own, 0.5, 1.2), (per_token, 0.8, [1, 2, 3, 4])):
+        row, start = np.argwhere(chunk.rows.tokens == datum.tokens[0])[0]
+        place = row, slice(start, start + 4)
+        np.testing.assert_array_equal(chunk.loss.clip_low[place], np.float32(low))
+        np.testing.assert_array_equal(chunk.loss.clip_high[place], np.float32(high))
 
 
 def test_results_have_the_shape_of_their_targets():
@@ -200,6 +251,47 @@ def test_results_have_the_shape_of_their_targets():
     column = Datum(datum.tokens, {key: value[:, None] for key, value in datum.loss_inputs.items()})
     request = packed([datum, column])
     assert [array.shape for array in request.results(alone(request))[0]] == [(5,), (5, 1)]
+
+
+def test_targets_of_any_number_share_a_request_and_come_back_as_they_were_sent():
+    datums = [distilled(5, 3), supervised(6), distilled(7, 1), distilled(8, 5)]
+    request = packed(datums, slot=2)
+    assert request.chunks[0].rows.targets.shape[2] == 8  # powers of two, so that few programs are compiled
+    logprobs, loss = request.results(alone(request))
+    total = 0.0
+    for datum, got in zip(datums, logprobs, strict=True):
+        targets, weights = datum.loss_inputs["target_tokens"], datum.loss_inputs["weights"]
+        per_token = datum.tokens * 3 + np.arange(len(datum.tokens)) * 11 + 2
+        per_token = per_token.reshape(-1, *[1] * (targets.ndim - 1))
+        wanted = (-(per_token + targets * 7) / 1000).astype(np.float32)
+        np.testing.assert_array_equal(got, wanted, strict=True)
+        total -= float((wanted * weights).sum())
+    assert loss == pytest.approx(total, rel=1e-5)
+
+
+def test_one_target_per_position_is_the_plain_program_however_it_is_written():
+    (chunk,) = packed([distilled(5, 1)]).chunks
+    assert chunk.rows.targets.ndim == 2
+    assert chunk.program == packed([supervised(5)]).chunks[0].program
+
+
+def test_a_target_that_is_sent_twice_keeps_one_weight():
+    datum = distilled(2, 4)
+    datum.loss_inputs["target_tokens"][:] = [[7, 9, 7, 7], [0, 3, 0, 4]]
+    datum.loss_inputs["weights"][:] = [[1, 2, 4, 0], [0, 1, 0, 2]]
+    (chunk,) = packed([datum]).chunks
+    np.testing.assert_array_equal(chunk.loss.weights[0, :2], [[5, 2, 0, 0], [0, 1, 0, 2]])
+
+
+def test_a_sequence_keeps_the_logprobs_that_its_ratio_needs():
+    datum = of_sequences(4)
+    datum.loss_inputs["advantages"][:3] = 0
+    datum.loss_inputs["sequence_ratio_mask"][:2] = 0
+    datum.loss_inputs["logprobs"][:2] = [-np.inf, np.nan]
+    (chunk,) = packed([datum], loss=GSPO).chunks
+    sent = chunk.loss.sampling_logprobs[0, :4]
+    np.testing.assert_array_equal(sent, [0, 0, *datum.loss_inputs["logprobs"][2:]])
+    np.testing.assert_array_equal(chunk.loss.ratio_mask[0, :5], [0, 0, 1, 1, 0])
 
 
 def test_a_long_request_becomes_several_chunks_and_comes_back_whole():
@@ -213,9 +305,8 @@ def test_arrays_are_what_the_workers_expect():
     (chunk,) = packed([reinforced(60)], loss=PPO).chunks
     assert {values.dtype for values in fields_of(chunk.rows).values()} == {np.dtype("int32")}
     assert chunk.loss.kinds.dtype == np.int32
-    assert {
-        getattr(chunk.loss, field).dtype for field in chunk.loss.__struct_fields__ if field != "kinds"
-    } == {np.dtype("float32")}
+    dtypes = {field: values.dtype for field, values in fields_of(chunk.loss).items() if field != "kinds"}
+    assert set(dtypes.values()) == {np.dtype("float32")}
 
 
 def test_experts_lie_where_their_tokens_lie_and_the_router_chooses_elsewhere():

@@ -80,6 +80,10 @@ async def test_an_unreachable_database_is_named_without_its_password(url, tmp_pa
     assert "secret" not in str(caught.value)
 
 
+def newest_version():
+    return max(path.stem[:4] for path in (database_module.MIGRATIONS / "versions").glob("0*.py"))
+
+
 @pytest.fixture
 def newer_version(monkeypatch, tmp_path_factory):
     """Context in which the code is of a version whose schema has one revision more, with these statements."""
@@ -88,7 +92,7 @@ def newer_version(monkeypatch, tmp_path_factory):
     def newer_version(statements):
         migrations = tmp_path_factory.mktemp("newer") / "migrations"
         shutil.copytree(database_module.MIGRATIONS, migrations)
-        head = max(path.stem[:4] for path in (migrations / "versions").glob("0*.py"))
+        head = newest_version()
         (migrations / "versions" / "9000_newer.py").write_text(
             f"revision, down_revision, branch_labels, depends_on = '9000', {head!r}, None, None\n"
             f"from alembic import op\n\n\ndef upgrade():\n    {statements}\n"
@@ -117,7 +121,7 @@ async def test_a_newer_version_migrates_and_an_older_one_leaves_the_database_alo
         database = await open_database(database_url, tmp_path)
     async with database.transaction() as db:
         await db.execute(text("DROP TABLE of_the_future"))
-        await db.execute(text("UPDATE alembic_version SET version_num = '0003'"))
+        await db.execute(text(f"UPDATE alembic_version SET version_num = '{newest_version()}'"))
     await database.close()
 
 

@@ -3,14 +3,20 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tinker.proto.response_conv import deserialize_sample_response
 
 from spmd_tx.coordinator import tinker_pb2
 from spmd_tx.coordinator.dispatch import BASE_MODEL
-from spmd_tx.coordinator.samples import draw_seeds
+from spmd_tx.coordinator.samples import OF_THE_PROMPT, draw_seeds
+from spmd_tx.coordinator.schemas import TensorData
 from spmd_tx.errors import MeshError
 from spmd_tx.protocol import Decode, LoadSampler, Prefill
-from tests.coordinator.fake_workers import BASE, VOCABULARY, score
+from tests.coordinator.fake_workers import BASE, VOCABULARY, draw, score
 from tests.coordinator.sampling_bench import MAX_CONTEXT, PAGE_SIZE, Bench, expected, free_pages, prompt_of
+
+
+def int64(rows):
+    return TensorData([float(each) for row in rows for each in row], "int64", [len(rows), len(rows[0])])
 
 
 @pytest.mark.parametrize("length", [1, 2, PAGE_SIZE, PAGE_SIZE + 1, PAGE_SIZE + 2, 40])
@@ -99,6 +105,60 @@ def test_prompt_logprobs_are_those_of_the_prompt_from_its_second_token_on(length
     for position in np.flatnonzero(~np.isnan(scores)):
         assert scores[position] == score(BASE, prompt[:position], prompt[position])
     assert bench.results["b"].prompt_logprobs == b""
+
+
+def test_each_prompt_of_a_prefill_gets_what_was_wanted_of_it():
+    prompt, other = prompt_of(9), prompt_of(7, 1)
+    bench = Bench()
+    bench.admit("plain", prompt_of(12), max_tokens=2)
+    bench.admit("a", prompt, max_tokens=2, topk_prompt_logprobs=2, prompt_alt_tokens_k=1, seed=3)
+    bench.admit("b", other, max_tokens=2, prompt_alt_tokens_k=6, num_samples=6, seed=4)
+    ids = [[token] for token in prompt[1:]]
+    bench.admit("c", prompt, max_tokens=2, target_prompt_logprobs=int64(ids), prompt_logprobs=True)
+    bench.run()
+    assert len(bench.sent(Prefill)) < 4, "they were to share a Prefill"
+    a, b, c = (deserialize_sample_response(bench.bodies[name]) for name in "abc")
+    assert [row and [token for token, _ in row] for row in a.topk_prompt_logprobs] == [None] + [[0, 1]] * 8
+    for response, asked, seed, count in ((a, prompt, 3, 1), (b, other, 4, 6)):
+        seeds = draw_seeds(seed, "", OF_THE_PROMPT)
+        expected_draws = [
+            [draw(BASE, asked[:place], [*seeds, number])[0] for number in range(count)]
+            for place in range(1, len(asked))
+        ]
+        assert response.prompt_alt_tokens.tokens.tolist() == expected_draws
+    assert c.target_prompt_logprobs.tolist() == [[-1.0 - token] for token in prompt[1:]]
+    assert c.prompt_logprobs[1:] == [score(BASE, prompt[:n], prompt[n]) for n in range(1, 9)]
+    assert deserialize_sample_response(bench.bodies["plain"]).topk_prompt_logprobs is None
+
+
+def test_nobody_who_wants_nothing_more_gets_another_program():
+    bench = Bench()
+    bench.admit("a", prompt_of(9), max_tokens=9, prompt_logprobs=True)
+    bench.run()
+    bench.admit("b", prompt_of(9), max_tokens=9, topk_sample_logprobs=3)
+    bench.run()
+    assert [command.wishes for command in bench.sent(Prefill)] == [None, None]
+    assert {command.top for command in bench.sent(Decode)} == {0, 4}
+
+
+def test_what_is_known_of_tokens_is_kept_when_another_batch_goes_on():
+    wishes = {"topk_sample_logprobs": 3, "prompt_alt_tokens_k": 2, "prompt_logprobs": True}
+    first = Bench(decode_steps=4)
+    first.admit("a", prompt_of(5), max_tokens=30, num_samples=2, **wishes)
+    for _ in range(4):
+        first.send()
+        first.absorb()
+    whole = Bench()
+    whole.admit("a", prompt_of(5), max_tokens=30, num_samples=2, **wishes)
+    whole.run()
+    second = Bench(decode_steps=4)
+    second.batch.resume(first.batch.unanswered()["a"])
+    second.run()
+    assert second.bodies["a"] == whole.bodies["a"]
+    assert all(command.wishes is None for command in second.sent(Prefill))
+    for sequence in deserialize_sample_response(second.bodies["a"]).sequences:
+        drawn = [[token + n for n in range(3)] for token in sequence.tokens]
+        assert [[token for token, _ in row] for row in sequence.topk_logprobs] == drawn
 
 
 def test_rows_of_different_versions_run_side_by_side():

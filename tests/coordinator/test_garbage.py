@@ -8,7 +8,7 @@ from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaped
 from spmd_tx.errors import StartError
 
-LIMITS = Limits(results=0.0, versions=0.0, compilation_cache=0)
+LIMITS = Limits(results=0.0, versions=0.0, audit=0.0, compilation_cache=0)
 
 
 @pytest.fixture

@@ -23,6 +23,18 @@ async def test_a_silent_session_gives_its_place_back(api, session_id, services):
     assert (await api.post("session_heartbeat", json={"session_id": session_id})).status_code == 410
 
 
+async def test_checkpoints_of_a_silent_session_stay(api, session_id, model_id, services):
+    request = {"model_id": model_id, "path": "ck1", "seq_id": 1}
+    request_id = (await api.post("save_weights", json=request)).json()["request_id"]
+    await api.post("retrieve_future", json={"request_id": request_id})
+    await tidy(services, ahead=services.config.session_timeout + 1)
+    (checkpoint,) = (await api.get("checkpoints")).json()["checkpoints"]
+    body = {"tinker_path": checkpoint["tinker_path"]}
+    assert (await api.post("weights_info", json=body)).status_code == 200
+    (found,) = (await api.post("sessions/search", json={})).json()["sessions"]
+    assert (found["session_id"], found["status"], found["checkpoints_count"]) == (session_id, None, 1)
+
+
 async def test_results_and_checkpoints_do_not_pile_up(no_cache, api, model_id, services, after_all_times):
     save = {"model_id": model_id, "path": "ck1", "seq_id": 1, "ttl_seconds": 3600}
     request_id = (await api.post("save_weights", json=save)).json()["request_id"]

@@ -1,6 +1,7 @@
 """Nobody learns of, reads or changes what belongs to somebody else, whichever route they try."""
 
 import uuid
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import update
@@ -12,6 +13,7 @@ from tests.coordinator.routes import (
     OPEN,
     READING,
     SIGNED,
+    TRACE,
     WITH_IDS,
     WITHOUT_IDS,
     Ids,
@@ -135,6 +137,47 @@ async def test_listings_show_only_what_is_the_callers(alice, mallory, client_for
 
 
 @sqlite_only
+async def test_a_trace_is_read_with_a_signature_of_its_owner_only(alice, mallory, hers, services):
+    for client in (alice, mallory):
+        assert (await send(client, TRACE, hers)).status_code == 403
+    path = TRACE[1].format(session_id=hers.session)
+    for owner, status in (("mallory", 404), ("alice", 200)):
+        await alice.get(f"sessions/{hers.session}/trace_export")
+        url = services.signed_urls.sign("http://server", path, owner)
+        assert (await mallory.get(url)).status_code == status
+
+
+async def test_reports_show_only_what_is_the_callers(alice, mallory, client_for, hers, his):
+    admin = await client_for("root", role="admin")
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    hours = {"starting_on": now - timedelta(hours=1), "ending_before": now + timedelta(hours=1)}
+    hours = {name: time.isoformat() for name, time in hours.items()}
+
+    async def seen(client):
+        """Whose sessions appear, and whose names."""
+        search = await client.post("sessions/search", json={"owner": {"type": "accessible"}})
+        storage = (await client.get("billing/usage/checkpoints/current")).json()["data"]
+        usage = (await client.get("billing/usage/events", params=hours)).json()
+        entries = (await client.get("audit")).json()["entries"]
+        sessions = [
+            {each["session_id"] for each in search.json()["sessions"]},
+            usage["sessions"].keys(),
+            {entry["event_details"]["session_id"] for entry in entries},
+        ]
+        owners = [
+            {each["owner"] for each in search.json()["sessions"]},
+            {event["user_id"] for event in usage["data"]},
+            {item["org_user_urn"] for item in storage},
+            {entry["event_details"]["owner"] for entry in entries},
+        ]
+        return sessions, owners
+
+    assert await seen(alice) == ([{hers.session}] * 3, [{"alice"}] * 4)
+    assert await seen(mallory) == ([{his.session}] * 3, [{"mallory"}] * 4)
+    assert await seen(admin) == ([{hers.session, his.session}] * 3, [{"alice", "mallory"}] * 4)
+
+
+@sqlite_only
 async def test_loading_what_is_not_ones_own_fails_like_loading_what_does_not_exist(
     mallory, hers, his, services
 ):
@@ -236,10 +279,8 @@ async def test_without_a_valid_key_only_probes_are_answered(app, client_for, ser
         await services.keyring.look()
     for route in all_routes(app):
         response = await send(client, route, nobodys())
-        if route in SIGNED:
-            assert response.status_code == 403, route
-            continue
-        assert response.status_code == (200 if route in OPEN else 401), route
-        if route not in OPEN:
+        status = 200 if route in OPEN else 403 if route in SIGNED else 401
+        assert response.status_code == status, route
+        if status == 401:
             assert complaint in complaint_of(response)
             assert response.json().get("category", "user") == "user"

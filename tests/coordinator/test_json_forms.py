@@ -7,12 +7,8 @@ import pytest
 from spmd_tx.coordinator import json_forms
 from spmd_tx.coordinator import tinker_pb2 as pb
 from spmd_tx.coordinator.json_forms import LossRequest, from_protobuf, to_protobuf
-from spmd_tx.coordinator.wire import (
-    SampledSequence,
-    decode_forward_backward,
-    encode_forward_backward_output,
-    encode_sample_response,
-)
+from spmd_tx.coordinator.sample_wire import PromptScores, SampledSequence, encode_sample_response
+from spmd_tx.coordinator.wire import decode_forward_backward, encode_forward_backward_output
 from spmd_tx.errors import InvalidRequest
 
 
@@ -122,7 +118,7 @@ def test_a_loss_result_says_the_same_in_json():
 def test_a_sample_says_the_same_in_json():
     sequences = [SampledSequence([1, 2], [-0.5, -1.0], "stop"), SampledSequence([3], [-2.0], "length")]
     prompt = np.array([np.nan, -4.0], np.float32)
-    response = pb.SampleResponse.FromString(encode_sample_response(sequences, prompt))
+    response = pb.SampleResponse.FromString(encode_sample_response(sequences, PromptScores(prompt)))
     topk = response.topk_prompt_logprobs
     topk.k, topk.length = 2, 2
     topk.token_ids = np.array([0, 0, 7, 0], "<i4").tobytes()
@@ -136,7 +132,7 @@ def test_a_sample_says_the_same_in_json():
         "prompt_logprobs": [None, -4.0],
         "topk_prompt_logprobs": [None, [[7, -0.25]]],
     }
-    plain = json.loads(from_protobuf("sample", encode_sample_response(sequences, None)))
+    plain = json.loads(from_protobuf("sample", encode_sample_response(sequences)))
     assert plain.keys() == {"type", "sequences"}
 
 

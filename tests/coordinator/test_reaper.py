@@ -1,3 +1,4 @@
+import json
 import os
 import time
 from itertools import count
@@ -5,18 +6,28 @@ from itertools import count
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator import retention, steady_time
 from spmd_tx.coordinator.disk_use import by_kind
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaper
 from spmd_tx.coordinator.request_queue import Failed, Finished
-from spmd_tx.coordinator.tables import Base, Model, RequestRow, Sampler, Session, SnapshotRow
+from spmd_tx.coordinator.tables import (
+    AuditRow,
+    Base,
+    Model,
+    RequestRow,
+    Sampler,
+    Session,
+    SnapshotRow,
+    UsageRow,
+)
+from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.errors import NotFound
 
 HOUR = 3600.0
 MODEL = "s:train:0"
-LIMITS = Limits(results=2 * HOUR, versions=HOUR, compilation_cache=1000)
+LIMITS = Limits(results=2 * HOUR, versions=HOUR, audit=30 * 24 * HOUR, compilation_cache=1000)
 
 
 @pytest.fixture
@@ -112,6 +123,53 @@ async def test_samples_are_not_replayed_and_go(database, reaper):
     await add_request(database, 1, kind="sample", line="s:sample:0")
     await reaper.reap()
     assert await kept_seq_ids(database) == []
+
+
+async def test_what_a_trace_tells_outlives_the_request(database, tmp_path, reaper, now):
+    await add_session(database)
+    times = {"created_at": now - 99 * HOUR, "began_at": 2.0, "sent_at": 3.0, "replied_at": 4.0}
+    number = await add_request(
+        database, 1, kind="sample", line="s:sample:0", finished_at=now - 98 * HOUR, tokens=7, **times
+    )
+    async with database.reading() as db:
+        session = await db.get(Session, "s")
+
+    async def traced():
+        export = await TraceExports(database, tmp_path).export(session)
+        trace = json.loads(export.path.read_text())
+        export.path.unlink()
+        return [event["args"] for event in trace["traceEvents"] if "seq_id" in event.get("args", {})]
+
+    whole = [{"seq_id": 1, "number": number, "tokens": 7}]
+    assert await traced() == whole
+    await reaper.reap(now)
+    assert await kept_seq_ids(database) == []
+    assert await traced() == whole
+    await reaper.reap(now + retention.TRACES_KEPT_SECONDS)
+    assert await traced() == []
+
+
+async def test_traces_that_nobody_downloads_any_more_are_deleted(database, tmp_path, reaper):
+    (tmp_path / "traces").mkdir()
+    old, new = tmp_path / "traces" / "old", tmp_path / "traces" / "new"
+    for path in (old, new):
+        path.write_text("{}")
+    os.utime(old, times=(0, time.time() - 3 * HOUR))
+    await reaper.reap()
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["new"]
+
+
+async def test_the_audit_log_and_usage_are_bounded(database, reaper, now):
+    entry = {"event": "e", "actor": "a", "owner": "a", "details": {}}
+    await add(database, AuditRow, *({**entry, "at": now - days * 24 * HOUR} for days in (1, 29, 31)))
+    amounts = dict.fromkeys(("trained", "forwarded", "prompt", "cached", "sampled", "checkpoints"), 1)
+    hour = int(now) // 3600 * 3600
+    usage = {"line": "s:train:0", "session_id": "s", "owner": "a", **amounts}
+    await add(database, UsageRow, *({**usage, "hour": hour - days * 24 * 3600} for days in (0, 399, 401)))
+    await reaper.reap(now)
+    async with database.reading() as db:
+        assert await db.scalar(select(func.count()).select_from(AuditRow)) == 2
+        assert await db.scalar(select(func.count()).select_from(UsageRow)) == 2
 
 
 async def test_what_is_young_or_unfinished_stays(database, reaper, now):

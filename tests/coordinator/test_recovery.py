@@ -248,6 +248,15 @@ async def test_the_versions_saved_before_a_snapshot_are_written_out_with_it(benc
     assert kinds[-2:] == [PageOut, Snapshot]
 
 
+async def test_the_versions_saved_before_a_load_are_written_out_with_it(bench):
+    await bench.result(bench.create(A))
+    path = (await bench.result(bench.save(A, 1, "x")))["path"]
+    await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=1))
+    await bench.result(bench.load(A, 3, path))
+    kinds = [type(command) for command in bench.workers.commands]
+    assert kinds[-2:] == [PageOut, LoadState]
+
+
 async def test_versions_come_back_with_their_model(bench):
     await bench.result(bench.create(A))
     await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))

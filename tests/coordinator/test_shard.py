@@ -1,6 +1,8 @@
 import pytest
 
+from spmd_tx.coordinator import prompt_wishes
 from spmd_tx.coordinator.samples import Sample, SampleJob
+from spmd_tx.coordinator.schemas import ModelInput, SampleRequest
 from spmd_tx.coordinator.shard import Shard
 from spmd_tx.coordinator.stops import StopRule, StopWatch
 
@@ -26,7 +28,8 @@ def samples_of(number, sampler, *, prompt=5, count=1):
         top_k=10,
         top_p=1.0,
         rule=rule,
-        scored=0,
+        wishes=prompt_wishes.of(SampleRequest(ModelInput([])), prompt, 100, (0, 0)),
+        top=0,
     )
     job.samples = [Sample(job, index, (0, 0), StopWatch(rule, None)) for index in range(count)]
     return job.samples

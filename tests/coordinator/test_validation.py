@@ -1,6 +1,5 @@
 import re
 
-import numpy as np
 import pytest
 
 from spmd_tx.coordinator.schemas import (
@@ -12,176 +11,17 @@ from spmd_tx.coordinator.schemas import (
     OptimStepRequest,
     SampleRequest,
     SamplingParams,
-    TensorData,
 )
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
     check_adam,
-    check_forward_backward,
     check_lora,
     check_sample,
 )
-from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import LOSS_NAMES
 
 LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)
-TOKENS = np.arange(1, 5, dtype=np.int32)
-INPUTS = {
-    "cross_entropy": {"target_tokens": np.arange(2, 6), "weights": np.ones(4, np.float32)},
-    "ppo": {
-        "target_tokens": np.arange(2, 6),
-        "logprobs": np.full(4, -1.0, np.float32),
-        "advantages": np.ones(4, np.float32),
-    },
-}
-
-
-def datum(loss_fn: str = "cross_entropy", tokens: np.ndarray = TOKENS, drop: str = "", **changes) -> Datum:
-    inputs = {key: value.copy() for key, value in (INPUTS[loss_fn] | changes).items() if key != drop}
-    return Datum(tokens, inputs)
-
-
-def check(*datums: Datum, loss_fn: str = "cross_entropy", config: dict | None = None):
-    request = ForwardBackwardRequest("s:train:0", 1, list(datums), loss_fn, config or {}, forward_only=False)
-    return check_forward_backward(request, LIMITS)
-
-
-def floats(*values: float) -> np.ndarray:
-    return np.array(values, np.float32)
-
-
-# --- losses and their parameters --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("loss_fn", LOSS_NAMES)
-def test_every_loss_is_accepted_with_its_inputs(loss_fn):
-    inputs = "cross_entropy" if loss_fn == "cross_entropy" else "ppo"
-    assert check(datum(inputs), loss_fn=loss_fn).kind == LOSS_NAMES.index(loss_fn)
-
-
-def test_loss_parameters_have_the_documented_defaults():
-    ppo, cispo = check(datum("ppo"), loss_fn="ppo"), check(datum("ppo"), loss_fn="cispo")
-    assert (ppo.clip_low, ppo.clip_high) == (0.8, 1.2)
-    assert (cispo.clip_low, cispo.clip_high) == (0.0, 4.0)
-    assert check(datum("ppo"), loss_fn="dro").beta == 0.05
-
-
-def test_loss_parameters_are_taken_from_the_request():
-    loss = check(datum("ppo"), loss_fn="ppo", config={"clip_low_threshold": 0.5})
-    assert (loss.clip_low, loss.clip_high) == (0.5, 1.2)
-
-
-@pytest.mark.parametrize(
-    "loss_fn, config, message",
-    [
-        (
-            "gspo",
-            {},
-            "loss_fn is 'gspo'; this service has cross_entropy, importance_sampling, ppo, cispo, dro",
-        ),
-        ("ppo", {"clip": 1.0}, "the key 'clip'; those of ppo are: clip_low_threshold, clip_high_threshold"),
-        ("importance_sampling", {"beta": 1.0}, "the key 'beta'; those of importance_sampling are: none"),
-        ("ppo", {"clip_low_threshold": "low"}, "clip_low_threshold is 'low'; it must be a finite number"),
-        (
-            "ppo",
-            {"clip_high_threshold": float("nan")},
-            "clip_high_threshold is nan; it must be a finite number",
-        ),
-        ("dro", {"beta": -1.0}, "beta is -1.0; it must be a finite number, at least 0"),
-        ("ppo", {"clip_low_threshold": 1.5}, "clip_low_threshold 1.5 above clip_high_threshold 1.2"),
-    ],
-)
-def test_a_wrong_loss_or_parameter_is_refused(loss_fn, config, message):
-    with pytest.raises(InvalidRequest, match=re.escape(message)):
-        check(datum("ppo"), loss_fn=loss_fn, config=config)
-
-
-# --- datums -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        (datum(drop="target_tokens"), "lacks target_tokens; cross_entropy takes target_tokens, weights"),
-        (datum(drop="weights"), "loss_fn_inputs lacks weights"),
-        (datum(target_tokens=np.arange(3)), "target_tokens has the shape [3] and model_input has 4 tokens"),
-        (datum(weights=floats(1, 1, 1, 1, 1)), "weights has the shape [5] and model_input has 4 tokens"),
-        (datum(target_tokens=np.ones((4, 2), int)), "the shape [4, 2]; this service takes one target"),
-        (datum(weights=np.ones((4, 3), np.float32)), "weights has the shape [4, 3]; this service takes one"),
-        (datum(weights=np.float32(1)), "weights has the shape [] and model_input has 4 tokens"),
-        (datum(target_tokens=floats(1, 2, 3, 4)), "target_tokens has dtype float32; token ids are integers"),
-        (datum(weights=floats(1, np.nan, 1, 1)), "weights has nan at position 1"),
-        (datum(weights=floats(1, 1, 1, -np.inf)), "weights has -inf at position 3"),
-        (datum(target_tokens=np.array([2, 3, 4, 100])), "target_tokens has 100 at position 3; ids of"),
-        (datum(target_tokens=np.array([2, -100, 4, 5])), "target_tokens has -100 at position 1"),
-        (datum(tokens=np.array([1, 2, 3, 100], np.int32)), "has 100 at position 3; ids of this"),
-        (datum(tokens=np.array([-5, 2, 3, 4], np.int32)), "model_input has -5 at position 0"),
-        (datum(tokens=np.zeros(0, np.int32)), "model_input is empty"),
-        (datum(tokens=np.ones(9, np.int32)), "model_input has 9 tokens and the context holds 8"),
-        (datum(clip_low_threshold=floats(1, 1, 1, 1)), "the key 'clip_low_threshold'; cross_entropy takes"),
-        (Datum(TOKENS, {}, problem="a chunk of kind 'image'"), "a chunk of kind 'image'"),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)  # fmt: skip
-def test_a_datum_that_cannot_be_used_is_named_with_its_number(wrong, message):
-    with pytest.raises(InvalidRequest, match=r"^datum 1: .*" + re.escape(message)):
-        check(datum(), wrong, datum())
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        (datum("ppo", drop="logprobs"), "lacks logprobs; ppo takes target_tokens, logprobs, advantages"),
-        (datum("ppo", drop="advantages"), "loss_fn_inputs lacks advantages"),
-        (datum("ppo", advantages=floats(1, 1, 1)), "advantages has the shape [3] and model_input has 4"),
-        (datum("ppo", logprobs=floats(1, 1, 1)), "logprobs has the shape [3] and model_input has 4 tokens"),
-        (datum("ppo", advantages=floats(1, 1, np.inf, 1)), "advantages has inf at position 2"),
-        (datum("ppo", logprobs=floats(-1, -1, -np.inf, -1)), "logprobs has -inf at position 2; it must be"),
-        (datum("ppo", rewards=floats(1, 1, 1, 1)), "has the key 'rewards'"),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)  # fmt: skip
-def test_a_reinforcement_datum_that_cannot_be_used_is_refused(wrong, message):
-    with pytest.raises(InvalidRequest, match=r"^datum 0: .*" + re.escape(message)):
-        check(wrong, loss_fn="ppo")
-
-
-def test_no_datums_are_refused():
-    with pytest.raises(InvalidRequest, match="holds no datums"):
-        check()
-
-
-@pytest.mark.parametrize(
-    "harmless, loss_fn",
-    [
-        (datum(weights=floats(-3, 0, 1e30, 0)), "cross_entropy"),  # weights are gradients of custom losses
-        (datum(weights=np.array([0, 1, 1, 0])), "cross_entropy"),
-        (datum(target_tokens=np.ones((4, 1), int), weights=np.ones((4, 1), np.float32)), "cross_entropy"),
-        (datum(mask=floats(1)), "cross_entropy"),
-        (datum("ppo", mask=floats(1), weights=floats(1)), "ppo"),
-        (datum("ppo", logprobs=floats(-np.inf, np.nan, -1, -1), advantages=floats(0, 0, 1, 1)), "ppo"),
-        (datum("ppo", logprobs=floats(-300, -300, -300, -300)), "importance_sampling"),
-        (
-            datum(tokens=np.ones(8, np.int32), target_tokens=np.ones(8, int), weights=np.ones(8)),
-            "cross_entropy",
-        ),
-    ],
-    ids=[
-        "any sign",
-        "integer weights",
-        "columns",
-        "mask",
-        "weights of rl",
-        "no advantage",
-        "huge ratio",
-        "full",
-    ],
-)
-def test_what_only_looks_odd_is_accepted(harmless, loss_fn):
-    check(harmless, loss_fn=loss_fn)
-
 
 # --- optimizer and adapter --------------------------------------------------------------------------
 
@@ -286,21 +126,6 @@ def sample(*prompt: int, num_samples: int = 1, **params) -> SampleRequest:
 def test_a_sample_that_cannot_be_drawn_is_refused(request_, message):
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         check_sample(request_, LIMITS)
-
-
-@pytest.mark.parametrize(
-    "wish",
-    [
-        {"topk_prompt_logprobs": 3},
-        {"topk_sample_logprobs": 3},
-        {"prompt_alt_tokens_k": 2},
-        {"target_prompt_logprobs": TensorData([1.0], "int64")},
-    ],
-)
-def test_what_is_not_offered_is_refused_by_name(wish):
-    (name,) = wish
-    with pytest.raises(InvalidRequest, match=f"{name} is not offered yet"):
-        check_sample(SampleRequest(ModelInput([ModelInputChunk(tokens=[1])]), **wish), LIMITS)
 
 
 @pytest.mark.parametrize(

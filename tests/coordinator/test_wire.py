@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 from tinker.proto import tinker_public_pb2 as sdk
-from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
+from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from spmd_tx.coordinator import tinker_pb2, wire
-from spmd_tx.coordinator.wire import SampledSequence
 from spmd_tx.errors import InvalidRequest
 
 # One message of ours stands for two of the SDK's that are alike.
@@ -165,44 +164,48 @@ def test_the_sdk_reads_logprobs_of_any_length_and_width():
         np.testing.assert_array_equal(np.asarray(theirs.data).reshape(ours.shape), ours)
 
 
-def test_the_sdk_reads_samples():
-    sequences = [SampledSequence([1, 2], [-0.5, -1.0], "stop"), SampledSequence([3], [-2.0], "length")]
-    body = wire.encode_sample_response(sequences, np.array([np.nan, -0.25], np.float32))
-    response = deserialize_sample_response(body)
-    assert [sequence.tokens for sequence in response.sequences] == [[1, 2], [3]]
-    assert [sequence.logprobs for sequence in response.sequences] == [[-0.5, -1.0], [-2.0]]
-    assert [sequence.stop_reason for sequence in response.sequences] == ["stop", "length"]
-    assert response.prompt_logprobs == [None, -0.25]
+def span(sequence_id, length, offset=0, sampled=True):
+    if sampled:
+        run = sdk.SampledProvenanceSpan(sequence_id=sequence_id, offset=offset, length=length)
+        return sdk.ProvenanceSpan(sampled_tokens=run)
+    run = sdk.PromptProvenanceSpan(sequence_id=sequence_id, offset=offset, length=length)
+    return sdk.ProvenanceSpan(prompt_tokens=run)
 
 
-def test_prompt_logprobs_are_left_out_when_not_asked_for():
-    body = wire.encode_sample_response([SampledSequence([1], [0.0], "stop")], None)
-    assert deserialize_sample_response(body).prompt_logprobs is None
-
-
-def spanned(*lengths):
-    spans = [
-        sdk.ProvenanceSpan(
-            prompt_tokens=sdk.PromptProvenanceSpan(sequence_id="a:0", offset=2, length=lengths[0])
-        )
-    ]
-    spans += [
-        sdk.ProvenanceSpan(sampled_tokens=sdk.SampledProvenanceSpan(sequence_id="b:1", length=length))
-        for length in lengths[1:]
-    ]
-    datum = sdk.Datum(model_input=[text([1, 2, 3])], model_input_spans=spans)
+def spanned(of_tokens, of_targets=()):
+    datum = sdk.Datum(
+        model_input=[text([1, 2, 3])], model_input_spans=of_tokens, loss_fn_input_spans=of_targets
+    )
     body = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum])
     return wire.decode_forward_backward(body.SerializeToString()).data[0]
 
 
-def test_spans_say_where_runs_of_tokens_come_from():
-    assert spanned(1, 2).spans == (wire.Span("a:0", False, 2, 1), wire.Span("b:1", True, 0, 2))
-    assert decode_datum().spans == ()
+def test_spans_say_where_runs_of_tokens_and_of_targets_come_from():
+    datum = spanned([span("a:0", 1, offset=2, sampled=False), span("b:1", 2)], [span("c:0", 3)])
+    assert datum.spans == (wire.Span("a:0", False, 2, 1), wire.Span("b:1", True, 0, 2))
+    assert datum.target_spans == (wire.Span("c:0", True, 0, 3),)
+    assert datum.span_problem is None
+    assert decode_datum().spans == decode_datum().target_spans == ()
 
 
 @pytest.mark.parametrize("lengths, covered", [((1,), 1), ((2, 2), 4), ((4, -1), 3)])
-def test_spans_that_do_not_tile_the_tokens_are_a_problem(lengths, covered):
-    assert spanned(*lengths).problem == (
-        f"its model_input_spans cover {covered} tokens and model_input has 3; they must tile it, "
-        "one after the other"
+@pytest.mark.parametrize("name", ["model_input_spans", "loss_fn_input_spans"])
+def test_spans_that_do_not_tile_the_tokens_count_as_none(name, lengths, covered):
+    tiling, wrong = [span("a:0", 3)], [span("a:0", length) for length in lengths]
+    datum = spanned(wrong, tiling) if name == "model_input_spans" else spanned(tiling, wrong)
+    assert datum.problem is None
+    assert datum.spans == datum.target_spans == ()
+    assert datum.span_problem == (
+        f"its {name} cover {covered} tokens and model_input has 3; they must tile it, one after the other"
     )
+
+
+def test_the_sparse_tensors_of_a_request_are_bounded_together():
+    """A few bytes could stand for any number of zeros."""
+    large = csr([], [0] * 4097, [], [4096, wire.MAX_ELEMENTS // 4096 // 2])
+    datum = sdk.Datum(model_input=[text([1])], loss_fn_inputs={"weights": large})
+    body = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum] * 3)
+    first, second, third = wire.decode_forward_backward(body.SerializeToString()).data
+    assert first.problem is second.problem is None
+    assert third.problem is not None
+    assert "send fewer datums at once" in third.problem

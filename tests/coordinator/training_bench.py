@@ -68,6 +68,9 @@ class FakeLog:
     def unfinished(self):
         return [request for id, request in self.requests.items() if id not in self.outcomes]
 
+    def note(self, stage, request_ids):
+        pass
+
     async def stored(self, request_ids):
         for request_id in request_ids or ():
             await self.outcome(request_id)

@@ -144,4 +144,27 @@ def dro(logprob: Array, datum: Any) -> Array:
     return -datum.advantages * logprob + datum.beta / 2 * (logprob - datum.sampling_logprobs) ** 2
 
 
-LOSSES = {loss.__name__: loss for loss in (cross_entropy, importance_sampling, ppo, cispo, dro)}
+def stable_reinforce(logprob: Array, datum: Any) -> Array:
+    """REINFORCE with importance weights capped at c, and k3 (Schulman 2020), made straight where r > c."""
+    cap = datum.clip[1]
+    r = jnp.exp(logprob - datum.sampling_logprobs)
+    k3 = r - 1 - jnp.log(r)
+    tangent = cap - 1 - jnp.log(cap) + (cap - 1) * jnp.log(r / cap)
+    weight = jax.lax.stop_gradient(jnp.where(r < cap, r, cap))
+    penalty = datum.kl_coeff * jnp.where(r < cap, k3, tangent) + datum.beta / 2 * jnp.log(r) ** 2
+    return penalty - weight * datum.advantages * logprob
+
+
+LOSSES = {
+    loss.__name__: loss for loss in (cross_entropy, importance_sampling, ppo, cispo, dro, stable_reinforce)
+}
+
+
+def gspo(logprob: Array, datum: Any) -> Array:
+    """GSPO-token of one sequence (Zheng et al. 2025), with the mean over the mask's tokens."""
+    inside = [i for i, counts in enumerate(datum.ratio_mask) if counts]
+    mean = sum(logprob[i] - datum.sampling_logprobs[i] for i in inside) / max(1, len(inside))
+    ratio = jax.lax.stop_gradient(jnp.exp(mean) / jnp.exp(logprob)) * jnp.exp(logprob)
+    low, high = datum.clip
+    capped = jnp.where(datum.advantages > 0, jnp.minimum(ratio, high), jnp.maximum(ratio, low))
+    return -datum.advantages * capped

@@ -4,83 +4,21 @@ import functools
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests import tiny_engine
-from tests.models import reference
-from tests.tiny_engine import (
-    BOTH_SCALES,
-    ENGINES,
-    LENGTH,
-    MODELS,
-    Datum,
-    engine_name,
-    named_factors,
-    random_datum,
-    slot_of,
+from tests.models.reference_results import (
+    TOLERANCE,
+    assert_close,
+    ignored,
+    near_the_sampler,
+    random_parameters,
+    reference_datum,
 )
+from tests.tiny_engine import ENGINES, Datum, engine_name, named_factors, random_datum, slot_of
 
-TOLERANCE = 1e-5  # relative to the largest entry of the array
 TRAINED = (0, 1, 2)  # slot 3 has no rows
-LOWEST_RATIO, HIGHEST_RATIO = 0.7, 1.6
-
-
-@functools.cache
-def random_parameters(kind: str):
-    base = tiny_engine.random_arrays(tiny_engine.tiny_engine(kind=kind).declared_base, seed=0)
-    return jax.tree.map(jnp.asarray, base), tiny_engine.random_adapters(1, MODELS[kind])
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def reference_logprobs(kind, adapter, base, scales, tokens, targets):
-    return reference.logprobs(MODELS[kind], base, adapter, scales, tokens, targets)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def reference_gradient(kind, adapter, *others_and_cotangent):
-    """Gradient of the sum of cotangent · logprob."""
-    *others, cotangent = others_and_cotangent
-    return jax.grad(lambda a: jnp.sum(cotangent * reference_logprobs(kind, a, *others)))(adapter)
-
-
-def to_the_end(values: np.ndarray) -> np.ndarray:
-    """Filled up with zeros to LENGTH, to compile once: what follows a token does not matter to it."""
-    return np.pad(values, (0, LENGTH - len(values)))
-
-
-def arguments(kind: str, datum: Datum):
-    base, adapters = random_parameters(kind)
-    tokens, targets = to_the_end(datum.tokens), to_the_end(datum.targets)
-    return kind, slot_of(adapters, datum.slot), base, BOTH_SCALES[datum.slot], tokens, targets
-
-
-def logprobs_of(kind: str, datum: Datum) -> np.ndarray:
-    return np.asarray(reference_logprobs(*arguments(kind, datum)))[: len(datum.tokens)]
-
-
-def near_the_sampler(kind: str, datum: Datum, seed: int) -> Datum:
-    """The datum as if sampled from a slightly different policy: ratios fall on both sides of the clips."""
-    logprobs = logprobs_of(kind, datum)
-    log_ratios = np.random.default_rng(seed).uniform(
-        np.log(LOWEST_RATIO), np.log(HIGHEST_RATIO), logprobs.shape
-    )
-    return replace(datum, sampling_logprobs=(logprobs - log_ratios).astype(np.float32))
-
-
-def ignored(datum: Datum, positions: slice) -> Datum:
-    """The datum with positions that do not count, and nonsense where their inputs would be."""
-    weights, advantages, logprobs = (
-        datum.weights.copy(),
-        datum.advantages.copy(),
-        datum.sampling_logprobs.copy(),
-    )
-    weights[positions] = advantages[positions] = 0.0
-    logprobs[positions] = np.resize(
-        np.array([-np.inf, np.nan, np.inf, 1e38, -1e38], np.float32), logprobs[positions].shape
-    )
-    return replace(datum, weights=weights, advantages=advantages, sampling_logprobs=logprobs)
 
 
 @functools.cache
@@ -104,18 +42,6 @@ def mixed_rows(kind: str) -> list[tuple[Datum, ...]]:
     return [tuple(ignored(datum, slice(5, 13)) for datum in row) for row in clipped]
 
 
-def reference_datum(kind: str, datum: Datum):
-    """(losses, logprobs, gradient); positions that do not count are left out, not masked."""
-    counts = (datum.weights if datum.loss == "cross_entropy" else datum.advantages) != 0
-    inputs = {name: getattr(datum, name)[counts] for name in ("weights", "advantages", "sampling_logprobs")}
-    loss = functools.partial(reference.LOSSES[datum.loss], datum=replace(datum, **inputs))
-    logprobs = logprobs_of(kind, datum)
-    losses, cotangent = np.zeros((2, *counts.shape), np.float32)
-    losses[counts] = loss(logprobs[counts])
-    cotangent[counts] = jax.grad(lambda x: jnp.sum(loss(x)))(logprobs[counts])
-    return losses, logprobs, reference_gradient(*arguments(kind, datum), to_the_end(cotangent))
-
-
 @functools.cache
 def expected(kind: str):
     """What reference_datum says of every datum, in order."""
@@ -126,12 +52,6 @@ def cut(output: np.ndarray) -> list[np.ndarray]:
     """Each datum's part of an output [B, T], in order."""
     ends = [np.cumsum([len(datum.tokens) for datum in row]) for row in mixed_rows("dense")]
     return [part for line, end in zip(output, ends, strict=True) for part in np.split(line, end)[:-1]]
-
-
-def assert_close(actual: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    scale = np.abs(wanted).max()
-    assert scale > 0, f"{what}: the reference is zero, so the test says nothing"
-    assert np.abs(actual - wanted).max() <= TOLERANCE * scale, what
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=engine_name)

@@ -104,8 +104,8 @@ def refused_at_once(future, *parts: str, error: type[tinker.APIStatusError] = ti
             ["weights has the shape [3]", "2 tokens"],
         ),
         (
-            [datum([1, 2], target_tokens=np.ones((2, 3), int), weights=np.ones((2, 3)))],
-            "cross_entropy",
+            [datum([1, 2], target_tokens=np.ones((2, 3), int), logprobs=ONES, advantages=ONES)],
+            "ppo",
             None,
             ["shape [2, 3]", "one target per position"],
         ),

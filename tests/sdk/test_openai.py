@@ -153,6 +153,31 @@ def test_logprobs_name_the_tokens_that_were_drawn(chat, complete, tokenizer):
     assert chat().choices[0].logprobs is None
 
 
+def test_the_likeliest_tokens_are_those_that_the_sdk_gets(complete, chat, base_sampler, tokenizer):
+    def named(row):
+        return [(tokenizer.decode([token], skip_special_tokens=False), logprob) for token, logprob in row]
+
+    params = types.SamplingParams(max_tokens=12, seed=7)
+    future = base_sampler.sample(prompt(PROMPT), 1, params, topk_sample_logprobs=3)
+    expected = future.result(SECONDS).sequences[0].topk_logprobs
+    completion = complete(logprobs=3).choices[0]
+    for row, others, drawn_token in zip(
+        expected, completion.logprobs.top_logprobs, completion.logprobs.tokens, strict=True
+    ):
+        assert {text for text, _ in named(row)} | {drawn_token} == set(others)
+        assert max(others.values()) == pytest.approx(row[0][1], abs=1e-5)
+    answer = chat(logprobs=True, top_logprobs=3, extra_body=TOKENS).choices[0]
+    for place in answer.logprobs.content:
+        assert [each.logprob for each in place.top_logprobs] == sorted(
+            (each.logprob for each in place.top_logprobs), reverse=True
+        )
+        assert len(place.top_logprobs) == 3
+        assert place.logprob <= place.top_logprobs[0].logprob
+    events = [event.choices[0] for event in chat(logprobs=True, top_logprobs=3, stream=True) if event.choices]
+    streamed = [each for event in events if event.logprobs for each in event.logprobs.content]
+    assert streamed == answer.logprobs.content
+
+
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("as_list", [False, True], ids=["string", "list"])
 def test_text_ends_before_a_stop_string(complete, as_list, streamed):
@@ -194,7 +219,7 @@ def test_a_checkpoint_that_is_overwritten_is_sampled_as_it_is_now(complete, api)
         ({"model": "gpt-5"}, openai.NotFoundError, "gpt-5"),
         ({"model": "tinker://nobody/sampler_weights/x"}, openai.NotFoundError, "does not exist"),
         ({"model": "tinker://nobody/weights/x"}, openai.BadRequestError, "save_weights_for_sampler"),
-        ({"logprobs": 3}, openai.BadRequestError, "send logprobs 0"),
+        ({"logprobs": 257}, openai.BadRequestError, "logprobs is 257; it must be between 0 and 256"),
         ({"echo": True}, openai.BadRequestError, "echo is not offered"),
         ({"presence_penalty": 0.5}, openai.BadRequestError, "presence_penalty"),
         ({"n": 0}, openai.BadRequestError, "n: "),
@@ -223,7 +248,8 @@ def test_what_cannot_be_completed_is_refused_in_openais_shape(complete, options,
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
         ({"tools": [{"type": "function"}]}, "tools is not offered"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True, "top_logprobs": 2}, "send top_logprobs 0"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs is -1"),
+        ({"top_logprobs": 2}, "only for logprobs"),
     ],
 )
 def test_what_cannot_be_said_is_refused(chat, options, complaint):

@@ -1,5 +1,7 @@
 """A request's results do not depend, in any bit, on whose rows are in the same micro-batch."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from tests.tiny_engine import (
     named_factors,
     random_adapters,
     random_datum,
+    several_targets,
     slot_of,
     tiny_engine,
 )
@@ -34,6 +37,20 @@ A = request(OURS, 1, 3, "importance_sampling")
 B = request(SECOND, 2, 2, "cross_entropy")
 C = request(THIRD, 3, 1, "ppo")
 D = request(BROKEN, 4, 2, "cross_entropy")
+
+
+def of_sequences(rows):
+    """The rows as gspo's."""
+    masked = [
+        tuple(replace(datum, loss="gspo", ratio_mask=np.ones(len(datum.tokens))) for datum in row)
+        for row in rows
+    ]
+    return [tuple(replace(datum, clip=(0.1, 10.0)) for datum in row) for row in masked]
+
+
+def with_targets(rows):
+    """The rows with four targets per position."""
+    return [tuple(several_targets(datum, 4, seed=len(datum.tokens)) for datum in row) for row in rows]
 
 
 def with_a_broken_adapter(w, value):
@@ -95,6 +112,19 @@ def test_a_broken_adapter_in_company_changes_no_bit(engine, alone, requests, val
     rows = deal(engine.data_shards, requests)
     assert_identical(ours(engine, w, rows), alone)
     assert not np.isfinite(engine.forward_backward(w, rows).logprobs).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=mesh_name)
+@pytest.mark.parametrize("made_special", [of_sequences, with_targets])
+def test_company_changes_no_bit_of_special_programs(shape, made_special):
+    engine, w = tiny_engine(shape), random_adapters(seed=1)
+    a, b, c, d = map(made_special, (A, B, C, D))
+    alone = ours(engine, w, deal(engine.data_shards, [a]))
+    assert all(np.any(factor) for factor in alone.values())
+    for requests in ([b, a], [c, a]):
+        assert_identical(ours(engine, w, deal(engine.data_shards, requests)), alone)
+    broken = with_a_broken_adapter(w, np.nan)
+    assert_identical(ours(engine, broken, deal(engine.data_shards, [d, a])), alone)
 
 
 def test_free_rows_between_ours_change_no_bit():

@@ -84,9 +84,10 @@ def batch(engine: Engine, slot: int, seed: int = 0) -> dict[str, PackedRows | Lo
         ),
         "loss": LossInputs(
             kinds=kinds,
-            clip_low=zeros,
-            clip_high=zeros,
+            clip_low=nothing,
+            clip_high=nothing,
             beta=zeros,
+            kl_coeff=zeros,
             weights=weights,
             advantages=nothing,
             sampling_logprobs=nothing,

@@ -1,0 +1,65 @@
+"""Routes that tell what was used, and by whom what was done. Nothing is billed: every cost is 0."""
+
+from datetime import UTC, date, datetime
+from typing import Literal
+
+from litestar import Controller, get
+from litestar.params import FromQuery
+
+from spmd_tx.coordinator import audit, steady_time, stored_checkpoints, usage_report
+from spmd_tx.coordinator.dependencies import Accessible, Service
+from spmd_tx.coordinator.tables import AuditRow
+from spmd_tx.coordinator.usage_schemas import AuditEntry, AuditResponse, StorageResponse, UsageResponse
+
+EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
+
+
+class UsageController(Controller):
+    path = "/api/v1"
+
+    @get("/billing/usage/events")
+    async def usage(
+        self,
+        services: Service,
+        access: Accessible,
+        starting_on: FromQuery[datetime],
+        ending_before: FromQuery[datetime],
+    ) -> UsageResponse:
+        """By the hour."""
+        wanted, now = usage_report.window(starting_on, ending_before), steady_time.now()
+        async with services.database.transaction() as db:
+            await stored_checkpoints.look(db, now)
+        async with services.database.reading() as db:
+            return await usage_report.usage(db, wanted, access.caller, now)
+
+    @get("/billing/usage/checkpoints/current")
+    async def current_storage(
+        self, services: Service, access: Accessible, project_id: FromQuery[str | None] = None
+    ) -> StorageResponse:
+        async with services.database.reading() as db:
+            return await usage_report.current_storage(db, project_id, access.caller)
+
+    @get("/audit")
+    async def audit(
+        self,
+        services: Service,
+        access: Accessible,
+        event_type: FromQuery[EventType] = "all",
+        day: FromQuery[date | None] = None,
+    ) -> AuditResponse:
+        """Of one day, UTC; of today unless another one is named."""
+        question = audit.Question(event_type, day or datetime.now(UTC).date())
+        async with services.database.reading() as db:
+            return AuditResponse([_entry(row) for row in await audit.entries(db, question, access.caller)])
+
+
+def _entry(row: AuditRow) -> AuditEntry:
+    who = {"actor": row.actor, "api_key_id": row.key_id, "owner": row.owner}
+    path = row.details.get("tinker_path")
+    return AuditEntry(
+        timestamp=datetime.fromtimestamp(row.at, UTC),
+        event=row.event,
+        event_details=who | row.details,
+        model_id=None if path is None else path.removeprefix("tinker://").partition("/")[0],
+        tinker_path=path,
+    )

@@ -1,0 +1,64 @@
+"""The audit log: who did what to what, and when. Rows are added in the transaction of the deed itself."""
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.tables import AuditRow, Session
+
+OPERATOR = "operator"  # whoever runs spmd-tx on the server's host
+
+MOST_ENTRIES = 10_000  # of one answer, the newest
+
+# What can be asked for, in the words of the SDK, and how the names of its events begin.
+RESOURCES = {"checkpoints": "checkpoint", "projects": "project", "teams": "team", "organizations": "key"}
+
+
+class Question(NamedTuple):
+    """Which entries are wanted."""
+
+    event_type: str  # "all", or one of RESOURCES
+    day: date  # UTC
+
+
+def add(db: AsyncSession, event: str, caller: Caller, owner: str | None = None, **details: Any) -> None:
+    """A caller has done something to what belongs to an owner; None: to what is their own."""
+    row = AuditRow(
+        at=steady_time.now(),
+        event=event,
+        actor=caller.owner,
+        key_id=caller.key_id,
+        owner=caller.owner if owner is None else owner,
+        details=details,
+    )
+    db.add(row)
+
+
+async def add_by_session(db: AsyncSession, event: str, session_id: str, tinker_path: str) -> None:
+    """A request of a session has saved or loaded a checkpoint."""
+    session = await db.get(Session, session_id)
+    if session is not None:
+        caller = Caller(session.owner, "user", session.key_id)
+        add(db, event, caller, session_id=session_id, tinker_path=tinker_path)
+
+
+async def entries(db: AsyncSession, question: Question, caller: Caller) -> Sequence[AuditRow]:
+    """What a caller may know of, oldest first: admins everything, others what was done to what is theirs."""
+    query = select(AuditRow).order_by(AuditRow.number.desc()).limit(MOST_ENTRIES)
+    if caller.role != "admin":
+        query = query.where(AuditRow.owner == caller.owner)
+    if question.event_type != "all":
+        query = query.where(AuditRow.event.startswith(RESOURCES[question.event_type] + "_", autoescape=True))
+    begin = datetime.combine(question.day, time(), UTC)
+    end = begin + timedelta(days=1)
+    query = query.where(AuditRow.at >= begin.timestamp(), AuditRow.at < end.timestamp())
+    return (await db.scalars(query)).all()[::-1]
+
+
+async def forget(db: AsyncSession, before: float) -> None:
+    await db.execute(delete(AuditRow).where(AuditRow.at < before))

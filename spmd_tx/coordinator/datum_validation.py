@@ -1,0 +1,178 @@
+"""Every reason to refuse a forward or forward_backward request, found before a worker hears of it. Pure."""
+
+import numpy as np
+
+from spmd_tx.coordinator.loss_table import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
+from spmd_tx.coordinator.validation import Limits, vocabulary
+from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
+from spmd_tx.errors import InvalidRequest
+
+MAX_TARGETS = 256  # per position
+
+
+def check_forward_backward(request: ForwardBackwardRequest, limits: Limits) -> LossSettings:
+    """Accept the request's loss and every datum of it, or say which one cannot be used and why.
+
+    Raises InvalidRequest.
+    """
+    loss = loss_settings(request.loss_fn, request.loss_config)
+    entry = LOSSES[loss.name]
+    if not request.data:
+        raise InvalidRequest("the request holds no datums; send at least one")
+    for index, datum in enumerate(request.data):
+        problem = datum.problem or _structure_problem(datum, loss.name, entry, limits)
+        if problem:
+            raise InvalidRequest(f"datum {index}: {problem}")
+    _check_tokens(request.data, limits)
+    if loss.name == "cross_entropy":
+        weights = _all(request.data, "weights")
+        _refuse(request.data, "weights", weights, ~np.isfinite(weights), "it must be a finite float32")
+    else:
+        _check_reinforced(request.data, entry)
+        _check_clips(request.data, loss)
+    return loss
+
+
+def _structure_problem(datum: Datum, loss_fn: str, entry: LossEntry, limits: Limits) -> str | None:
+    """What is wrong with a datum before its numbers are looked at."""
+    length, inputs = len(datum.tokens), datum.loss_inputs
+    if not length:
+        return "model_input is empty; it needs at least one token"
+    if length > limits.max_context:
+        return (
+            f"model_input has {length} tokens and the context holds {limits.max_context}; "
+            "shorten it, or the operator raises --max-context-length"
+        )
+    for key in inputs:
+        if key not in entry.needed and key not in entry.optional and key not in entry.ignored:
+            return f"loss_fn_inputs has the key {key!r}; {loss_fn} takes {entry.inputs}"
+    for key in entry.needed:
+        values = inputs.get(key)
+        if values is None:
+            return f"loss_fn_inputs lacks {key}; {loss_fn} takes {entry.inputs}"
+        if values.shape != (length,):  # the common case is decided by one comparison
+            problem = _shape_problem(key, values, length, loss_fn)
+            if problem:
+                return problem
+    if inputs["target_tokens"].dtype.kind != "i":
+        return f"target_tokens has dtype {inputs['target_tokens'].dtype}; token ids are integers, send int64"
+    if "weights" in entry.needed and inputs["weights"].size != inputs["target_tokens"].size:
+        return (
+            f"target_tokens has the shape {list(inputs['target_tokens'].shape)} and weights has "
+            f"{list(inputs['weights'].shape)}; every target has its own weight, so send both in one shape"
+        )
+    return _optional_problem(datum, entry)
+
+
+def _shape_problem(key: str, values: np.ndarray, length: int, loss_fn: str) -> str | None:
+    shape = list(values.shape)
+    if values.ndim == 2 and shape[0] == length and shape[1] > 0:
+        if shape[1] == 1 or (loss_fn == "cross_entropy" and shape[1] <= MAX_TARGETS):
+            return None
+        if loss_fn == "cross_entropy":
+            return (
+                f"{key} has the shape {shape}; a position has at most {MAX_TARGETS} targets, so keep those "
+                "with the largest weights"
+            )
+        return (
+            f"{key} has the shape {shape}; {loss_fn} takes one target per position, so send [{length}] "
+            "(several are for cross_entropy)"
+        )
+    return (
+        f"{key} has the shape {shape} and model_input has {length} tokens; "
+        "there must be one value per token (target_tokens[i] is what follows token i)"
+    )
+
+
+def _optional_problem(datum: Datum, entry: LossEntry) -> str | None:
+    length = len(datum.tokens)
+    for key in entry.optional:
+        values = datum.loss_inputs.get(key)
+        if values is not None and values.size != 1 and values.shape not in ((length,), (length, 1)):
+            return (
+                f"{key} has the shape {list(values.shape)} and model_input has {length} tokens; send one "
+                "value for the datum, or one per token"
+            )
+    return None
+
+
+def _check_tokens(datums: list[Datum], limits: Limits) -> None:
+    """Look at the numbers of all datums at once; a datum is searched only when one is wrong."""
+    tokens = np.concatenate([datum.tokens for datum in datums])
+    targets = _all(datums, "target_tokens")
+    remedy, size = vocabulary(limits), limits.vocab_size
+    ends = np.cumsum([len(datum.tokens) for datum in datums])
+    _refuse_at(ends, datums, "model_input", tokens, (tokens < 0) | (tokens >= size), remedy)
+    _refuse(datums, "target_tokens", targets, (targets < 0) | (targets >= size), remedy)
+
+
+def _check_reinforced(datums: list[Datum], entry: LossEntry) -> None:
+    advantages = _all(datums, "advantages")
+    _refuse(datums, "advantages", advantages, ~np.isfinite(advantages), "it must be a finite float32")
+    counts, where = advantages != 0, "wherever the advantage is not 0"
+    if "sequence_ratio_mask" in entry.needed:
+        mask = _all(datums, "sequence_ratio_mask")
+        _refuse(datums, "sequence_ratio_mask", mask, ~np.isfinite(mask), "send 1 or 0")
+        counts, where = counts | (mask != 0), f"{where}, or sequence_ratio_mask is not"
+    if "logprobs" in entry.needed:
+        logprobs = _all(datums, "logprobs")
+        wrong = ~np.isfinite(logprobs) & counts
+        _refuse(datums, "logprobs", logprobs, wrong, f"it must be finite {where}")
+
+
+def _check_clips(datums: list[Datum], loss: LossSettings) -> None:
+    for index, datum in enumerate(datums):
+        given = [key for key in CLIPS if key in datum.loss_inputs]
+        for key in given:
+            values = datum.loss_inputs[key].ravel()
+            wrong = ~np.isfinite(values) | (values < 0)
+            if wrong.any():
+                raise InvalidRequest(
+                    f"datum {index}: {key} has {values[wrong.argmax()]} at position {wrong.argmax()}; "
+                    "it must be finite and at least 0"
+                )
+        if given:
+            low, high = clips_of(datum, loss)
+            wrong = low > high
+            if wrong.any():
+                place = int(wrong.argmax())
+                raise InvalidRequest(
+                    f"datum {index}: clip_low_threshold {low[place]:g} is above clip_high_threshold "
+                    f"{high[place]:g} at position {place}; both are bounds of the probability ratio"
+                )
+
+
+def clips_of(datum: Datum, loss: LossSettings) -> tuple[np.ndarray, np.ndarray]:
+    """The thresholds of each token, float32 [N]: the datum's own, else the request's."""
+
+    def one(key: str, default: float) -> np.ndarray:
+        values = datum.loss_inputs.get(key, np.float32(default))
+        return np.broadcast_to(values.ravel().astype(np.float32), len(datum.tokens))
+
+    low, high = CLIPS
+    return one(low, loss.clip_low), one(high, loss.clip_high)
+
+
+def _refuse(datums: list[Datum], key: str, values: np.ndarray, wrong: np.ndarray, remedy: str) -> None:
+    if wrong.any():
+        ends = np.cumsum([datum.loss_inputs[key].size for datum in datums])
+        _refuse_at(ends, datums, key, values, wrong, remedy)
+
+
+def _refuse_at(
+    ends: np.ndarray, datums: list[Datum], key: str, values: np.ndarray, wrong: np.ndarray, remedy: str
+) -> None:
+    """``ends`` are where the datums' values end in ``values``."""
+    if not wrong.any():
+        return
+    place = int(wrong.argmax())
+    index = int(np.searchsorted(ends, place, side="right"))
+    within = place - int(ends[index - 1] if index else 0)
+    size = int(ends[index]) - int(ends[index - 1] if index else 0)
+    position, target = divmod(within, max(1, size // len(datums[index].tokens)))
+    which = f", target {target}" if size > len(datums[index].tokens) else ""
+    raise InvalidRequest(f"datum {index}: {key} has {values[place]} at position {position}{which}; {remedy}")
+
+
+def _all(datums: list[Datum], key: str) -> np.ndarray:
+    return np.concatenate([datum.loss_inputs[key].ravel() for datum in datums])

@@ -1,0 +1,113 @@
+"""What each loss of docs/losses.md takes: inputs per token, and configuration keys with their defaults."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import LOSS_NAMES
+
+
+@dataclass(frozen=True)
+class Number:
+    """A key whose value is a finite number."""
+
+    default: float
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A key whose value is one of these words."""
+
+    default: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LossEntry:
+    """One loss."""
+
+    needed: tuple[str, ...]
+    ignored: frozenset[str]
+    optional: tuple[str, ...] = ()
+    config: Mapping[str, Number | Choice] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def inputs(self) -> str:
+        """For people."""
+        optional = f" and, if you like, {', '.join(self.optional)}" if self.optional else ""
+        return ", ".join(self.needed) + optional
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """A loss and its parameters; those that the loss does not use are 0."""
+
+    kind: int  # index into LOSS_NAMES
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    beta: float = 0.0
+    kl_coeff: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return LOSS_NAMES[self.kind]
+
+
+LEFT_OVER = frozenset({"mask", "provenance"})  # in the datums of many training scripts
+CLIPS = ("clip_low_threshold", "clip_high_threshold")
+_REINFORCED = ("target_tokens", "logprobs", "advantages")
+
+
+def _reinforced(config: Mapping[str, Number | Choice], *more: str) -> LossEntry:
+    clips = CLIPS if CLIPS[0] in config else ()
+    return LossEntry((*_REINFORCED, *more), LEFT_OVER | {"weights"}, clips, config)
+
+
+def _clips(low: float, high: float) -> dict[str, Number | Choice]:
+    return dict(zip(CLIPS, (Number(low), Number(high)), strict=True))
+
+
+LOSSES: dict[str, LossEntry] = {
+    "cross_entropy": LossEntry(("target_tokens", "weights"), LEFT_OVER),
+    "importance_sampling": _reinforced({}),
+    "ppo": _reinforced(_clips(0.8, 1.2)),
+    "cispo": _reinforced(_clips(0.0, 4.0)),
+    "dro": _reinforced({"beta": Number(0.05)}),
+    # The paper's thresholds: its ratios are geometric means, so they hardly leave 1.
+    "gspo": _reinforced(_clips(1 - 3e-4, 1 + 4e-4), "sequence_ratio_mask"),
+}
+
+
+def loss_settings(name: str, config: Mapping[str, float | str]) -> LossSettings:
+    """The loss with its parameters, or InvalidRequest with the key that is wrong."""
+    if name not in LOSSES:
+        raise InvalidRequest(f"loss_fn is {name!r}; this service has {', '.join(LOSSES)}")
+    keys = LOSSES[name].config
+    for key, value in config.items():
+        if key not in keys:
+            known = ", ".join(keys) or "none"
+            raise InvalidRequest(f"loss_fn_config has the key {key!r}; those of {name} are: {known}")
+        _check(key, value, keys[key])
+    values = {key: config.get(key, known.default) for key, known in keys.items()}
+    numbers = {key: value for key, value in values.items() if not isinstance(value, str)}
+    low, high = (numbers.get(key, 0.0) for key in CLIPS)
+    if low > high:
+        raise InvalidRequest(
+            f"loss_fn_config has clip_low_threshold {low} above clip_high_threshold {high}; "
+            "both are bounds of the probability ratio, low first"
+        )
+    return LossSettings(LOSS_NAMES.index(name), low, high, numbers.get("beta", 0.0))
+
+
+def _check(key: str, value: float | str, known: Number | Choice) -> None:
+    if isinstance(known, Choice):
+        if value not in known.words:
+            words = " or ".join(map(repr, known.words))
+            raise InvalidRequest(f"loss_fn_config.{key} is {value!r}; it must be {words}")
+    elif isinstance(value, str) or not math.isfinite(value) or value < known.least:
+        raise InvalidRequest(
+            f"loss_fn_config.{key} is {value!r}; it must be a finite number, at least {known.least:g}"
+        )

@@ -1,0 +1,151 @@
+"""The results of sample requests as protobuf bodies, and back. Dimension key: L prompt token, K choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from spmd_tx.coordinator import tinker_pb2 as pb
+
+_INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+
+NO_LOGPROB = np.float32(-99999.0)  # with token 0: an empty cell
+
+
+@dataclass(frozen=True)
+class TopLogprobs:
+    """The likeliest tokens of some positions, from the likeliest on. An empty row has token 0, NO_LOGPROB."""
+
+    tokens: np.ndarray  # int32 [N, K]
+    logprobs: np.ndarray  # float32 [N, K]; nats
+
+    @classmethod
+    def none(cls, positions: int, count: int) -> TopLogprobs:
+        """Of positions that nothing is known of."""
+        return cls(
+            np.zeros((positions, count), np.int32), np.full((positions, count), NO_LOGPROB, np.float32)
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[TopLogprobs]) -> TopLogprobs:
+        """One after the other."""
+        return cls(
+            np.concatenate([part.tokens for part in parts]), np.concatenate([part.logprobs for part in parts])
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, positions: slice) -> TopLogprobs:
+        return TopLogprobs(self.tokens[positions].copy(), self.logprobs[positions].copy())
+
+
+@dataclass(frozen=True)
+class SampledSequence:
+    """One sample: its tokens with their log-probabilities, and why it ended."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    stop_reason: Literal["stop", "length"]
+    top: TopLogprobs | None = None  # of each token
+
+
+@dataclass(frozen=True)
+class TargetLogprobs:
+    """Log-probabilities of the tokens that a request has named, laid out as it has named them."""
+
+    values: np.ndarray  # float32 [cells]; 0 where no token was named
+    shape: tuple[int, ...]
+    row_starts: np.ndarray | None = None  # int64, of a sparse matrix
+    columns: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """What is told about a prompt; None was not asked for."""
+
+    logprobs: np.ndarray | None = None  # float32 [L]; NaN where there is none
+    top: TopLogprobs | None = None  # of L positions
+    targets: TargetLogprobs | None = None
+    drawn_tokens: np.ndarray | None = None  # int32 [L - 1, K]
+    drawn_logprobs: np.ndarray | None = None  # float32 [L - 1, K]
+
+
+NOTHING = PromptScores()
+
+
+def encode_sample_response(
+    sequences: Sequence[SampledSequence], prompt: PromptScores = NOTHING, cache_hits: int = 0
+) -> bytes:
+    """Write samples in order. ``cache_hits`` are tokens of the prompt whose keys and values were there."""
+    response = pb.SampleResponse(prompt_cache_hit_tokens=cache_hits)
+    for sequence in sequences:
+        is_cut = sequence.stop_reason == "length"
+        response.sequences.add(
+            stop_reason=pb.STOP_REASON_LENGTH if is_cut else pb.STOP_REASON_STOP,
+            tokens=np.asarray(sequence.tokens, _INT32).tobytes(),
+            logprobs=np.asarray(sequence.logprobs, _FLOAT32).tobytes(),
+            topk_sampled_logprobs=None if sequence.top is None else _top(sequence.top),
+        )
+    if prompt.logprobs is not None:
+        response.prompt_logprobs = np.asarray(prompt.logprobs, _FLOAT32).tobytes()
+    if prompt.top is not None:
+        response.topk_prompt_logprobs.CopyFrom(_top(prompt.top))
+    if prompt.targets is not None:
+        response.target_prompt_logprobs.CopyFrom(_targets(prompt.targets))
+    if prompt.drawn_tokens is not None and prompt.drawn_logprobs is not None:
+        response.prompt_alt_tokens.tokens.CopyFrom(_dense(prompt.drawn_tokens, _INT32, pb.DTYPE_INT32))
+        logprobs = _dense(prompt.drawn_logprobs, _FLOAT32, pb.DTYPE_FLOAT32)
+        response.prompt_alt_tokens.logprobs.CopyFrom(logprobs)
+    return response.SerializeToString(deterministic=True)
+
+
+def decode_sample_response(body: bytes) -> list[SampledSequence]:
+    """Read what ``encode_sample_response`` has written, without what it says about the prompt."""
+    return [
+        SampledSequence(
+            tokens=np.frombuffer(sequence.tokens, _INT32).tolist(),
+            logprobs=np.frombuffer(sequence.logprobs, _FLOAT32).tolist(),
+            stop_reason="length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
+            top=_read_top(sequence.topk_sampled_logprobs)
+            if sequence.HasField("topk_sampled_logprobs")
+            else None,
+        )
+        for sequence in pb.SampleResponse.FromString(body).sequences
+    ]
+
+
+def _top(top: TopLogprobs) -> pb.TopkLogprobs:
+    length, count = top.tokens.shape
+    return pb.TopkLogprobs(
+        token_ids=np.asarray(top.tokens, _INT32).tobytes(),
+        logprobs=np.asarray(top.logprobs, _FLOAT32).tobytes(),
+        k=count,
+        length=length,
+    )
+
+
+def _read_top(message: pb.TopkLogprobs) -> TopLogprobs:
+    shape = message.length, message.k
+    return TopLogprobs(
+        np.frombuffer(message.token_ids, _INT32).reshape(shape),
+        np.frombuffer(message.logprobs, _FLOAT32).reshape(shape),
+    )
+
+
+def _targets(targets: TargetLogprobs) -> pb.Tensor:
+    if targets.row_starts is None or targets.columns is None:
+        return _dense(targets.values.reshape(targets.shape), _FLOAT32, pb.DTYPE_FLOAT32)
+    sparse = pb.SparseCsr(
+        values=np.asarray(targets.values, _FLOAT32).tobytes(),
+        crow_indices=np.asarray(targets.row_starts, _INT64).tobytes(),
+        col_indices=np.asarray(targets.columns, _INT64).tobytes(),
+    )
+    return pb.Tensor(sparse_csr=sparse, dtype=pb.DTYPE_FLOAT32, shape=targets.shape)
+
+
+def _dense(array: np.ndarray, dtype: np.dtype, number: pb.DType) -> pb.Tensor:
+    return pb.Tensor(dense=np.asarray(array, dtype).tobytes(), dtype=number, shape=array.shape)

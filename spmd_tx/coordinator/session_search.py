@@ -1,0 +1,146 @@
+"""The search for sessions, newest first, page by page. Reads only."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import ColumnElement, and_, false, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.listings import is_seen
+from spmd_tx.coordinator.session_schemas import (
+    Active,
+    ActiveQuery,
+    ClientFinished,
+    ClientFinishedQuery,
+    FinishedFor,
+    OwnSearchOwner,
+    SessionSearchCursor,
+    SessionSearchRequest,
+    SessionSearchResponse,
+    SessionSummary,
+    StatusQuery,
+    UserSearchOwner,
+    as_texts,
+)
+from spmd_tx.coordinator.tables import Checkpoint, Model, Session
+
+ROWS_AT_ONCE = 500
+CLOCK_SECONDS = 1e-5  # what a time loses on its way to a client and back is less
+
+
+async def search(database: Database, wish: SessionSearchRequest, caller: Caller) -> SessionSearchResponse:
+    """One page. Names and metadata are compared here: databases differ in their case, and in JSON."""
+    async with database.reading() as db:
+        found: list[Session] = []
+        async for session in _candidates(db, wish, caller):
+            if _is_wanted(session, wish):
+                found.append(session)
+                if len(found) > wish.limit:
+                    break
+        page = found[: wish.limit]
+        saved = await _saved(db, [session.id for session in page])
+    last = page[-1] if len(found) > wish.limit else None
+    return SessionSearchResponse(
+        [_summary(session, *saved.get(session.id, (0, 0))) for session in page],
+        last and SessionSearchCursor(_time(last.created_at), last.id),
+    )
+
+
+async def _candidates(db: AsyncSession, wish: SessionSearchRequest, caller: Caller) -> AsyncIterator[Session]:
+    """The sessions that the database finds, from the cursor on."""
+    query = select(Session).where(is_seen(caller, Session.owner), *_conditions(wish, caller))
+    query = query.order_by(Session.created_at.desc(), Session.id.desc()).limit(ROWS_AT_ONCE)
+    place = wish.cursor and await _place(db, wish.cursor)
+    while True:
+        rows = (await db.scalars(query if place is None else query.where(_is_behind(*place)))).all()
+        for row in rows:
+            yield row
+        if len(rows) < ROWS_AT_ONCE:
+            return
+        place = rows[-1].created_at, rows[-1].id
+
+
+def _is_behind(created_at: float, id: str) -> ColumnElement[bool]:
+    is_earlier = Session.created_at < created_at
+    return or_(is_earlier, and_(Session.created_at == created_at, Session.id < id))
+
+
+def _conditions(wish: SessionSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if isinstance(wish.owner, OwnSearchOwner):
+        conditions.append(Session.owner == caller.owner)
+    elif isinstance(wish.owner, UserSearchOwner):
+        conditions.append(Session.owner.in_(wish.owner.owner_urns))
+    if wish.project_ids is not None:
+        conditions.append(func.coalesce(Session.project_id, "").in_(wish.project_ids))
+    if wish.session_id is not None and wish.display_name is None:
+        conditions.append(Session.id == wish.session_id)
+    if wish.statuses is not None:
+        conditions.append(or_(false(), *map(_has_status, wish.statuses)))
+    return conditions
+
+
+def _has_status(status: StatusQuery) -> ColumnElement[bool]:
+    if isinstance(status, ActiveQuery):
+        return Session.ended_at.is_(None)
+    if isinstance(status, ClientFinishedQuery):
+        reason = Session.finish_reason
+        return reason.is_not(None) if status.reasons is None else reason.in_(status.reasons)
+    return false()
+
+
+def _is_wanted(session: Session, wish: SessionSearchRequest) -> bool:
+    if wish.display_name is not None and session.id != wish.session_id:
+        name = (session.display_name or "").casefold()
+        if not all(word in name for word in wish.display_name.casefold().split()):
+            return False
+    metadata = as_texts(session.user_metadata) or {}
+    return wish.user_metadata.items() <= metadata.items()
+
+
+async def _place(db: AsyncSession, cursor: SessionSearchCursor) -> tuple[float, str]:
+    """Where a page ended, to the last bit if the session is still known."""
+    seconds = cursor.last_created_at.timestamp()
+    exact = await db.scalar(select(Session.created_at).where(Session.id == cursor.last_session_id))
+    if exact is not None and abs(exact - seconds) < CLOCK_SECONDS:
+        seconds = exact
+    return seconds, cursor.last_session_id
+
+
+async def _saved(db: AsyncSession, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """How many checkpoints each session has, and their bytes."""
+    query = (
+        select(Model.session_id, func.count(), func.sum(Checkpoint.size_bytes))
+        .join(Checkpoint, Checkpoint.run_id == Model.id)
+        .where(Model.session_id.in_(session_ids))
+        .group_by(Model.session_id)
+    )
+    return {session_id: (count, int(size)) for session_id, count, size in await db.execute(query)}
+
+
+def _summary(session: Session, checkpoints: int, size: int) -> SessionSummary:
+    return SessionSummary(
+        session_id=session.id,
+        created_at=_time(session.created_at),
+        owner=session.owner,
+        project_id=session.project_id or "",
+        status=_status(session),
+        checkpoints_count=checkpoints,
+        checkpoint_storage_bytes=size,
+        display_name=session.display_name,
+        user_metadata=as_texts(session.user_metadata),
+    )
+
+
+def _status(session: Session) -> Active | ClientFinished | None:
+    if session.ended_at is None:
+        return Active()
+    if session.finish_reason is None:
+        return None
+    return ClientFinished(FinishedFor(session.finish_reason), session.finish_detail)
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,39 @@
+"""How long each checkpoint takes room on the disk, for the usage of storage.
+
+Follows the rows of checkpoints, whoever changes them; exact to the time between two looks.
+"""
+
+from sqlalchemy import and_, delete, exists, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.tables import Checkpoint, Model, StoredCheckpoint
+from spmd_tx.coordinator.usage import KEPT_SECONDS
+
+_SAME = and_(
+    Checkpoint.run_id == StoredCheckpoint.run_id,
+    Checkpoint.kind == StoredCheckpoint.kind,
+    Checkpoint.name == StoredCheckpoint.name,
+    Checkpoint.created_at == StoredCheckpoint.created_at,
+)
+
+
+async def look(db: AsyncSession, now: float) -> None:
+    """Take note of checkpoints that are new, and of those that are gone. Seconds since the epoch."""
+    await db.execute(
+        update(StoredCheckpoint)
+        .where(StoredCheckpoint.deleted_at.is_(None), ~exists().where(_SAME))
+        .values(deleted_at=now)
+        .execution_options(synchronize_session=False)
+    )
+    names = ["run_id", "kind", "name", "owner", "size_bytes", "created_at"]
+    columns = [getattr(Checkpoint, name) for name in names]
+    new = (
+        select(*columns, Model.session_id, Model.base_model)
+        .outerjoin(Model, Model.id == Checkpoint.run_id)
+        .where(~exists().where(_SAME))
+    )
+    await db.execute(insert(StoredCheckpoint).from_select([*names, "session_id", "base_model"], new))
+
+
+async def forget(db: AsyncSession, now: float) -> None:
+    await db.execute(delete(StoredCheckpoint).where(StoredCheckpoint.deleted_at < now - KEPT_SECONDS))

@@ -1,0 +1,108 @@
+"""Tokens that a request names for the positions of its prompt, to be told their log-probabilities. Pure.
+
+Dimension key: L prompt token, W most tokens named at one position.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from spmd_tx.coordinator.sample_wire import TargetLogprobs
+from spmd_tx.coordinator.schemas import TensorData
+from spmd_tx.errors import InvalidRequest
+
+NOBODY = -1
+
+_WHAT = "target_prompt_logprobs"
+
+
+@dataclass(frozen=True)
+class TargetTokens:
+    """The named tokens, moved together, and how they stood."""
+
+    tokens: np.ndarray  # int32 [L - 1, W]; NOBODY beyond those that are named
+    named: np.ndarray  # bool: of every cell of the request, in its order
+    rows: np.ndarray  # of every named cell, in ``tokens``
+    places: np.ndarray
+    shape: tuple[int, ...]
+    row_starts: np.ndarray | None  # of a sparse matrix
+    columns: np.ndarray | None
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+    def answer(self, logprobs: np.ndarray) -> TargetLogprobs:
+        """Log-probabilities [L - 1, W or more] of ``tokens``, laid out as the request was."""
+        values = np.zeros(self.named.shape, np.float32)
+        values[self.named] = logprobs[self.rows, self.places]
+        return TargetLogprobs(values, self.shape, self.row_starts, self.columns)
+
+
+def read(tensor: TensorData, prompt_length: int, vocab_size: int) -> TargetTokens:
+    """Read a dense or sparse [L - 1, K] tensor. Raises InvalidRequest."""
+    shape = tuple(tensor.shape or ())
+    if tensor.dtype != "int64" or len(shape) != 2:
+        raise InvalidRequest(
+            f"{_WHAT} has dtype {tensor.dtype!r} and shape {list(shape)}; send an int64 tensor of shape "
+            "[prompt length - 1, K]"
+        )
+    if shape[0] != prompt_length - 1 or shape[1] < 0:
+        raise InvalidRequest(
+            f"{_WHAT} has the shape {list(shape)} and the prompt has {prompt_length} tokens; send "
+            f"{prompt_length - 1} rows, one for each token but the first"
+        )
+    tokens = _whole_numbers(tensor.data)
+    rows, row_starts, columns = _layout(tensor, len(tokens), (shape[0], shape[1]))
+    wrong = tokens[(tokens < NOBODY) | (tokens >= vocab_size)]
+    if wrong.size:
+        raise InvalidRequest(
+            f"{_WHAT} has the token id {wrong[0]}; ids of this model are 0 to {vocab_size - 1}, and {NOBODY} "
+            "stands for none"
+        )
+    named = tokens != NOBODY
+    if not named.any():
+        raise InvalidRequest(f"{_WHAT} names no token; name at least one, or leave it out")
+    rows = rows[named]
+    # Rows come in order, so a cell's place is its distance from the first one of its row.
+    places = np.arange(rows.size) - np.searchsorted(rows, rows)
+    compact = np.full((shape[0], int(places.max()) + 1), NOBODY, np.int32)
+    compact[rows, places] = tokens[named]
+    return TargetTokens(compact, named, rows, places, shape, row_starts, columns)
+
+
+def _whole_numbers(data: list[float]) -> np.ndarray:
+    values = np.asarray(data, np.float64)
+    if not np.isfinite(values).all() or (values != np.floor(values)).any() or (np.abs(values) > 2**53).any():
+        raise InvalidRequest(f"{_WHAT} holds numbers that are no token ids; send whole numbers")
+    return values.astype(np.int64)
+
+
+def _layout(
+    tensor: TensorData, cells: int, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """The row of every cell; and of a sparse matrix its row starts and columns."""
+    starts, columns = tensor.sparse_crow_indices, tensor.sparse_col_indices
+    if starts is None and columns is None:
+        if cells != shape[0] * shape[1]:
+            raise InvalidRequest(
+                f"{_WHAT} holds {cells} values and its shape {list(shape)} wants {shape[0] * shape[1]}"
+            )
+        return np.repeat(np.arange(shape[0]), shape[1]), None, None
+    is_consistent = (
+        starts is not None
+        and columns is not None
+        and len(starts) == shape[0] + 1
+        and len(columns) == cells
+        and starts[0] == 0
+        and starts[-1] == cells
+        and all(before <= after for before, after in pairwise(starts))
+        and all(0 <= column < shape[1] for column in columns)
+    )
+    if not is_consistent:
+        raise InvalidRequest(
+            f"{_WHAT} is sparse, and its indices do not fit its shape {list(shape)} and {cells} values"
+        )
+    row_starts = np.asarray(starts, np.int64)
+    return np.repeat(np.arange(shape[0]), np.diff(row_starts)), row_starts, np.asarray(columns, np.int64)

@@ -1,0 +1,115 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import delete, select, update
+
+from spmd_tx.coordinator import stored_checkpoints, usage_report
+from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.tables import Checkpoint, StoredCheckpoint
+from spmd_tx.coordinator.usage_report import GIGABYTE, window
+from spmd_tx.errors import InvalidRequest
+
+ALICE = Caller("alice", "user")
+START = datetime(2026, 5, 1, tzinfo=UTC)
+HOUR = 3600.0
+
+
+def at(hours: float) -> float:
+    return START.timestamp() + hours * HOUR
+
+
+async def save(database, name: str, hours: float, size: int, owner: str = "alice") -> None:
+    async with database.transaction() as db:
+        row = Checkpoint(
+            run_id="r", kind="weights", name=name, size_bytes=size, created_at=at(hours), owner=owner
+        )
+        db.add(row)
+
+
+async def look(database, hours: float) -> None:
+    async with database.transaction() as db:
+        await stored_checkpoints.look(db, at(hours))
+
+
+async def gigabyte_hours(database, now: float, caller: Caller = ALICE) -> dict[int, float]:
+    """By hours since START, of one day."""
+    wanted = window(START, START + timedelta(days=1))
+    async with database.reading() as db:
+        report = await usage_report.usage(db, wanted, caller, at(now))
+    found: dict[int, float] = {}
+    for event in report.data:
+        hour = round((event.bucket_start - START).total_seconds() / HOUR)
+        found[hour] = found.get(hour, 0.0) + event.event_info.gigabyte_hours
+    return found
+
+
+async def test_a_checkpoint_counts_for_as_long_as_it_is_there(database):
+    await save(database, "a", 0.5, int(2 * GIGABYTE))
+    await look(database, 0.6)
+    assert await gigabyte_hours(database, now=2.25) == pytest.approx({0: 1.0, 1: 2.0, 2: 0.5})
+    async with database.transaction() as db:
+        await db.execute(delete(Checkpoint))
+    await look(database, 3.5)
+    assert await gigabyte_hours(database, now=20) == pytest.approx({0: 1.0, 1: 2.0, 2: 2.0, 3: 1.0})
+
+
+async def test_looking_again_changes_nothing(database):
+    await save(database, "a", 0, int(GIGABYTE))
+    for hours in (1, 2, 3):
+        await look(database, hours)
+    assert await gigabyte_hours(database, now=2) == pytest.approx({0: 1.0, 1: 1.0})
+
+
+async def test_one_that_is_overwritten_counts_up_to_then(database):
+    await save(database, "a", 0, int(GIGABYTE))
+    await look(database, 0.5)
+    async with database.transaction() as db:
+        await db.execute(update(Checkpoint).values(created_at=at(1), size_bytes=int(3 * GIGABYTE)))
+    await look(database, 1)
+    assert await gigabyte_hours(database, now=2) == pytest.approx({0: 1.0, 1: 3.0})
+
+
+async def test_usage_before_the_window_is_not_in_it(database):
+    await save(database, "a", -10, int(GIGABYTE))
+    await save(database, "gone", -20, int(GIGABYTE))
+    await look(database, -5)
+    async with database.transaction() as db:
+        await db.execute(delete(Checkpoint).where(Checkpoint.name == "gone"))
+    await look(database, -4)
+    assert await gigabyte_hours(database, now=1) == pytest.approx({0: 1.0})
+
+
+async def test_storage_of_others_is_seen_by_admins_only(database):
+    await save(database, "a", 0, int(GIGABYTE), owner="bob")
+    await look(database, 0)
+    assert await gigabyte_hours(database, now=1) == {}
+    assert await gigabyte_hours(database, now=1, caller=Caller("root", "admin")) == {0: 1.0}
+
+
+async def test_what_was_deleted_long_ago_is_forgotten(database):
+    await save(database, "a", 0, 1)
+    await look(database, 0)
+    async with database.transaction() as db:
+        await db.execute(delete(Checkpoint))
+    await look(database, 1)
+    async with database.transaction() as db:
+        await stored_checkpoints.forget(db, at(300 * 24))
+        assert len((await db.scalars(select(StoredCheckpoint))).all()) == 1
+        await stored_checkpoints.forget(db, at(500 * 24))
+        assert (await db.scalars(select(StoredCheckpoint))).all() == []
+
+
+@pytest.mark.parametrize(
+    "start, end, complaint",
+    [
+        (START + timedelta(minutes=1), START + timedelta(days=1), "full hour"),
+        (START, START + timedelta(hours=1.5), "full hour"),
+        (START.replace(tzinfo=None), START + timedelta(days=1), "full hour"),
+        (START, START, "14 days"),
+        (START, START + timedelta(days=15), "14 days"),
+        (START + timedelta(days=200_000), START + timedelta(days=200_001), "future"),
+    ],
+)
+def test_a_window_is_whole_hours_and_up_to_fourteen_days(start, end, complaint):
+    with pytest.raises(InvalidRequest, match=complaint):
+        window(start, end)

@@ -1,0 +1,50 @@
+"""The likeliest tokens of a vocabulary that is split, and draws from it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models import head, sampling
+from spmd_tx.sharding.mesh import TP, make_mesh
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize("count", [1, 3, 5, 16])
+def test_equally_likely_tokens_come_in_the_order_of_their_ids(tp, count):
+    """Also with more of them wanted than one device has."""
+    logits = np.array([[0, 2, 1, 2, 2, 0, 1, 2, 0, 0, 2, 1, 1, 1, 2, 0]], np.float32)
+    top = jax.jit(
+        partial(
+            jax.shard_map, mesh=make_mesh(1, 1, tp), in_specs=jax.P(None, TP), out_specs=(jax.P(), jax.P())
+        )(lambda logits: head.top_logits(logits, count))
+    )
+    tokens, highest = top(logits)
+    expected = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_array_equal(highest, np.take_along_axis(logits, expected, 1))
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_several_draws_have_the_frequencies_of_the_tempered_distribution(tp, temperature):
+    count, logits = 20_000, np.random.default_rng(1).normal(size=(2, 1024)).astype(np.float32)
+    logits[:, [3, 300, 301, 900]] += [8, 9, 7, 8]
+    draw = jax.jit(
+        partial(jax.shard_map, mesh=make_mesh(1, 1, tp), in_specs=jax.P(None, TP), out_specs=jax.P())(
+            lambda logits: sampling.draw_several(
+                logits,
+                jnp.array([[1, 2], [3, 4]], jnp.uint32),
+                jnp.array([5, 6]),
+                jnp.full(2, temperature),
+                count,
+            )
+        )
+    )
+    mass = np.exp(logits / temperature)
+    for drawn, expected in zip(
+        np.asarray(draw(logits)), mass / mass.sum(axis=-1, keepdims=True), strict=True
+    ):
+        assert np.abs(np.bincount(drawn, minlength=1024) / count - expected).max() < 0.015

@@ -1,0 +1,203 @@
+"""Sessions, traces, usage and the audit log, through the SDK and its command line."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import tinker
+from tinker import types
+
+from tests.sdk.examples import ADAM_STEP, SECONDS, batch, drawn, prompt, random_tokens
+from tests.sdk.server import BASE_MODEL, Server
+
+TINKER = Path(sys.executable).with_name("tinker")
+
+
+@pytest.fixture(scope="module")
+def admin(server: Server) -> tinker.AdminClient:
+    return tinker.AdminClient(base_url=server.url, api_key="tml-test")
+
+
+@pytest.fixture(scope="module")
+def session_id(server: Server) -> str:
+    """A session that has trained, sampled and saved, and was finished."""
+    client = tinker.ServiceClient(
+        base_url=server.url,
+        api_key="tml-test",
+        user_metadata={"run": "7", "kind": "traced"},
+        display_name="The Traced One",
+        project_id="a project",
+    )
+    trainer = client.create_lora_training_client(BASE_MODEL, rank=4, seed=1).result(SECONDS)
+    data = batch(1)
+    trainer.forward_backward(data, "cross_entropy").result(SECONDS)
+    trainer.optim_step(ADAM_STEP).result(SECONDS)
+    trainer.forward(data[:1], "cross_entropy").result(SECONDS)
+    trainer.save_state("traced").result(SECONDS)
+    sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+    sampler.sample(prompt(random_tokens(10, 1)), 3, drawn(5)).result(SECONDS)
+    session_id = trainer.get_info().model_id.partition(":")[0]
+    client.close("errored", detail="as planned").result(SECONDS)
+    return session_id
+
+
+def tinker_command(server: Server, *arguments: object) -> str:
+    environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-test"}
+    command = [str(TINKER), *map(str, arguments)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_line_exports_a_trace_that_has_every_request(live_server, session_id, tmp_path):
+    trace_file = tmp_path / "a.pftrace"
+    tinker_command(live_server, "session", "export-trace", session_id, "--output", trace_file)
+    trace = json.loads(trace_file.read_text())
+    assert trace["otherData"]["display_name"] == "The Traced One"
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    requests = [event for event in slices if "seq_id" in event.get("args", {})]
+    kinds = ["create_model", "forward", "forward_backward", "optim_step", "sample", "save_weights"]
+    assert sorted(event["cat"] for event in requests) == [*kinds, "save_weights_for_sampler"]
+    for kind in kinds:
+        stages = [event["name"] for event in slices if event["cat"] == kind and "args" not in event]
+        assert stages == ["queued", "batched", "device", "encoded"], kind
+    tracks = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert tracks == {f"{session_id}:train:0", f"{session_id}:sample:0"}
+
+
+def test_a_trace_is_fetched_without_a_key_but_not_without_its_signature(rest, session_id):
+    url = rest.export_session_trace(session_id).result(SECONDS)
+    with urllib.request.urlopen(url) as response:
+        assert int(response.headers["content-length"]) == len(response.read()) > 0
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url.replace("signature=", "signature=0"))
+    with refused.value as answer:
+        assert answer.code == 403
+    with pytest.raises(tinker.NotFoundError):
+        rest.export_session_trace("no-such-session").result(SECONDS)
+
+
+def hours() -> tuple[str, str]:
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    return (now - timedelta(hours=1)).isoformat(), (now + timedelta(hours=1)).isoformat()
+
+
+def test_usage_counts_the_tokens_that_were_trained_and_sampled(admin, session_id):
+    usage = admin.get_billing_usage(*hours()).result(SECONDS)
+    mine = [event for event in usage.data if event.session_id == session_id]
+    assert {event.estimated_cost_usd for event in mine} == {0.0}
+    assert {event.project_id for event in mine} == {"a project"}
+    counted = sorted(
+        (event.event_info.type, event.event_info.token_count)
+        for event in mine
+        if event.event_info.type not in ("storage", "checkpoint")
+    )
+    data = batch(1)
+    lengths = [datum.model_input.length for datum in data]
+    assert counted == [
+        ("sampling_prefill", 10),
+        ("sampling_sample", 15),
+        ("training", lengths[0]),
+        ("training", sum(lengths)),
+    ]
+    assert sum(event.event_info.count for event in mine if event.event_info.type == "checkpoint") == 1
+    stored = [event.event_info.gigabyte_hours for event in mine if event.event_info.type == "storage"]
+    assert all(amount > 0 for amount in stored)
+    assert stored
+    metadata = usage.sessions[session_id].user_metadata
+    assert metadata == {"run": "7", "kind": "traced"}
+
+
+def test_usage_of_more_than_fourteen_days_is_refused(admin):
+    with pytest.raises(tinker.BadRequestError, match="14 days"):
+        admin.get_billing_usage("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z").result(SECONDS)
+
+
+def test_the_command_line_shows_usage_and_storage(live_server, session_id, tmp_path):
+    for name, arguments in {"usage": hours(), "checkpoint-storage": ("--project-id", "a project")}.items():
+        tinker_command(live_server, "billing", name, *arguments, "--csv", tmp_path / name)
+    with (tmp_path / "usage").open() as file:
+        assert {row["session_id"] for row in csv.DictReader(file)} >= {session_id}
+    with (tmp_path / "checkpoint-storage").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["checkpoint_count"], row["estimated_monthly_cost_usd"]) == ("1", "0.0")
+    assert int(row["size_bytes"]) > 0
+    printed = json.loads(tinker_command(live_server, "--format", "json", "billing", "usage", *hours()))
+    assert session_id in printed["sessions"]
+
+
+def search(rest: tinker.RestClient, **wish: object) -> types.SessionSearchResponse:
+    with pytest.warns(tinker.ExperimentalWarning):
+        return rest.search_sessions(types.SessionSearchRequest(**wish)).result(SECONDS)
+
+
+def test_a_session_is_found_by_all_that_is_known_of_it(rest, session_id):
+    finished = {"type": "client_finished", "reasons": ["errored"]}
+    for wish in (
+        {"session_id": session_id},
+        {"display_name": "one traced"},
+        {"user_metadata": {"run": "7", "kind": "traced"}},
+        {"project_ids": ["a project", "another"], "statuses": [finished, {"type": "failed"}]},
+    ):
+        (found,) = search(rest, **wish).sessions
+        assert found.session_id == session_id
+    assert found.display_name == "The Traced One"
+    assert (found.owner, found.project_id, found.checkpoints_count) == ("local", "a project", 1)
+    assert found.checkpoint_storage_bytes > 0
+    assert found.status.reason.type == "errored"
+    assert found.status.detail == "as planned"
+    for wish in ({"user_metadata": {"run": "8"}}, {"display_name": "one untraced"}, {"project_ids": ["p"]}):
+        assert search(rest, **wish).sessions == []
+
+
+def test_a_search_goes_on_from_page_to_page(rest, session_id, service, other_service):
+    for client in (service, other_service):
+        client.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+    everything = [each.session_id for each in search(rest).sessions]
+    pages, cursor = [], None
+    while not pages or cursor is not None:
+        page = search(rest, limit=1, cursor=cursor)
+        pages += [each.session_id for each in page.sessions]
+        cursor = page.next_cursor
+    assert pages == everything
+    assert len(everything) >= 3
+    active = {each.session_id for each in search(rest, statuses=[{"type": "active"}]).sessions}
+    assert active < set(everything)
+    assert session_id not in active
+
+
+def test_a_project_is_a_label_that_a_session_can_be_given_later(rest, session_id):
+    def runs(project_id):
+        found = rest.list_training_runs(project_id=project_id, limit=100).result(SECONDS)
+        assert found.cursor.total_count == len(found.training_runs)
+        return {run.training_run_id for run in found.training_runs}
+
+    assert runs("a project") == {f"{session_id}:train:0"}
+    rest.assign_session_project(session_id, "a new project").result(SECONDS)
+    assert runs("a project") == set()
+    assert runs("a new project") == {f"{session_id}:train:0"}
+    rest.assign_session_project(session_id, "a project").result(SECONDS)
+
+
+def test_the_audit_log_tells_what_was_done(admin, session_id, rest):
+    path = f"tinker://{session_id}:train:0/weights/traced"
+    entries = admin.get_audit_log().result(SECONDS).entries
+    mine = [entry for entry in entries if entry.event_details.get("session_id") == session_id]
+    events = [entry.event for entry in mine]
+    assert events[0] == "session_created"
+    assert {"checkpoint_saved", "session_ended"} < set(events)
+    (saved,) = [entry for entry in mine if entry.event == "checkpoint_saved"]
+    assert (saved.tinker_path, saved.event_details["actor"]) == (path, "local")
+    of_checkpoints = admin.get_audit_log("checkpoints").result(SECONDS).entries
+    assert {entry.event.partition("_")[0] for entry in of_checkpoints} == {"checkpoint"}
+    yesterday = datetime.now(UTC).date() - timedelta(days=1)
+    assert admin.get_audit_log(day=yesterday).result(SECONDS).entries == []
