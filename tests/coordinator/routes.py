@@ -181,8 +181,12 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("POST", "/api/v1/create_session"): {"tags": [], "sdk_version": "0.38.0"},
     ("POST", "/api/v1/sessions/search"): {"owner": {"type": "accessible"}},  # a listing, too
     ("GET", "/api/v1/get_server_capabilities"): None,
+    ("GET", "/api/v1/auth/apikey/me"): None,
+    ("DELETE", "/api/v1/auth/apikey/me"): None,
     ("GET", "/metrics"): None,
 }
+
+SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema/{path}")}
 
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
 
@@ -227,6 +231,7 @@ async def send(
         name=ids.name,
         version="v",
         file="f",
+        path="openapi.json",
     )
     url = client.base_url.copy_with(raw_path=(filled + QUERIES.get(route, "")).encode())
     if isinstance(body, bytes):
