@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
+from spmd_tx.coordinator.json_bodies import read_body
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
@@ -22,7 +23,7 @@ from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training import Begun, read_body
+from spmd_tx.coordinator.training import Begun
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, RequestError
 

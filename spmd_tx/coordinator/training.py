@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from spmd_tx.coordinator.checkpoint_files import (
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.datum_validation import check_forward_backward
+from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
@@ -40,7 +41,7 @@ from spmd_tx.coordinator.validation import (
     check_optimizer,
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
-from spmd_tx.coordinator.wire import JSON, PROTOBUF, decode_forward_backward, encode_forward_backward_output
+from spmd_tx.coordinator.wire import PROTOBUF, decode_forward_backward, encode_forward_backward_output
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     AdapterSpec,
@@ -56,8 +57,6 @@ from spmd_tx.protocol import (
 
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
-
-Body = TypeVar("Body", bound=msgspec.Struct)
 
 NOT_FINITE = (
     "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
@@ -237,7 +236,7 @@ class Training:
             await reply
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
-            return _json(schemas.LoadWeightsResult(wish.path, model.id))
+            return json_result(schemas.LoadWeightsResult(wish.path, model.id))
 
         return Begun(outcome, next_waits=True)
 
@@ -276,7 +275,7 @@ class Training:
         async def outcome() -> Outcome:
             await reply
             await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(schemas.SaveWeightsResult(str(path)))
+            return json_result(schemas.SaveWeightsResult(str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -293,7 +292,7 @@ class Training:
             await self.checkpoints.complete(path, partial, model.adapter, options)
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
-            return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return json_result(schemas.SaveWeightsForSamplerResult(path=str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -313,7 +312,7 @@ class Training:
             if recipients:
                 await asyncio.to_thread(age_encryption.encrypt, partial, recipients)
             manifest = await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(SaveWeightsExternalResult(str(path), manifest.size_bytes))
+            return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
 
         return Begun(outcome, next_waits=True)
 
@@ -381,7 +380,7 @@ async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
     metrics = (await reply).metrics
     if not metrics["applied"]:
         return Failed(NOT_FINITE, "user", executed=True)
-    return _json(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
+    return json_result(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
 
 
 async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
@@ -391,15 +390,4 @@ async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> s
 
 async def _json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
     await reply
-    return _json(result)
-
-
-def _json(result: msgspec.Struct) -> Outcome:
-    return Finished(JSON, msgspec.json.encode(result))
-
-
-def read_body(body: bytes, schema: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(body, type=schema)
-    except msgspec.DecodeError as problem:
-        raise InvalidRequest(f"the request does not parse: {problem}") from None
+    return json_result(result)
