@@ -9,6 +9,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
 from spmd_tx.coordinator.api_checkpoints import CheckpointsController
+from spmd_tx.coordinator.api_custom_losses import CustomLossesController
 from spmd_tx.coordinator.api_downloads import DownloadsController
 from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
@@ -37,6 +38,7 @@ def make_app(services: Services) -> Litestar:
             KeysController,
             ModelsController,
             TrainingController,
+            CustomLossesController,
             SamplingController,
             CheckpointsController,
             DownloadsController,

@@ -17,6 +17,7 @@ from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
@@ -141,7 +142,8 @@ async def open_parts(
         clock=asyncio.get_running_loop().time,
     )
     progress = Progress()
-    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots, progress)
+    custom_losses = CustomLossCatalog(database, queue)
+    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots, custom_losses, progress)
     scheduler = Scheduler(queue, catalog, snapshots, equip, clock=asyncio.get_running_loop().time)
     reaper.retire = scheduler.retire
     health = ServerHealth(hub)
@@ -178,6 +180,7 @@ def make_equipment(
     catalog: Catalog,
     checkpoints: CheckpointCatalog,
     snapshots: Snapshots,
+    custom_losses: CustomLossCatalog,
     progress: Progress,
     workers: Workers,
     pages: int,
@@ -195,6 +198,7 @@ def make_equipment(
         grid=Grid(config.data_shards, config.train_tokens, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
+        custom_losses=custom_losses,
         routing=RoutingFiles(config.data_dir / ROUTING) if model.config.n_experts else None,
     )
     limits = SamplingLimits(

@@ -134,7 +134,7 @@ class ClientConfigResponse(msgspec.Struct, frozen=True):
     proto_write_fwdbwd: bool = True  # 0.19 - 0.24
     fwd_via_fwdbwd: bool = True  # 0.22 - 0.24
     create_model_via_load_weights: bool = True  # 0.24.1 - 0.36
-    custom_loss_server_side: bool = False
+    custom_loss_server_side: bool = True
     sample_use_retrieve_futures: bool = True  # one poll for all samples of a client (completions.py)
     sample_join_sampling_session: bool = True
 

@@ -37,6 +37,16 @@ Body = Callable[[Ids, Ids], object]  # of the ids in question, and of the sender
 CHECKPOINT = "/api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}"
 USAGE = "/api/v1/billing/usage/events"
 TTL, PUBLISH = CHECKPOINT + "/ttl", CHECKPOINT + "/publish"
+CUSTOM_LOSS = [
+    {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+    {"op": "call_method", "name": "total", "target": "sum", "args": [{"ref": "logprobs"}]},
+    {
+        "op": "output",
+        "name": "output",
+        "target": "output",
+        "args": [{"tuple": [{"ref": "total"}, {"dict": {}}]}],
+    },
+]
 FINISH = {"reason": {"type": "success"}, "detail": None}
 
 
@@ -92,6 +102,15 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
             "model_id": ids.model,
             "seq_id": 17,
             "forward_input": {"data": [], "loss_fn": "cross_entropy"},
+        }
+    ],
+    ("POST", "/api/v1/create_custom_loss"): [
+        lambda ids, _: {
+            "session_id": ids.session,
+            "custom_loss_seq_id": 0,
+            "name": "loss",
+            "inputs": [{"name": "logprobs", "rank": 1}],
+            "graph": {"nodes": CUSTOM_LOSS},
         }
     ],
     ("POST", "/api/v1/optim_step"): [
