@@ -1,13 +1,12 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from spmd_tx.coordinator import age_encryption, custom_training, folder_links, schemas, training_results
@@ -29,12 +28,13 @@ from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Failed, Outcome, Request
+from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.training_outcomes import json_after, outcome_of_step, written_after
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -59,12 +59,6 @@ from spmd_tx.protocol import (
 
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
-
-NOT_FINITE = (
-    "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
-    "The accumulated gradient was cleared; weights and optimizer state are as before. Look for logprobs, "
-    "advantages or weights of extreme size in the last forward_backward, or lower the learning rate"
-)
 
 
 class Checkpoints(Protocol):
@@ -201,7 +195,7 @@ class Training:
             snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
             return [*self.versions.write_out(model.id), snapshot]
 
-        return _written(model.put_later(commands), written)
+        return written_after(model.put_later(commands), written)
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
@@ -215,7 +209,7 @@ class Training:
         model.become(adapter)
         seed = adapter_seed(wish.lora_config, model.id)
         reply = model.put(CreateAdapter(slot=model.slot, seed=seed, adapter=adapter))
-        return Begun(partial(_json_after, reply, schemas.CreateModelResult(model.id)))
+        return Begun(partial(json_after, reply, schemas.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
         check_optimizer(wish.optimizer_config)
@@ -291,7 +285,7 @@ class Training:
                 grad_clip_norm=adam.grad_clip_norm,
             )
         )
-        return Begun(partial(_optim_step, reply))
+        return Begun(partial(outcome_of_step, reply))
 
     async def _save_state(
         self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
@@ -359,7 +353,7 @@ class Training:
         republishes = request.seq_id if inflight else None
         reply = self._save_sampler(model, sampler.id, None, of=model.id, republishes=republishes)
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
-        return Begun(partial(_json_after, reply, result))
+        return Begun(partial(json_after, reply, result))
 
     def _save_sampler(
         self,
@@ -384,20 +378,3 @@ class Training:
             return [*place.before, save]
 
         return model.put_later(commands)
-
-
-async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
-    metrics = (await reply).metrics
-    if not metrics["applied"]:
-        return Failed(NOT_FINITE, "user", executed=True)
-    return json_result(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
-
-
-async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
-    await reply
-    return await written
-
-
-async def _json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
-    await reply
-    return json_result(result)
