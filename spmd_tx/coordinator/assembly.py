@@ -33,17 +33,19 @@ from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
+from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
 from spmd_tx.coordinator.request_queue import open_queue
-from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
+from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.trained_model import TrainingSlots
@@ -180,6 +182,7 @@ async def open_parts(
         chat_template=model.chat_template,
         progress=progress,
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
+        notices=Notices(),
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 
@@ -217,8 +220,9 @@ def make_equipment(
         grid=Grid(config.data_shards, config.train_tokens, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
+        stability=StabilityFiles(config.data_dir),
         custom_losses=custom_losses,
-        routing=RoutingFiles(config.data_dir / ROUTING) if model.config.n_experts else None,
+        routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
     )
     limits = SamplingLimits(
         shards=config.data_shards,
