@@ -1,13 +1,12 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from spmd_tx.coordinator import age_encryption, custom_training, folder_links, schemas, training_results
@@ -27,13 +26,15 @@ from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, S
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
+from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.training_outcomes import json_after, outcome_of_step, written_after
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -42,11 +43,7 @@ from spmd_tx.coordinator.validation import (
     check_optimizer,
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
-from spmd_tx.coordinator.wire import (
-    JSON,
-    ForwardBackwardRequest,
-    decode_forward_backward,
-)
+from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     AdapterSpec,
@@ -62,14 +59,6 @@ from spmd_tx.protocol import (
 
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
-
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-NOT_FINITE = (
-    "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
-    "The accumulated gradient was cleared; weights and optimizer state are as before. Look for logprobs, "
-    "advantages or weights of extreme size in the last forward_backward, or lower the learning rate"
-)
 
 
 class Checkpoints(Protocol):
@@ -88,7 +77,14 @@ class Samplers(Protocol):
     """What is used of the catalog."""
 
     async def add_sampler(
-        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+        self,
+        session_id: str,
+        seq_id: int,
+        base_model: str,
+        *,
+        path: str | None = None,
+        of: str | None = None,
+        inflight: bool = False,
     ) -> Sampler: ...
 
     async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
@@ -153,7 +149,7 @@ class Training:
             case "save_weights_for_sampler":
                 wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
                 if wish.path is None:
-                    return await self._save_ephemeral(model, wish)
+                    return await self._save_ephemeral(model, request, wish)
                 return await self._save_named(model, request, wish, wish.path)
             case "save_weights_external":
                 return await self._save_external(model, request, read_body(body, SaveWeightsExternalRequest))
@@ -172,7 +168,8 @@ class Training:
                 return None
             assert wish.sampling_session_seq_id is not None
             version = sampler_id(model.session_id, wish.sampling_session_seq_id)
-            if await self.versions.find_on_disk(version, model.session_id):
+            self.versions.answered(model.id, request.seq_id)
+            if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout)
 
@@ -198,7 +195,7 @@ class Training:
             snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
             return [*self.versions.write_out(model.id), snapshot]
 
-        return _written(model.put_later(commands), written)
+        return written_after(model.put_later(commands), written)
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
@@ -212,7 +209,7 @@ class Training:
         model.become(adapter)
         seed = adapter_seed(wish.lora_config, model.id)
         reply = model.put(CreateAdapter(slot=model.slot, seed=seed, adapter=adapter))
-        return Begun(partial(_json_after, reply, schemas.CreateModelResult(model.id)))
+        return Begun(partial(json_after, reply, schemas.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
         check_optimizer(wish.optimizer_config)
@@ -246,7 +243,7 @@ class Training:
             await reply
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
-            return _json(schemas.LoadWeightsResult(wish.path, model.id))
+            return json_result(schemas.LoadWeightsResult(wish.path, model.id))
 
         return Begun(outcome, next_waits=True)
 
@@ -288,7 +285,7 @@ class Training:
                 grad_clip_norm=adam.grad_clip_norm,
             )
         )
-        return Begun(partial(_optim_step, reply))
+        return Begun(partial(outcome_of_step, reply))
 
     async def _save_state(
         self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
@@ -301,7 +298,7 @@ class Training:
         async def outcome() -> Outcome:
             await reply
             await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(schemas.SaveWeightsResult(str(path)))
+            return json_result(schemas.SaveWeightsResult(str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -318,7 +315,7 @@ class Training:
             await self.checkpoints.complete(path, partial, model.adapter, options)
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
-            return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return json_result(schemas.SaveWeightsForSamplerResult(path=str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -338,60 +335,46 @@ class Training:
             if recipients:
                 await asyncio.to_thread(age_encryption.encrypt, partial, recipients)
             manifest = await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(SaveWeightsExternalResult(str(path), manifest.size_bytes))
+            return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
 
         return Begun(outcome, next_waits=True)
 
-    async def _save_ephemeral(self, model: TrainedModel, wish: schemas.SaveWeightsForSamplerRequest) -> Begun:
+    async def _save_ephemeral(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest
+    ) -> Begun:
         if wish.sampling_session_seq_id is None:
             raise InvalidRequest(
                 "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
             )
+        inflight = wish.kind == "inflight"
         sampler = await self.samplers.add_sampler(
-            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id
+            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
         )
-        reply = self._save_sampler(model, version=sampler.id, path=None, of=model.id)
+        republishes = request.seq_id if inflight else None
+        reply = self._save_sampler(model, sampler.id, None, of=model.id, republishes=republishes)
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
-        return Begun(partial(_json_after, reply, result))
+        return Begun(partial(json_after, reply, result))
 
     def _save_sampler(
-        self, model: TrainedModel, version: str, path: str | None, of: str | None = None
+        self,
+        model: TrainedModel,
+        version: str,
+        path: str | None,
+        of: str | None = None,
+        republishes: int | None = None,
     ) -> asyncio.Future[Reply]:
-        """The place in the bank is chosen when the command is sent, so that it is free by then."""
+        """The place in the bank is chosen when the command is sent, so that it is free by then.
+
+        ``republishes`` is the seq_id of a save of kind inflight.
+        """
 
         adapter = model.adapter  # a load that comes next may change it before this is sent
 
         def commands() -> list[AnyCommand]:
             place = self.versions.reserve(version, adapter, model.session_id, of)
+            if republishes is not None:
+                self.versions.publish_inflight(model.id, republishes, version)
             save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
 
         return model.put_later(commands)
-
-
-async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
-    metrics = (await reply).metrics
-    if not metrics["applied"]:
-        return Failed(NOT_FINITE, "user", executed=True)
-    return _json(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
-
-
-async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
-    await reply
-    return await written
-
-
-async def _json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
-    await reply
-    return _json(result)
-
-
-def _json(result: msgspec.Struct) -> Outcome:
-    return Finished(JSON, msgspec.json.encode(result))
-
-
-def read_body(body: bytes, schema: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(body, type=schema)
-    except msgspec.DecodeError as problem:
-        raise InvalidRequest(f"the request does not parse: {problem}") from None
