@@ -21,6 +21,7 @@ def main() -> None:
     with warnings.catch_warnings(action="ignore", category=tinker.ExperimentalWarning):
         wanted = types.SessionSearchRequest(display_name="first steps", user_metadata={"team": "geography"})
         (found, *_) = rest.search_sessions(wanted).result().sessions
+    assert isinstance(found.status, types.ClientSessionFinished)
     print(f"found {found.session_id}: {found.status.type}, {found.status.reason.type}, {found.project_id}")
 
     url = rest.export_session_trace(session_id).result()  # good for an hour
