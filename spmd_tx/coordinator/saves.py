@@ -1,13 +1,11 @@
 """Requests that save a model: to train on, to sample from, to download. And what every request begins as."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-
-import msgspec
 
 from spmd_tx.coordinator import age_encryption, schemas
 from spmd_tx.coordinator.bank import UNPLACED
@@ -21,11 +19,12 @@ from spmd_tx.coordinator.checkpoint_files import (
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
-from spmd_tx.coordinator.request_queue import Finished, Outcome, Request
+from spmd_tx.coordinator.json_bodies import json_result
+from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.coordinator.training_outcomes import json_after
 from spmd_tx.coordinator.versions import Versions
-from spmd_tx.coordinator.wire import JSON
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply, SaveSampler, SaveState
 
@@ -46,7 +45,14 @@ class Samplers(Protocol):
     """What is used of the catalog."""
 
     async def add_sampler(
-        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+        self,
+        session_id: str,
+        seq_id: int,
+        base_model: str,
+        *,
+        path: str | None = None,
+        of: str | None = None,
+        inflight: bool = False,
     ) -> Sampler: ...
 
     async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
@@ -77,7 +83,7 @@ class Saves:
         async def outcome() -> Outcome:
             await reply
             await self.checkpoints.complete(path, staged, model.adapter, options)
-            return as_json(schemas.SaveWeightsResult(str(path)))
+            return json_result(schemas.SaveWeightsResult(str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -94,7 +100,7 @@ class Saves:
             await self.checkpoints.complete(path, staged, model.adapter, options)
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
-            return as_json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return json_result(schemas.SaveWeightsForSamplerResult(path=str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -114,41 +120,46 @@ class Saves:
             if recipients:
                 await asyncio.to_thread(age_encryption.encrypt, staged, recipients)
             manifest = await self.checkpoints.complete(path, staged, model.adapter, options)
-            return as_json(SaveWeightsExternalResult(str(path), manifest.size_bytes))
+            return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
 
         return Begun(outcome, next_waits=True)
 
-    async def ephemeral(self, model: TrainedModel, wish: schemas.SaveWeightsForSamplerRequest) -> Begun:
+    async def ephemeral(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest
+    ) -> Begun:
         if wish.sampling_session_seq_id is None:
             raise InvalidRequest(
                 "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
             )
+        inflight = wish.kind == "inflight"
         sampler = await self.samplers.add_sampler(
-            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id
+            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
         )
-        reply = self._to_bank(model, version=sampler.id, path=None, of=model.id)
+        republishes = request.seq_id if inflight else None
+        reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
         return Begun(partial(json_after, reply, result))
 
     def _to_bank(
-        self, model: TrainedModel, version: str, path: str | None, of: str | None = None
+        self,
+        model: TrainedModel,
+        version: str,
+        path: str | None,
+        of: str | None = None,
+        republishes: int | None = None,
     ) -> asyncio.Future[Reply]:
-        """The place in the bank is chosen when the command is sent, so that it is free by then."""
+        """The place in the bank is chosen when the command is sent, so that it is free by then.
+
+        ``republishes`` is the seq_id of a save of kind inflight.
+        """
 
         adapter = model.adapter  # a load that comes next may change it before this is sent
 
         def commands() -> list[AnyCommand]:
             place = self.versions.reserve(version, adapter, model.session_id, of)
+            if republishes is not None:
+                self.versions.publish_inflight(model.id, republishes, version)
             save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
 
         return model.put_later(commands)
-
-
-async def json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
-    await reply
-    return as_json(result)
-
-
-def as_json(result: msgspec.Struct) -> Outcome:
-    return Finished(JSON, msgspec.json.encode(result))

@@ -1,12 +1,11 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from spmd_tx.coordinator import custom_training, folder_links, schemas, training_results
@@ -19,13 +18,15 @@ from spmd_tx.coordinator.checkpoint_files import (
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
+from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Failed, Outcome, Request
+from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
-from spmd_tx.coordinator.saves import Begun, Checkpoints, Samplers, Saves, as_json, json_after
+from spmd_tx.coordinator.saves import Begun, Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.training_outcomes import json_after, outcome_of_step, written_after
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -34,30 +35,18 @@ from spmd_tx.coordinator.validation import (
     check_optimizer,
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
-from spmd_tx.coordinator.wire import (
-    ForwardBackwardRequest,
-    decode_forward_backward,
-)
+from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     AnyCommand,
     CreateAdapter,
     LoadState,
     OptimStep,
-    Reply,
     Snapshot,
 )
 
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
-
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-NOT_FINITE = (
-    "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
-    "The accumulated gradient was cleared; weights and optimizer state are as before. Look for logprobs, "
-    "advantages or weights of extreme size in the last forward_backward, or lower the learning rate"
-)
 
 
 class CustomLosses(Protocol):
@@ -112,7 +101,7 @@ class Training:
             case "save_weights_for_sampler":
                 wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
                 if wish.path is None:
-                    return await self._saves.ephemeral(model, wish)
+                    return await self._saves.ephemeral(model, request, wish)
                 return await self._saves.named(model, request, wish, wish.path)
             case "save_weights_external":
                 return await self._saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
@@ -131,7 +120,8 @@ class Training:
                 return None
             assert wish.sampling_session_seq_id is not None
             version = sampler_id(model.session_id, wish.sampling_session_seq_id)
-            if await self.versions.find_on_disk(version, model.session_id):
+            self.versions.answered(model.id, request.seq_id)
+            if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout)
 
@@ -161,7 +151,7 @@ class Training:
             snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
             return [*self.versions.write_out(model.id), snapshot]
 
-        return _written(model.put_later(commands), written)
+        return written_after(model.put_later(commands), written)
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
@@ -209,7 +199,7 @@ class Training:
             await reply
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
-            return as_json(schemas.LoadWeightsResult(wish.path, model.id))
+            return json_result(schemas.LoadWeightsResult(wish.path, model.id))
 
         return Begun(outcome, next_waits=True)
 
@@ -251,23 +241,4 @@ class Training:
                 grad_clip_norm=adam.grad_clip_norm,
             )
         )
-        return Begun(partial(_optim_step, reply))
-
-
-async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
-    metrics = (await reply).metrics
-    if not metrics["applied"]:
-        return Failed(NOT_FINITE, "user", executed=True)
-    return as_json(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
-
-
-async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
-    await reply
-    return await written
-
-
-def read_body(body: bytes, schema: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(body, type=schema)
-    except msgspec.DecodeError as problem:
-        raise InvalidRequest(f"the request does not parse: {problem}") from None
+        return Begun(partial(outcome_of_step, reply))
