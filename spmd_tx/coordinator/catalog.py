@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator import audit, steady_time
+from spmd_tx.coordinator.audit import Deed
 from spmd_tx.coordinator.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.schemas import CreateSessionRequest, FinishSessionRequest
@@ -62,7 +63,7 @@ class Catalog:
         )
         async with self._database.transaction() as db:
             db.add(session)
-            audit.add(db, "session_created", caller, session_id=session.id)
+            audit.add(db, Deed("session_created", caller, caller.owner, {"session_id": session.id}))
         self._sessions[session.id] = session
         self._last_seen[session.id] = session.created_at
         return session
@@ -94,7 +95,7 @@ class Catalog:
         details = {"session_id": session_id, "project_id": project_id}
         async with self._database.transaction() as db:
             await db.execute(update(Session).where(Session.id == session_id).values(project_id=project_id))
-            audit.add(db, "project_session_assigned", caller, session.owner, **details)
+            audit.add(db, Deed("project_session_assigned", caller, session.owner, details))
         session.project_id = project_id
 
     async def end_session(self, session_id: str, because: str) -> bool:
@@ -116,11 +117,11 @@ class Catalog:
         if self._last_seen.pop(session_id, None) is None:
             return False
         session.ended_at, session.ended_because = steady_time.now(), values["ended_because"]
-        because = values["ended_because"]
+        details = {"session_id": session_id, "because": values["ended_because"]}
         async with self._database.transaction() as db:
             ending = update(Session).where(Session.id == session_id)
             await db.execute(ending.values(ended_at=session.ended_at, **values))
-            audit.add(db, "session_ended", caller, session.owner, session_id=session_id, because=because)
+            audit.add(db, Deed("session_ended", caller, session.owner, details))
         self._forget(session_id)
         return True
 
@@ -175,6 +176,12 @@ class Catalog:
         async with self._database.transaction() as db:
             return (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
 
+    async def inflight_samplers(self, model_id: str) -> list[str]:
+        """Of a model, the newest first."""
+        query = select(Sampler.id).where(Sampler.model_id == model_id, Sampler.inflight.is_(True))
+        async with self._database.reading() as db:
+            return list(await db.scalars(query.order_by(Sampler.created_at.desc())))
+
     async def problem(self, row: Model | Sampler) -> str | None:
         """Why a model or sampler that once existed takes no more requests, if so."""
         session = await self.session(row.session_id)
@@ -186,11 +193,19 @@ class Catalog:
         return None
 
     async def add_sampler(
-        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+        self,
+        session_id: str,
+        seq_id: int,
+        base_model: str,
+        *,
+        path: str | None = None,
+        of: str | None = None,
+        inflight: bool = False,
     ) -> Sampler:
         """A sampler of a checkpoint (``path``), of a model's present weights (``of``), or of the base model.
 
-        The same number in the same session again is the same sampler.
+        One that is ``inflight`` draws from what the model has saved last in this way. The same number in the
+        same session again is the same sampler.
         """
         sampler = Sampler(
             id=sampler_id(session_id, seq_id),
@@ -198,13 +213,14 @@ class Catalog:
             base_model=base_model,
             model_path=path,
             model_id=of,
+            inflight=inflight,
             created_at=steady_time.now(),
         )
         async with self._database.transaction() as db:
             known = await db.get(Sampler, sampler.id)
             if known is None:
                 db.add(sampler)
-        if known is not None and (known.model_path, known.model_id) != (path, of):
+        if known is not None and (known.model_path, known.model_id, known.inflight) != (path, of, inflight):
             raise InvalidRequest(
                 f"sampling_session_seq_id {seq_id} of session {session_id!r} is already in use; "
                 "send the next one"

@@ -1,20 +1,19 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import age_encryption, folder_links, schemas
+from spmd_tx.coordinator import age_encryption, custom_training, folder_links, schemas, training_results
 from spmd_tx.coordinator.bank import UNPLACED
-from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest, pack
+from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
-from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
+from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import (
     EXTERNAL_WEIGHTS,
     SAMPLER_WEIGHTS,
@@ -24,14 +23,18 @@ from spmd_tx.coordinator.checkpoint_files import (
     parse,
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
+from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
-from spmd_tx.coordinator.usage import Spent
+from spmd_tx.coordinator.training_outcomes import json_after, outcome_of_step, written_after
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -40,7 +43,7 @@ from spmd_tx.coordinator.validation import (
     check_optimizer,
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
-from spmd_tx.coordinator.wire import JSON, PROTOBUF, decode_forward_backward, encode_forward_backward_output
+from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     AdapterSpec,
@@ -57,14 +60,6 @@ from spmd_tx.protocol import (
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-NOT_FINITE = (
-    "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
-    "The accumulated gradient was cleared; weights and optimizer state are as before. Look for logprobs, "
-    "advantages or weights of extreme size in the last forward_backward, or lower the learning rate"
-)
-
 
 class Checkpoints(Protocol):
     """What is used of the checkpoint catalog."""
@@ -72,7 +67,7 @@ class Checkpoints(Protocol):
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
 
     async def complete(
-        self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
+        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
     ) -> Manifest: ...
 
     async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
@@ -82,10 +77,23 @@ class Samplers(Protocol):
     """What is used of the catalog."""
 
     async def add_sampler(
-        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+        self,
+        session_id: str,
+        seq_id: int,
+        base_model: str,
+        *,
+        path: str | None = None,
+        of: str | None = None,
+        inflight: bool = False,
     ) -> Sampler: ...
 
     async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
+
+
+class CustomLosses(Protocol):
+    """What is used of the catalog of custom losses."""
+
+    async def open(self, loss_id: str, session_id: str) -> StoredLoss: ...
 
 
 class Begun(NamedTuple):
@@ -107,12 +115,14 @@ class Training:
     grid: Grid
     base_model: str
     snapshots: Snapshots
+    stability: StabilityFiles
+    custom_losses: CustomLosses
     routing: RoutingFiles | None = None  # None: the model has no experts
 
     async def begin(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
     ) -> Begun:
-        """Raises RequestError when the request cannot be carried out; then nothing of it was sent.
+        """Raises RequestError when the request cannot be carried out; then nothing with an effect was sent.
 
         ``layout`` is how its micro-batches were cut the first time, if this is not the first time.
         """
@@ -126,9 +136,12 @@ class Training:
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 grid = self.grid.as_recorded(layout)
-                packed = await asyncio.to_thread(self._pack, model, body, grid)
+                sent = await asyncio.to_thread(decode_forward_backward, body)
+                if sent.loss_fn == custom_training.LOSS:
+                    return await self._custom(model, request, sent, grid)
+                packed = await asyncio.to_thread(self._pack, model, sent, grid, layout is not None)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
-                return Begun(partial(_forward_backward, packed, outputs, grid.layout))
+                return Begun(partial(training_results.of_loss, packed, outputs, grid.layout))
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
@@ -136,11 +149,11 @@ class Training:
             case "save_weights_for_sampler":
                 wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
                 if wish.path is None:
-                    return await self._save_ephemeral(model, wish)
+                    return await self._save_ephemeral(model, request, wish)
                 return await self._save_named(model, request, wish, wish.path)
             case "save_weights_external":
                 return await self._save_external(model, request, read_body(body, SaveWeightsExternalRequest))
-            case "sample" | "copy_weights":
+            case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
     async def begin_again(
@@ -155,7 +168,8 @@ class Training:
                 return None
             assert wish.sampling_session_seq_id is not None
             version = sampler_id(model.session_id, wish.sampling_session_seq_id)
-            if await self.versions.find_on_disk(version, model.session_id):
+            self.versions.answered(model.id, request.seq_id)
+            if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout)
 
@@ -181,7 +195,7 @@ class Training:
             snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
             return [*self.versions.write_out(model.id), snapshot]
 
-        return _written(model.put_later(commands), written)
+        return written_after(model.put_later(commands), written)
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
@@ -195,7 +209,7 @@ class Training:
         model.become(adapter)
         seed = adapter_seed(wish.lora_config, model.id)
         reply = model.put(CreateAdapter(slot=model.slot, seed=seed, adapter=adapter))
-        return Begun(partial(_json_after, reply, schemas.CreateModelResult(model.id)))
+        return Begun(partial(json_after, reply, schemas.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
         check_optimizer(wish.optimizer_config)
@@ -229,18 +243,34 @@ class Training:
             await reply
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
-            return _json(schemas.LoadWeightsResult(wish.path, model.id))
+            return json_result(schemas.LoadWeightsResult(wish.path, model.id))
 
         return Begun(outcome, next_waits=True)
 
-    def _pack(self, model: TrainedModel, body: bytes, grid: Grid) -> PackedRequest:
-        request = decode_forward_backward(body)
-        loss = check_forward_backward(request, self.limits)
+    async def _custom(
+        self, model: TrainedModel, request: Request, sent: ForwardBackwardRequest, grid: Grid
+    ) -> Begun:
+        """Its steps are sent one after the other; after the last one the model's next request may begin."""
+        stored = await self.custom_losses.open(custom_training.loss_id(sent), model.session_id)
+        pack = partial(self._pack, model, grid=grid)
+        packed, outputs, found = await custom_training.differentiate(model, sent, stored, pack)
+        if not sent.forward_only:
+            packed = await asyncio.to_thread(custom_training.backward, sent, found, pack)
+            model.request_id = request.id
+            outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
+        return Begun(partial(training_results.of_loss, packed, outputs, grid.layout, found))
+
+    def _pack(
+        self, model: TrainedModel, request: ForwardBackwardRequest, grid: Grid, is_again: bool = False
+    ) -> PackedRequest:
+        loss, data = check_forward_backward(request, self.limits), request.data
+        if loss.name == "stable_reinforce":
+            data = self.stability.resolved(model.session_id, data, is_again=is_again)
         experts: list[np.ndarray | None] = []
         if self.routing is not None:
-            for datum in request.data:
+            for datum in data:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
-        return pack(request.data, loss, model.slot, request.forward_only, grid, experts)
+        return pack(data, loss, model.slot, request.forward_only, grid, experts)
 
     def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
         adam = check_adam(wish)
@@ -255,7 +285,7 @@ class Training:
                 grad_clip_norm=adam.grad_clip_norm,
             )
         )
-        return Begun(partial(_optim_step, reply))
+        return Begun(partial(outcome_of_step, reply))
 
     async def _save_state(
         self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
@@ -268,7 +298,7 @@ class Training:
         async def outcome() -> Outcome:
             await reply
             await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(schemas.SaveWeightsResult(str(path)))
+            return json_result(schemas.SaveWeightsResult(str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -285,7 +315,7 @@ class Training:
             await self.checkpoints.complete(path, partial, model.adapter, options)
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
-            return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return json_result(schemas.SaveWeightsForSamplerResult(path=str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -305,79 +335,46 @@ class Training:
             if recipients:
                 await asyncio.to_thread(age_encryption.encrypt, partial, recipients)
             manifest = await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(SaveWeightsExternalResult(str(path), manifest.size_bytes))
+            return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
 
         return Begun(outcome, next_waits=True)
 
-    async def _save_ephemeral(self, model: TrainedModel, wish: schemas.SaveWeightsForSamplerRequest) -> Begun:
+    async def _save_ephemeral(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest
+    ) -> Begun:
         if wish.sampling_session_seq_id is None:
             raise InvalidRequest(
                 "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
             )
+        inflight = wish.kind == "inflight"
         sampler = await self.samplers.add_sampler(
-            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id
+            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
         )
-        reply = self._save_sampler(model, version=sampler.id, path=None, of=model.id)
+        republishes = request.seq_id if inflight else None
+        reply = self._save_sampler(model, sampler.id, None, of=model.id, republishes=republishes)
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
-        return Begun(partial(_json_after, reply, result))
+        return Begun(partial(json_after, reply, result))
 
     def _save_sampler(
-        self, model: TrainedModel, version: str, path: str | None, of: str | None = None
+        self,
+        model: TrainedModel,
+        version: str,
+        path: str | None,
+        of: str | None = None,
+        republishes: int | None = None,
     ) -> asyncio.Future[Reply]:
-        """The place in the bank is chosen when the command is sent, so that it is free by then."""
+        """The place in the bank is chosen when the command is sent, so that it is free by then.
+
+        ``republishes`` is the seq_id of a save of kind inflight.
+        """
 
         adapter = model.adapter  # a load that comes next may change it before this is sent
 
         def commands() -> list[AnyCommand]:
             place = self.versions.reserve(version, adapter, model.session_id, of)
+            if republishes is not None:
+                self.versions.publish_inflight(model.id, republishes, version)
             save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
 
         return model.put_later(commands)
-
-
-async def _forward_backward(
-    packed: PackedRequest, outputs: Sequence[Awaitable[ChunkOutput]], layout: str
-) -> Outcome:
-    received = [await output for output in outputs]
-
-    def encode() -> bytes:
-        logprobs, loss = packed.results(received)
-        metrics = {
-            "loss:sum": loss,
-            "num_tokens:sum": float(packed.destination.size),
-            "num_datums:sum": float(len(logprobs)),
-        }
-        return encode_forward_backward_output(logprobs, metrics)
-
-    tokens = packed.destination.size
-    spent = Spent(forwarded=tokens) if packed.chunks[0].forward_only else Spent(trained=tokens)
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout, spent=spent)
-
-
-async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
-    metrics = (await reply).metrics
-    if not metrics["applied"]:
-        return Failed(NOT_FINITE, "user", executed=True)
-    return _json(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
-
-
-async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
-    await reply
-    return await written
-
-
-async def _json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
-    await reply
-    return _json(result)
-
-
-def _json(result: msgspec.Struct) -> Outcome:
-    return Finished(JSON, msgspec.json.encode(result))
-
-
-def read_body(body: bytes, schema: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(body, type=schema)
-    except msgspec.DecodeError as problem:
-        raise InvalidRequest(f"the request does not parse: {problem}") from None
