@@ -16,6 +16,8 @@ def numbers(trace: Trace, function: Function, *values: Scalar) -> Scalar:
     """Arithmetic of Python. A length plus or minus a number, or times one, stays a length."""
     if all(isinstance(value, bool | int | float) for value in values):
         try:
+            if function is operator.pow:  # of integers, it would take as long as it likes
+                values = tuple(map(float, values))
             return function(*values)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise LossProblem(f"{error}") from None
