@@ -4,16 +4,16 @@ ARGS ?=
 SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test chaos hosts check format cookbook sdk-matrix clean
+.PHONY: help demo test chaos hosts check format s3 cookbook sdk-matrix fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS="--learning-rate 0"
 	.venv/bin/spmd-tx demo $(ARGS)
 
 test: .venv/installed ## run the tests, without those marked slow; options: make test ARGS="-k losses"
-	.venv/bin/pytest -m "not slow and not chaos and not cookbook and not sdk_matrix" $(ARGS)
+	.venv/bin/pytest -m "not slow and not chaos and not cookbook and not sdk_matrix and not fuzz" $(ARGS)
 
 chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
@@ -31,11 +31,17 @@ format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
+s3: .venv-s3/installed ## keep checkpoints in an S3 endpoint on loopback (moto), and take it away for a while
+	.venv-s3/bin/pytest -s -rs tests/sdk/test_s3.py -m slow $(ARGS)
+
 cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
 	.venv/bin/pytest -s -m cookbook tests/cookbook $(ARGS)
 
 sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
+
+fuzz: .venv/installed .venv-fuzz/installed ## send odd requests by the thousand to every route, and odd bodies (installs schemathesis)
+	SPMD_TX_FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/test_fuzz_forward_backward.py $(ARGS)
 
 clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	rm -rf .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo runs
@@ -44,6 +50,11 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	@$(PYTHON) -c 'import sys; sys.exit("$(PYTHON) is older than 3.11; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	.venv/bin/$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+.venv-s3/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-s3
+	.venv-s3/bin/$(PIP_INSTALL) -e '.[dev,s3]' 'moto[server]==5.2.5'
 	touch $@
 
 # PyTorch comes first: with the other packages in one command pip would look at many of its versions.
@@ -56,6 +67,11 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 
 .venv-cookbook/hub: .venv-cookbook/installed tests/cookbook/make_offline_hub.py $(wildcard tests/cookbook/offline_*.py)
 	HF_HUB_OFFLINE=1 .venv-cookbook/bin/python tests/cookbook/make_offline_hub.py $@
+	touch $@
+
+.venv-fuzz/installed: tests/fuzz/requirements.txt
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/pip install --quiet --disable-pip-version-check -r tests/fuzz/requirements.txt
 	touch $@
 
 .venv-sdk/%/installed: tests/sdk_matrix/versions.txt

@@ -89,6 +89,14 @@ async def sessions_in_use(db: AsyncSession) -> list[str]:
     return list(await db.scalars(select(Session.id).where(_is_in_use(Session.id))))
 
 
+async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
+    """By session: when the oldest gradient that may have to be made again was asked for."""
+    needed = and_(RequestRow.kind == "forward_backward", _is_needed_to_restore())
+    query = select(RequestRow.session_id, func.min(RequestRow.created_at)).where(needed)
+    rows = await db.execute(query.group_by(RequestRow.session_id))
+    return {row[0]: row[1] for row in rows}
+
+
 async def versions_in_use(db: AsyncSession) -> set[str]:
     """The versions that samplers of open sessions, or with unfinished requests, draw from."""
     query = select(Sampler.id, Sampler.version).where(_is_in_use(Sampler.session_id))
@@ -97,7 +105,8 @@ async def versions_in_use(db: AsyncSession) -> set[str]:
 
 async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
     """Ephemeral versions that are not the newest of their model, and that nobody has used for long."""
-    ephemeral = and_(Sampler.model_id.is_not(None), _is_in_use(Sampler.session_id))
+    is_frozen = and_(Sampler.model_id.is_not(None), Sampler.inflight.is_(False))
+    ephemeral = and_(is_frozen, _is_in_use(Sampler.session_id))
     newest = (
         select(Sampler.model_id, func.max(Sampler.created_at)).where(ephemeral).group_by(Sampler.model_id)
     )
