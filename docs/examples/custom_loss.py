@@ -3,8 +3,8 @@
 import argparse
 
 import tinker
-import torch
-import torch.nn.functional as F  # noqa: N812 (everybody's name for it)
+import torch  # pyright: ignore[reportMissingImports]
+import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingImports]
 from tinker import types
 
 BETA = 0.1

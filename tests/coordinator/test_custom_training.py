@@ -18,7 +18,7 @@ async def bench(tmp_path):
 
 def custom(*lengths, scale=2.0, loss_id=FakeCustomLosses.ID, config=None, **changes):
     """The fake loss is ``scale`` times the sum of a datum's logprobs."""
-    scales = {} if scale is None else {"scale": np.float32([scale])}
+    scales = {} if scale is None else {"scale": np.atleast_1d(np.float32(scale))}
     body = forward_backward(*lengths, loss_fn="custom", **scales, **changes)
     request = pb.ForwardBackwardRequest.FromString(body)
     for datum in request.data:
@@ -94,7 +94,7 @@ async def test_other_models_train_while_a_loss_is_waited_for(bench):
     [
         ({"scale": None}, "datum 0: loss_fn_inputs lacks scale, which loss 'fake' takes"),
         (
-            {"scale": None, "more": {"scale": np.zeros(10, np.float32)}},
+            {"scale": np.zeros(10)},
             "datum 0: scale has the shape [10], but loss 'fake' takes scale with rank 0: one number",
         ),
         ({"more": {"target_tokens": np.ones((10, 2), np.int64)}}, "takes logprobs with rank 1: [10]"),
