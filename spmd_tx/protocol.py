@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
@@ -194,6 +194,9 @@ class Prefill(Command, frozen=True, tag="prefill"):
     copies: np.ndarray  # int32 [C, 2]: (from, to) pages; C splits over the data shards like B
     logprobs: bool  # whether to compute and reply logprobs, float32 [B, T]
     wishes: PromptWishes | None = None  # with logprobs only
+    # int32 [B, N]: the pages of each row's only segment. Its positions need not begin at 0: those before
+    # were written by earlier commands, or are by this one. None: all segments are there in full.
+    tables: np.ndarray | None = None
 
 
 class Decode(Command, frozen=True, tag="decode"):

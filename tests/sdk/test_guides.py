@@ -47,6 +47,16 @@ def test_a_student_comes_close_to_its_teacher(run_example, options):
     assert last < first / 2
 
 
+def test_a_model_answers_and_says_what_it_thinks_of_text(run_example):
+    lines = run_example("sample.py").splitlines()
+    assert [line.split(" (")[0] for line in lines[:2]] == ["answer", "answer"]
+    assert lines[3] == "the same seed gives the same tokens: True"
+    assert numbers(lines[4])[0] < 0
+    assert all(number < 0 for number in numbers(lines[6]))
+    length, found = map(int, re.findall(r"\d+", lines[7]))
+    assert length // 2 < found <= length
+
+
 def test_imitation_and_reinforcement_run_to_a_saved_state(run_example):
     *steps, answer = run_example("rl_demo.py", "--steps", "2").splitlines()
     losses = [numbers(step)[0] for step in steps if step.startswith("imitate")]
