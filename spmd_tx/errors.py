@@ -6,6 +6,7 @@ SpmdTxError
 │   ├── Unauthorized      401
 │   ├── Forbidden         403
 │   ├── NotFound          404
+│   ├── BodyTooSlow       408
 │   └── TooManyRequests   429
 ├── StartError            the operator can fix it: the message names the option or file, and the remedy
 │   ├── DatabaseDamaged   also ends a server that runs
@@ -52,6 +53,12 @@ class NotFound(RequestError):
     """No such session, model, sampler, checkpoint or future."""
 
     status = 404
+
+
+class BodyTooSlow(RequestError):
+    """The client has stopped in the middle of its request."""
+
+    status = 408
 
 
 class TooManyRequests(RequestError):

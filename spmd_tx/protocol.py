@@ -99,6 +99,19 @@ class Forward(Command, frozen=True, tag="forward"):
     loss: LossInputs
 
 
+class CustomLoss(Command, frozen=True, tag="custom_loss"):
+    """Run a custom loss on the logprobs of a forward pass; the model has no part in it. I inputs, D datums.
+
+    Replies losses float64 [D], metrics float64 [D, M], and gradients float32: those of the losses with
+    respect to the logprobs, laid out like them. If the loss cannot be run, only ``problem``: why, in UTF-8.
+    """
+
+    definition: bytes  # custom_loss.Definition in JSON
+    lengths: np.ndarray  # int32 [D]: tokens
+    widths: np.ndarray  # int32 [I, D]: K of an input [T, K]; 0 for one without that dimension
+    values: list[np.ndarray]  # of each input, all datums end to end; logprobs first
+
+
 class OptimStep(Command, frozen=True, tag="optim_step"):
     """One AdamW update of one slot from its accumulated gradient, which is then zeroed.
 
@@ -235,6 +248,7 @@ AnyCommand = (
     CreateAdapter
     | ForwardBackward
     | Forward
+    | CustomLoss
     | OptimStep
     | SaveState
     | LoadState

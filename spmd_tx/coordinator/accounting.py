@@ -11,6 +11,7 @@ from spmd_tx.coordinator.request_log import Finished, Kind, Settled
 AUDITED: dict[Kind, str] = {
     "save_weights": "checkpoint_saved",
     "save_weights_for_sampler": "checkpoint_saved",
+    "save_weights_external": "checkpoint_saved",
     "load_weights": "checkpoint_loaded",
 }
 

@@ -1,11 +1,13 @@
 """Routes that save, load, list and delete checkpoints."""
 
+from typing import NamedTuple
+
 import msgspec
 from litestar import Controller, Request, delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import catalog, checkpoint_files, listings, validation
+from spmd_tx.coordinator import audit, catalog, checkpoint_files, listings, validation
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
@@ -88,13 +90,16 @@ class CheckpointsController(Controller):
         token = request.headers.get("x-tinker-weights-access-token", data.weights_access_token)
         reader = access.reading_with(token, services.keyring)
         key = request.headers.get("x-idempotency-key")
-        return CopyWeightsResponse(str(await services.copies.make(data, key, access, reader)))
+        path = await services.copies.make(data, key, access, reader)
+        copy, details = _Own(path, access.caller.owner), {"copied_from": data.source_path}
+        await _note(services, access, "checkpoint_copied", copy, **details)
+        return CopyWeightsResponse(str(path))
 
     @post("/weights_info", status_code=HTTP_200_OK, opt=READS)
     async def weights_info(
         self, data: JSONBody[WeightsInfoRequest], access: Accessible
     ) -> WeightsInfoResponse:
-        manifest = (await access.describe_checkpoint(checkpoint_files.parse(data.tinker_path))).manifest
+        manifest = await access.describe_checkpoint(checkpoint_files.parse(data.tinker_path))
         return WeightsInfoResponse(
             base_model=manifest.base_model,
             lora_rank=manifest.rank,
@@ -133,7 +138,9 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        await services.checkpoints.delete(await _path(access, run_id, kind, name))
+        own = await _own(access, run_id, kind, name)
+        await services.checkpoints.delete(own.path)
+        await _note(services, access, "checkpoint_deleted", own)
         return StatusResponse("ok")
 
     @put(CHECKPOINT + "/ttl")
@@ -147,7 +154,9 @@ class CheckpointsController(Controller):
         access: Accessible,
     ) -> StatusResponse:
         """Set how long a checkpoint is kept from now on; null keeps it."""
-        await services.checkpoints.set_ttl(await _path(access, run_id, kind, name), data.ttl_seconds)
+        own = await _own(access, run_id, kind, name)
+        await services.checkpoints.set_ttl(own.path, data.ttl_seconds)
+        await _note(services, access, "checkpoint_ttl_set", own, ttl_seconds=data.ttl_seconds)
         return StatusResponse("ok")
 
     @post(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
@@ -159,7 +168,9 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        await services.checkpoints.set_public(await _path(access, run_id, kind, name), True)
+        own = await _own(access, run_id, kind, name)
+        await services.checkpoints.set_public(own.path, True)
+        await _note(services, access, "checkpoint_published", own)
         return StatusResponse("ok")
 
     @delete(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
@@ -171,15 +182,27 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        await services.checkpoints.set_public(await _path(access, run_id, kind, name), False)
+        own = await _own(access, run_id, kind, name)
+        await services.checkpoints.set_public(own.path, False)
+        await _note(services, access, "checkpoint_unpublished", own)
         return StatusResponse("ok")
 
 
-async def _path(access: Access, run_id: str, kind: str, name: str) -> CheckpointPath:
-    """Of a checkpoint that the caller may change."""
+class _Own(NamedTuple):
+    """A checkpoint that the caller may change; its owner may be somebody else if the caller is an admin."""
+
+    path: CheckpointPath
+    owner: str
+
+
+async def _own(access: Access, run_id: str, kind: str, name: str) -> _Own:
     path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
-    await access.checkpoint(path)
-    return path
+    return _Own(path, (await access.checkpoint(path)).owner)
+
+
+async def _note(services: Services, access: Access, event: str, of: _Own, **details: object) -> None:
+    deed = audit.Deed(event, access.caller, of.owner, {"tinker_path": str(of.path), **details})
+    await audit.note(services.database, deed)
 
 
 async def _create_from_checkpoint(

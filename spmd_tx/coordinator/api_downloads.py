@@ -20,7 +20,7 @@ from litestar.status_codes import (
     HTTP_416_REQUESTED_RANGE_NOT_SATISFIABLE,
 )
 
-from spmd_tx.coordinator import byte_ranges, checkpoint_files, download_content, signed_urls
+from spmd_tx.coordinator import audit, byte_ranges, checkpoint_files, download_content, signed_urls
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, CheckpointPath, Manifest
@@ -57,6 +57,7 @@ class DownloadsController(Controller):
         expires = datetime.fromtimestamp(int(time.time() + LIFETIME_SECONDS), UTC)
         files = sorted(found.manifest.files)
         links = {file: _link(request, services, access, found, FILES, file) for file in files}
+        await _note_reading(services, access, found)
         return ExternalWeightsUrlsResponse(links, expires.isoformat())
 
     @get(CHECKPOINT + "/archive")
@@ -71,6 +72,7 @@ class DownloadsController(Controller):
     ) -> Response[bytes]:
         """A link to all files as one archive, for SDKs up to 0.35. They read it, and do not follow it."""
         found = await _readable(access, run_id, kind, name)
+        await _note_reading(services, access, found)
         headers = {
             "Location": _link(request, services, access, found, ARCHIVES),
             "Expires": formatdate(int(time.time() + LIFETIME_SECONDS), usegmt=True),
@@ -133,7 +135,7 @@ class _Content(NamedTuple):
 
 async def _readable(access: Access, run_id: str, kind: str, name: str) -> _Found:
     path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
-    return _Found(path, (await access.describe_checkpoint(path)).manifest)
+    return _Found(path, await access.describe_checkpoint(path))
 
 
 async def _version(access: Access, run_id: str, kind: str, name: str, version: str) -> _Found:
@@ -142,6 +144,13 @@ async def _version(access: Access, run_id: str, kind: str, name: str, version: s
     if found.manifest.version != version:
         raise NotFound(f"checkpoint {found.path} was overwritten since this link was made; ask for a new one")
     return found
+
+
+async def _note_reading(services: Services, access: Access, found: _Found) -> None:
+    """That the links were given out; who uses them need not say who they are."""
+    details = {"tinker_path": str(found.path), "purpose": "download"}
+    deed = audit.Deed("checkpoint_read", access.caller, found.manifest.owner, details)
+    await audit.note(services.database, deed)
 
 
 def _link(request: Request, services: Services, access: Access, found: _Found, route: str, *file: str) -> str:

@@ -1,6 +1,6 @@
 """Routes for what a client does before and beside training: handshake, sessions, capabilities, health."""
 
-from litestar import Controller, Response, get, post, put
+from litestar import Controller, Request, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
@@ -51,8 +51,10 @@ class SessionsController(Controller):
         return ServerCapabilitiesResponse([model])
 
     @post("/telemetry", status_code=HTTP_200_OK, opt=SDK_READS)
-    async def telemetry(self) -> StatusResponse:
+    async def telemetry(self, request: Request) -> StatusResponse:
         """Taken and dropped: it may hold texts of users."""
+        async for _ in request.stream():
+            pass
         return StatusResponse("accepted")
 
     @post("/create_session", status_code=HTTP_200_OK)

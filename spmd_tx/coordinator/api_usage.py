@@ -62,4 +62,5 @@ def _entry(row: AuditRow) -> AuditEntry:
         event_details=who | row.details,
         model_id=None if path is None else path.removeprefix("tinker://").partition("/")[0],
         tinker_path=path,
+        purpose=row.details.get("purpose"),
     )

@@ -1,13 +1,19 @@
 """Wires the HTTP application together. Has no logic of its own."""
 
+from importlib.metadata import version
+
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
 
 from spmd_tx.coordinator.api_checkpoints import CheckpointsController
+from spmd_tx.coordinator.api_custom_losses import CustomLossesController
 from spmd_tx.coordinator.api_downloads import DownloadsController
 from spmd_tx.coordinator.api_futures import FuturesController
 from spmd_tx.coordinator.api_health import HealthController
+from spmd_tx.coordinator.api_keys import KeysController
 from spmd_tx.coordinator.api_metrics import MetricsController
 from spmd_tx.coordinator.api_models import ModelsController
 from spmd_tx.coordinator.api_openai import OpenAIController
@@ -17,6 +23,7 @@ from spmd_tx.coordinator.api_traces import TracesController
 from spmd_tx.coordinator.api_training import TrainingController
 from spmd_tx.coordinator.api_usage import UsageController
 from spmd_tx.coordinator.authentication import let_in
+from spmd_tx.coordinator.body_guard import BodyGuard
 from spmd_tx.coordinator.dependencies import Services, give_access, give_services
 from spmd_tx.coordinator.http_errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 
@@ -28,8 +35,10 @@ def make_app(services: Services) -> Litestar:
             SessionsController,
             TracesController,
             UsageController,
+            KeysController,
             ModelsController,
             TrainingController,
+            CustomLossesController,
             SamplingController,
             CheckpointsController,
             DownloadsController,
@@ -46,6 +55,9 @@ def make_app(services: Services) -> Litestar:
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services}),
         request_max_body_size=MAX_BODY_BYTES,
-        openapi_config=None,
+        middleware=[BodyGuard()],
+        openapi_config=OpenAPIConfig(
+            title="spmd_tx", version=version("spmd_tx"), render_plugins=[JsonRenderPlugin()]
+        ),
         logging_config=None,
     )

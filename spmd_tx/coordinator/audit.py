@@ -9,9 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.tables import AuditRow, Session
 
-OPERATOR = "operator"  # whoever runs spmd-tx on the server's host
+OPERATOR = Caller("operator", "admin")  # whoever runs spmd-tx on the server's host
 
 MOST_ENTRIES = 10_000  # of one answer, the newest
 
@@ -26,17 +27,25 @@ class Question(NamedTuple):
     day: date  # UTC
 
 
-def add(db: AsyncSession, event: str, caller: Caller, owner: str | None = None, **details: Any) -> None:
-    """A caller has done something to what belongs to an owner; None: to what is their own."""
-    row = AuditRow(
-        at=steady_time.now(),
-        event=event,
-        actor=caller.owner,
-        key_id=caller.key_id,
-        owner=caller.owner if owner is None else owner,
-        details=details,
-    )
-    db.add(row)
+class Deed(NamedTuple):
+    """What somebody does to what belongs to an owner."""
+
+    event: str  # RESOURCE_ACTION
+    caller: Caller
+    owner: str
+    details: dict[str, Any]
+
+
+def add(db: AsyncSession, deed: Deed) -> None:
+    """Write a deed down together with what it changes."""
+    who = {"actor": deed.caller.owner, "key_id": deed.caller.key_id, "owner": deed.owner}
+    db.add(AuditRow(at=steady_time.now(), event=deed.event, details=deed.details, **who))
+
+
+async def note(database: Database, deed: Deed) -> None:
+    """Write a deed down that has been done."""
+    async with database.transaction() as db:
+        add(db, deed)
 
 
 async def add_by_session(db: AsyncSession, event: str, session_id: str, tinker_path: str) -> None:
@@ -44,7 +53,8 @@ async def add_by_session(db: AsyncSession, event: str, session_id: str, tinker_p
     session = await db.get(Session, session_id)
     if session is not None:
         caller = Caller(session.owner, "user", session.key_id)
-        add(db, event, caller, session_id=session_id, tinker_path=tinker_path)
+        details = {"session_id": session_id, "tinker_path": tinker_path}
+        add(db, Deed(event, caller, session.owner, details))
 
 
 async def entries(db: AsyncSession, question: Question, caller: Caller) -> Sequence[AuditRow]:

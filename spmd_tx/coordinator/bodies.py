@@ -1,6 +1,7 @@
 """Bodies of training requests: protobuf, perhaps compressed, and JSON that carries a seq_id."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -15,9 +16,14 @@ from spmd_tx.errors import InvalidRequest, NotFound
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-MAX_UNPACKED_BYTES = 512 << 20
+MAX_UNPACKED_BYTES = 128 << 20
+MAX_WINDOW_BYTES = 16 << 20  # of zstd; its levels up to 19 use 8 MiB
+UNPACKED_AT_ONCE = 4  # bodies; small ones may turn out to be large
+
 _PIECE_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10  # below, a thread costs more than the work
+
+_unpackers = ThreadPoolExecutor(UNPACKED_AT_ONCE, thread_name_prefix="unpack")
 
 
 async def read_forward_backward(
@@ -28,9 +34,9 @@ async def read_forward_backward(
         return await read_loss_request(request, scheduler, access, forward_only=False)
     encoding = request.headers.get("content-encoding", "identity")
     body = await request.body()
-    if len(body) < _SMALL_BYTES:
+    if len(body) < _SMALL_BYTES and encoding == "identity":
         return _read(body, encoding)
-    return await asyncio.to_thread(_read, body, encoding)
+    return await asyncio.get_running_loop().run_in_executor(_unpackers, _read, body, encoding)
 
 
 async def read_loss_request(
@@ -53,8 +59,8 @@ async def read_json(
     body = await request.body()
     try:
         return msgspec.json.decode(body, type=schema)
-    except msgspec.DecodeError as error:
-        with suppress(msgspec.DecodeError, NotFound):
+    except (msgspec.DecodeError, RecursionError) as error:
+        with suppress(msgspec.DecodeError, RecursionError, NotFound):
             numbered = msgspec.json.decode(body, type=_Numbered)
             await access.model(numbered.model_id)
             scheduler.consume(numbered.model_id, numbered.seq_id)
@@ -70,11 +76,13 @@ def _read(body: bytes, encoding: str) -> tuple[wire.Address, bytes]:
 
 
 def _decompress(body: bytes) -> bytes:
+    """The content of one zstd frame. What its header says of the size is checked, not trusted."""
     pieces: list[bytes] = []
     size = 0
+    unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     try:
         announced = zstandard.frame_content_size(body)  # -1: not announced
-        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
+        with unpacker.stream_reader(body) as reader:
             while piece := reader.read(_PIECE_BYTES):
                 pieces.append(piece)
                 size += len(piece)
@@ -86,5 +94,7 @@ def _decompress(body: bytes) -> bytes:
     except zstandard.ZstdError as error:
         raise InvalidRequest(f"the body of {len(body)} bytes is no zstd frame: {error}") from None
     if announced not in (-1, size):
-        raise InvalidRequest(f"the body is cut short: {size} of {announced} bytes")
+        raise InvalidRequest(
+            f"the body unpacks to {size} of {announced} bytes: it is cut short, or more than one frame"
+        )
     return b"".join(pieces)

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator import audit, steady_time
+from spmd_tx.coordinator.audit import Deed
 from spmd_tx.coordinator.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.schemas import CreateSessionRequest, FinishSessionRequest
@@ -62,7 +63,7 @@ class Catalog:
         )
         async with self._database.transaction() as db:
             db.add(session)
-            audit.add(db, "session_created", caller, session_id=session.id)
+            audit.add(db, Deed("session_created", caller, caller.owner, {"session_id": session.id}))
         self._sessions[session.id] = session
         self._last_seen[session.id] = session.created_at
         return session
@@ -94,7 +95,7 @@ class Catalog:
         details = {"session_id": session_id, "project_id": project_id}
         async with self._database.transaction() as db:
             await db.execute(update(Session).where(Session.id == session_id).values(project_id=project_id))
-            audit.add(db, "project_session_assigned", caller, session.owner, **details)
+            audit.add(db, Deed("project_session_assigned", caller, session.owner, details))
         session.project_id = project_id
 
     async def end_session(self, session_id: str, because: str) -> bool:
@@ -116,11 +117,11 @@ class Catalog:
         if self._last_seen.pop(session_id, None) is None:
             return False
         session.ended_at, session.ended_because = steady_time.now(), values["ended_because"]
-        because = values["ended_because"]
+        details = {"session_id": session_id, "because": values["ended_because"]}
         async with self._database.transaction() as db:
             ending = update(Session).where(Session.id == session_id)
             await db.execute(ending.values(ended_at=session.ended_at, **values))
-            audit.add(db, "session_ended", caller, session.owner, session_id=session_id, because=because)
+            audit.add(db, Deed("session_ended", caller, session.owner, details))
         self._forget(session_id)
         return True
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from spmd_tx.coordinator.schemas import Number, Text, TrainingNumber
+from spmd_tx.coordinator.schemas import Label, Number, TrainingNumber
 
 
 class SaveWeightsExternalRequest(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class CopyWeightsRequest(msgspec.Struct, frozen=True):
     """To a new session of a project, or to a model number of a session."""
 
     source_path: str
-    destination_project_id: Text | None = None
+    destination_project_id: Label | None = None
     session_id: str | None = None
     model_seq_id: Number | None = None
     ttl_seconds: int | None = None  # the source's does not matter

@@ -6,6 +6,7 @@ import math
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, InternalServerException, SerializationException
 from litestar.status_codes import (
+    HTTP_400_BAD_REQUEST,
     HTTP_413_REQUEST_ENTITY_TOO_LARGE,
     HTTP_500_INTERNAL_SERVER_ERROR,
     HTTP_503_SERVICE_UNAVAILABLE,
@@ -15,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.errors import (
     Abandoned,
+    BodyTooSlow,
     DatabaseDamaged,
     DatabaseTaken,
     RequestError,
@@ -51,6 +53,17 @@ def _too_many_requests(_: Request, error: TooManyRequests) -> ErrorResponse:
     response = error_response(str(error), error.status)
     response.headers["Retry-After"] = str(math.ceil(error.seconds))
     return response
+
+
+def _body_too_slow(_: Request, error: BodyTooSlow) -> ErrorResponse:
+    response = error_response(str(error), error.status)
+    response.headers["Connection"] = "close"  # what may still come is no request
+    return response
+
+
+def _nested_too_deeply(request: Request, _: RecursionError) -> ErrorResponse:
+    """Nothing but JSON is nested as its sender likes."""
+    return error_response(f"the body of {request.url.path} is nested too deeply", HTTP_400_BAD_REQUEST)
 
 
 def _abandoned(_: Request, error: Abandoned) -> ErrorResponse:
@@ -96,6 +109,8 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     RequestError: _request_error,
     TooManyRequests: _too_many_requests,
+    BodyTooSlow: _body_too_slow,
+    RecursionError: _nested_too_deeply,
     Abandoned: _abandoned,
     Unavailable: _unavailable,
     SQLAlchemyError: _storage_error,

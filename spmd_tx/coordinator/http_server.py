@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import uvicorn
 from litestar import Litestar
 
+from spmd_tx.coordinator.header_guard import GuardedProtocol
+
 KEEP_ALIVE_SECONDS = 75  # clients keep connections for about a minute
 DRAIN_SECONDS = 3  # for requests that are being answered when the server ends
 
@@ -23,6 +25,7 @@ class HttpServer:
     def __init__(self, app: Litestar, listening: socket.socket) -> None:
         config = uvicorn.Config(
             app,
+            http=GuardedProtocol,
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -12,7 +12,8 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.callers import KeyLimits, Role
+from spmd_tx.coordinator import audit
+from spmd_tx.coordinator.callers import Caller, KeyLimits, Role
 from spmd_tx.coordinator.database import open_beside
 from spmd_tx.coordinator.storage import OUTAGES
 from spmd_tx.coordinator.tables import ApiKey
@@ -75,13 +76,16 @@ async def create(db: AsyncSession, wish: Wish) -> NewKey:
         **asdict(wish.limits),
     )
     db.add(row)
+    _note(db, "key_created", row, role=wish.role)
     return NewKey(token, row)
 
 
-async def revoke(db: AsyncSession, id: str) -> ApiKey:
+async def revoke(db: AsyncSession, id: str, caller: Caller = audit.OPERATOR) -> ApiKey:
     """End a key at once; one that was revoked before stays so."""
     row = await _find(db, id)
-    row.revoked_at = row.revoked_at or time.time()
+    if row.revoked_at is None:
+        row.revoked_at = time.time()
+        _note(db, "key_revoked", row, caller)
     return row
 
 
@@ -95,6 +99,7 @@ async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
     limits = KeyLimits(old.adapters, old.queued_requests, old.requests_per_second)
     new = await create(db, Wish(old.owner, old.role, lifetime, limits))
     old.expires_at = now + overlap if old.expires_at is None else min(old.expires_at, now + overlap)
+    _note(db, "key_rotated", old, replaced_by=new.row.id)
     return new
 
 
@@ -110,6 +115,10 @@ async def in_database(
         raise StartError(f"the database does not answer: {error}; try again") from error
     finally:
         await database.close()
+
+
+def _note(db: AsyncSession, event: str, row: ApiKey, caller: Caller = audit.OPERATOR, **details: str) -> None:
+    audit.add(db, audit.Deed(event, caller, row.owner, {"key": row.id, **details}))
 
 
 async def _find(db: AsyncSession, id: str) -> ApiKey:

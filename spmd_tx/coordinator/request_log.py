@@ -31,6 +31,7 @@ Kind = Literal[
     "save_weights_external",
     "copy_weights",
     "sample",
+    "create_custom_loss",
 ]
 
 
@@ -53,7 +54,7 @@ class Finished:
     content_type: str
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
-    routing: bytes | None = None  # which experts its samples went through (routing.py)
+    notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
     spent: Spent = field(default=NOTHING, compare=False)
 
     @property
@@ -234,6 +235,21 @@ async def session_of(db: AsyncSession, request_id: str) -> str:
 
 async def kind_of(db: AsyncSession, request_id: str) -> Kind:
     return cast(Kind, (await _row(db, request_id)).kind)
+
+
+async def succeeded(db: AsyncSession, request_id: str, kind: Kind, session_id: str) -> Request | None:
+    """The request with this id, if it is of this kind and session, and has a result."""
+    if "\0" in request_id:  # PostgreSQL refuses to look for it
+        return None
+    row = await db.scalar(
+        select(RequestRow).where(
+            RequestRow.id == request_id,
+            RequestRow.kind == kind,
+            RequestRow.session_id == session_id,
+            RequestRow.content_type.is_not(None),
+        )
+    )
+    return None if row is None else _request(row)
 
 
 async def payload_place(db: AsyncSession, request_id: str) -> Place:

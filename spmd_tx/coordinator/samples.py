@@ -8,11 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from spmd_tx.coordinator import prompt_wishes, routing
+from spmd_tx.coordinator import prompt_wishes, routing, stability
 from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.prefix_cache import BlockKeys
 from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.request_queue import Finished
+from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sample_wire import (
     NOTHING,
     PromptScores,
@@ -122,6 +123,7 @@ class SampleJob:
     rule: StopRule
     wishes: Wishes
     top: int  # how many of the likeliest tokens are wanted in the place of each token that is drawn
+    records_stability: bool = False  # for stable_reinforce
     samples: list[Sample] = field(default_factory=list)
 
     scope: str = ""  # in which its pages are known: the weights, and the session
@@ -161,12 +163,15 @@ class SampleJob:
         ]
         hits = self.cache_hits or 0
         body = encode_sample_response(sequences, self.scores or NOTHING, hits)
+        notes = {}
+        if self.samples[0].experts:
+            experts = [np.concatenate(sample.experts) for sample in self.samples]
+            notes[ROUTING] = routing.encode(self.prompt_experts, experts)
+        if self.records_stability:
+            notes[STABILITY] = stability.encode(sequences)
         sampled = sum(len(sample.tokens) for sample in self.samples)
         spent = Spent(prompt=len(self.prompt), cached=hits, sampled=sampled)
-        if not self.samples[0].experts:
-            return Finished(PROTOBUF, body, spent=spent)
-        experts = [np.concatenate(sample.experts) for sample in self.samples]
-        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts), spent=spent)
+        return Finished(PROTOBUF, body, notes=notes, spent=spent)
 
 
 @dataclass(frozen=True)
@@ -202,6 +207,7 @@ def make_job(
             body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
         ),
         top=body.topk_sample_logprobs or 0,
+        records_stability=bool(body.record_stability_info),
     )
     job.needs_scores = not job.wishes.is_empty
     job.samples = [

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
+from spmd_tx.coordinator import custom_losses
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, QueueStatus, Remains
 from spmd_tx.coordinator.execution import Execution
@@ -51,7 +52,7 @@ class Scheduler:
         self._snapshots = snapshots
         self._equip = equip
         self._clock = clock
-        self._unfinished = Unfinished(log.unfinished())
+        self._unfinished = Unfinished(each for each in log.unfinished() if not self._is_settled(each))
         self._ended: set[str] = set()  # sessions
         self._execution: Execution | None = None
         self._remains = Remains(set(), set(), {})  # of the last generation
@@ -64,6 +65,8 @@ class Scheduler:
         return bool(self._unfinished)
 
     def arrive(self, request: Request) -> None:
+        if self._is_settled(request):
+            return
         self._unfinished.add(request)
         if self._execution is not None:
             self._execution.arrive(request)
@@ -130,6 +133,13 @@ class Scheduler:
             raise
         finally:
             self._execution = None
+
+    def _is_settled(self, request: Request) -> bool:
+        """A custom loss is ready once it is written down; no worker is needed for that."""
+        if request.kind != custom_losses.KIND:
+            return False
+        self._log.resolve(request.id, custom_losses.created(request))
+        return True
 
     async def _judge(self) -> None:
         """Give up requests that keep ending generations, and be careful with those that may.

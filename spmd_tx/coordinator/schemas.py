@@ -8,7 +8,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from spmd_tx.coordinator.user_metadata import WithMetadata
+
 Text = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$")]  # what PostgreSQL can hold
+Label = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$", max_length=1000)]  # kept in rows
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 TrainingNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]  # 0 is the creation of the model
 
@@ -77,12 +80,12 @@ class TensorData(msgspec.Struct, frozen=True):
 # --- sessions ---------------------------------------------------------------------------------------
 
 
-class CreateSessionRequest(msgspec.Struct, frozen=True):
-    tags: list[Text] = []
+class CreateSessionRequest(WithMetadata, frozen=True):
+    tags: Annotated[list[Label], msgspec.Meta(max_length=100)] = msgspec.field(default_factory=list)
     user_metadata: dict[str, Any] | None = None
-    sdk_version: Text | None = None
-    project_id: Text | None = None
-    display_name: Text | None = None
+    sdk_version: Label | None = None
+    project_id: Label | None = None
+    display_name: Label | None = None
 
 
 class CreateSessionResponse(msgspec.Struct, frozen=True, tag="create_session"):
@@ -108,7 +111,7 @@ class FinishSessionRequest(msgspec.Struct, frozen=True):
 
 
 class SetProjectRequest(msgspec.Struct, frozen=True):
-    project_id: Text | None = None
+    project_id: Label | None = None
 
 
 class SessionResponse(msgspec.Struct, frozen=True):
@@ -131,7 +134,7 @@ class ClientConfigResponse(msgspec.Struct, frozen=True):
     proto_write_fwdbwd: bool = True  # 0.19 - 0.24
     fwd_via_fwdbwd: bool = True  # 0.22 - 0.24
     create_model_via_load_weights: bool = True  # 0.24.1 - 0.36
-    custom_loss_server_side: bool = False
+    custom_loss_server_side: bool = True
     sample_use_retrieve_futures: bool = True  # one poll for all samples of a client (completions.py)
     sample_join_sampling_session: bool = True
 
@@ -165,7 +168,7 @@ class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
 # --- models and training ----------------------------------------------------------------------------
 
 
-class CreateModelRequest(msgspec.Struct, frozen=True):
+class CreateModelRequest(WithMetadata, frozen=True):
     session_id: str
     model_seq_id: Number
     base_model: str
@@ -199,7 +202,7 @@ class OptimStepRequest(msgspec.Struct, frozen=True):
     optimizer_params: dict[str, Any] | None = None  # of another optimizer than AdamW
 
 
-class SaveWeightsRequest(msgspec.Struct, frozen=True):
+class SaveWeightsRequest(WithMetadata, frozen=True):
     model_id: str
     seq_id: TrainingNumber
     path: str | None = None  # a bare name
@@ -208,7 +211,7 @@ class SaveWeightsRequest(msgspec.Struct, frozen=True):
     user_metadata: dict[str, Any] | None = None
 
 
-class LoadWeightsRequest(msgspec.Struct, frozen=True):
+class LoadWeightsRequest(WithMetadata, frozen=True):
     """Into an existing model (model_id, seq_id), or creating one (session_id, model_seq_id)."""
 
     path: str
@@ -223,7 +226,7 @@ class LoadWeightsRequest(msgspec.Struct, frozen=True):
     weights_access_token: str | None = None  # an API key with which the checkpoint can be read
 
 
-class SaveWeightsForSamplerRequest(msgspec.Struct, frozen=True):
+class SaveWeightsForSamplerRequest(WithMetadata, frozen=True):
     """Under a name (path), or for one sampling session only (sampling_session_seq_id)."""
 
     model_id: str

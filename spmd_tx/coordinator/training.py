@@ -1,7 +1,7 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import age_encryption, folder_links, schemas
+from spmd_tx.coordinator import age_encryption, custom_training, folder_links, schemas, training_results
 from spmd_tx.coordinator.bank import UNPLACED
-from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest, pack
+from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
-from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
+from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import (
     EXTERNAL_WEIGHTS,
     SAMPLER_WEIGHTS,
@@ -24,14 +24,16 @@ from spmd_tx.coordinator.checkpoint_files import (
     parse,
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
-from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -40,7 +42,11 @@ from spmd_tx.coordinator.validation import (
     check_optimizer,
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
-from spmd_tx.coordinator.wire import JSON, PROTOBUF, decode_forward_backward, encode_forward_backward_output
+from spmd_tx.coordinator.wire import (
+    JSON,
+    ForwardBackwardRequest,
+    decode_forward_backward,
+)
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     AdapterSpec,
@@ -72,7 +78,7 @@ class Checkpoints(Protocol):
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
 
     async def complete(
-        self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
+        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
     ) -> Manifest: ...
 
     async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
@@ -86,6 +92,12 @@ class Samplers(Protocol):
     ) -> Sampler: ...
 
     async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
+
+
+class CustomLosses(Protocol):
+    """What is used of the catalog of custom losses."""
+
+    async def open(self, loss_id: str, session_id: str) -> StoredLoss: ...
 
 
 class Begun(NamedTuple):
@@ -107,12 +119,14 @@ class Training:
     grid: Grid
     base_model: str
     snapshots: Snapshots
+    stability: StabilityFiles
+    custom_losses: CustomLosses
     routing: RoutingFiles | None = None  # None: the model has no experts
 
     async def begin(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
     ) -> Begun:
-        """Raises RequestError when the request cannot be carried out; then nothing of it was sent.
+        """Raises RequestError when the request cannot be carried out; then nothing with an effect was sent.
 
         ``layout`` is how its micro-batches were cut the first time, if this is not the first time.
         """
@@ -126,9 +140,12 @@ class Training:
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 grid = self.grid.as_recorded(layout)
-                packed = await asyncio.to_thread(self._pack, model, body, grid)
+                sent = await asyncio.to_thread(decode_forward_backward, body)
+                if sent.loss_fn == custom_training.LOSS:
+                    return await self._custom(model, request, sent, grid)
+                packed = await asyncio.to_thread(self._pack, model, sent, grid, layout is not None)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
-                return Begun(partial(_forward_backward, packed, outputs, grid.layout))
+                return Begun(partial(training_results.of_loss, packed, outputs, grid.layout))
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
@@ -140,7 +157,7 @@ class Training:
                 return await self._save_named(model, request, wish, wish.path)
             case "save_weights_external":
                 return await self._save_external(model, request, read_body(body, SaveWeightsExternalRequest))
-            case "sample" | "copy_weights":
+            case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
     async def begin_again(
@@ -233,14 +250,30 @@ class Training:
 
         return Begun(outcome, next_waits=True)
 
-    def _pack(self, model: TrainedModel, body: bytes, grid: Grid) -> PackedRequest:
-        request = decode_forward_backward(body)
-        loss = check_forward_backward(request, self.limits)
+    async def _custom(
+        self, model: TrainedModel, request: Request, sent: ForwardBackwardRequest, grid: Grid
+    ) -> Begun:
+        """Its steps are sent one after the other; after the last one the model's next request may begin."""
+        stored = await self.custom_losses.open(custom_training.loss_id(sent), model.session_id)
+        pack = partial(self._pack, model, grid=grid)
+        packed, outputs, found = await custom_training.differentiate(model, sent, stored, pack)
+        if not sent.forward_only:
+            packed = await asyncio.to_thread(custom_training.backward, sent, found, pack)
+            model.request_id = request.id
+            outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
+        return Begun(partial(training_results.of_loss, packed, outputs, grid.layout, found))
+
+    def _pack(
+        self, model: TrainedModel, request: ForwardBackwardRequest, grid: Grid, is_again: bool = False
+    ) -> PackedRequest:
+        loss, data = check_forward_backward(request, self.limits), request.data
+        if loss.name == "stable_reinforce":
+            data = self.stability.resolved(model.session_id, data, is_again=is_again)
         experts: list[np.ndarray | None] = []
         if self.routing is not None:
-            for datum in request.data:
+            for datum in data:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
-        return pack(request.data, loss, model.slot, request.forward_only, grid, experts)
+        return pack(data, loss, model.slot, request.forward_only, grid, experts)
 
     def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
         adam = check_adam(wish)
@@ -334,25 +367,6 @@ class Training:
             return [*place.before, save]
 
         return model.put_later(commands)
-
-
-async def _forward_backward(
-    packed: PackedRequest, outputs: Sequence[Awaitable[ChunkOutput]], layout: str
-) -> Outcome:
-    received = [await output for output in outputs]
-
-    def encode() -> bytes:
-        logprobs, loss = packed.results(received)
-        metrics = {
-            "loss:sum": loss,
-            "num_tokens:sum": float(packed.destination.size),
-            "num_datums:sum": float(len(logprobs)),
-        }
-        return encode_forward_backward_output(logprobs, metrics)
-
-    tokens = packed.destination.size
-    spent = Spent(forwarded=tokens) if packed.chunks[0].forward_only else Spent(trained=tokens)
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout, spent=spent)
 
 
 async def _optim_step(reply: Awaitable[Reply]) -> Outcome:

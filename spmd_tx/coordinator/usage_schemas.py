@@ -84,6 +84,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     event_details: dict[str, Any]
     model_id: str | None = None  # of events of checkpoints
     tinker_path: str | None = None
+    purpose: str | None = None  # of reading
 
 
 class AuditResponse(msgspec.Struct, frozen=True):

@@ -23,6 +23,8 @@ from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.adapters import make_adapter_steps, one_adapter, slot_weights
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.compile_log import CompileLog
+from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
+from spmd_tx.worker.loss_values import LossProblem
 from spmd_tx.worker.losses import TokenLossInputs
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
@@ -57,6 +59,7 @@ class Engine:
         self._prefill = {wanted: make_prefill(*sampling, logprobs=wanted) for wanted in (False, True)}
         self._scored_prefill = cache(lambda widths: make_prefill(*sampling, logprobs=True, widths=widths))
         self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
+        self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
@@ -108,6 +111,19 @@ class Engine:
         with self.log.first(_program("forward", loss), rows.targets.shape):
             logprobs, losses = self._forward(self.state.base, train.w, train.scale, rows, loss)
         return {"logprobs": logprobs, "losses": losses}, {}
+
+    def custom_loss(self, command: protocol.CustomLoss) -> Result:
+        """Only process 0 runs it, because only its reply is read."""
+        if jax.process_index() != 0:
+            return {}, {}
+        inputs = inputs_of(command)
+        with self.log.first("custom_loss", *self._custom_losses.programs(command.definition, inputs)):
+            try:
+                results = self._custom_losses.run(command.definition, inputs)
+            except LossProblem as problem:
+                return {"problem": np.frombuffer(str(problem).encode(), np.uint8)}, {}
+        gradients = np.concatenate([gradient.ravel() for gradient in results.gradients])
+        return {"losses": results.losses_D, "metrics": results.metrics_DM, "gradients": gradients}, {}
 
     def optim_step(self, command: protocol.OptimStep) -> Result:
         inputs = AdamWInputs(

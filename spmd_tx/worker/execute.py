@@ -9,6 +9,7 @@ import numpy as np
 from spmd_tx.protocol import (
     AnyCommand,
     CreateAdapter,
+    CustomLoss,
     Decode,
     Forward,
     ForwardBackward,
@@ -36,6 +37,7 @@ class Steps(Protocol):
     def create_adapter(self, command: CreateAdapter) -> Result: ...
     def forward_backward(self, command: ForwardBackward) -> Result: ...
     def forward(self, command: Forward) -> Result: ...
+    def custom_loss(self, command: CustomLoss) -> Result: ...
     def optim_step(self, command: OptimStep) -> Result: ...
     def save_state(self, command: SaveState) -> Result: ...
     def load_state(self, command: LoadState) -> Result: ...
@@ -56,6 +58,8 @@ def execute(steps: Steps, command: AnyCommand) -> Result:
             return steps.forward_backward(command)
         case Forward():
             return steps.forward(command)
+        case CustomLoss():
+            return steps.custom_loss(command)
         case OptimStep():
             return steps.optim_step(command)
         case SaveState():

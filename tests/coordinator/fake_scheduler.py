@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import checkpoint_files, sample_wire, schemas, wire
+from spmd_tx.coordinator import checkpoint_files, custom_losses, sample_wire, schemas, wire
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
@@ -93,6 +93,8 @@ class FakeScheduler:
                 path = CheckpointPath(request.line, EXTERNAL_WEIGHTS, export.path)
                 await self._save(path, SaveOptions(ttl_seconds=export.ttl_seconds))
                 return _json(SaveWeightsExternalResult(str(path), len(b"weights")))
+            case "create_custom_loss":
+                return custom_losses.created(request)
             case "copy_weights":
                 raise AssertionError("it is done at once")
             case "sample":

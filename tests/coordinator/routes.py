@@ -37,6 +37,16 @@ Body = Callable[[Ids, Ids], object]  # of the ids in question, and of the sender
 CHECKPOINT = "/api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}"
 USAGE = "/api/v1/billing/usage/events"
 TTL, PUBLISH = CHECKPOINT + "/ttl", CHECKPOINT + "/publish"
+CUSTOM_LOSS = [
+    {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+    {"op": "call_method", "name": "total", "target": "sum", "args": [{"ref": "logprobs"}]},
+    {
+        "op": "output",
+        "name": "output",
+        "target": "output",
+        "args": [{"tuple": [{"ref": "total"}, {"dict": {}}]}],
+    },
+]
 FINISH = {"reason": {"type": "success"}, "detail": None}
 
 
@@ -92,6 +102,15 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
             "model_id": ids.model,
             "seq_id": 17,
             "forward_input": {"data": [], "loss_fn": "cross_entropy"},
+        }
+    ],
+    ("POST", "/api/v1/create_custom_loss"): [
+        lambda ids, _: {
+            "session_id": ids.session,
+            "custom_loss_seq_id": 0,
+            "name": "loss",
+            "inputs": [{"name": "logprobs", "rank": 1}],
+            "graph": {"nodes": CUSTOM_LOSS},
         }
     ],
     ("POST", "/api/v1/optim_step"): [
@@ -181,8 +200,12 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("POST", "/api/v1/create_session"): {"tags": [], "sdk_version": "0.38.0"},
     ("POST", "/api/v1/sessions/search"): {"owner": {"type": "accessible"}},  # a listing, too
     ("GET", "/api/v1/get_server_capabilities"): None,
+    ("GET", "/api/v1/auth/apikey/me"): None,
+    ("DELETE", "/api/v1/auth/apikey/me"): None,
     ("GET", "/metrics"): None,
 }
+
+SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema/{path}")}
 
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
 
@@ -227,6 +250,7 @@ async def send(
         name=ids.name,
         version="v",
         file="f",
+        path="openapi.json",
     )
     url = client.base_url.copy_with(raw_path=(filled + QUERIES.get(route, "")).encode())
     if isinstance(body, bytes):

@@ -10,10 +10,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from spmd_tx import custom_loss
 from spmd_tx.coordinator import schemas, tinker_pb2
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.packing import Grid
@@ -21,12 +23,16 @@ from spmd_tx.coordinator.request_log import Executed, History, Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
+from spmd_tx.custom_loss import Definition, LossInput, WireGraph, WireNode
+from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     CreateAdapter,
+    CustomLoss,
     Forward,
     ForwardBackward,
     LoadState,
@@ -161,6 +167,12 @@ class FakeTrainer:
                     for row, slot in enumerate(rows.slots.tolist()):
                         self.gradients[slot] += float(losses[row].sum(dtype=np.float64))
                 return {"logprobs": logprobs, "losses": losses}, {}
+            case CustomLoss(lengths=lengths, values=[logprobs, scales]):  # scale times the sum of logprobs
+                if (scales < 0).any():
+                    return {"problem": np.frombuffer(b"datum 0: it does not fit", np.uint8)}, {}
+                totals = np.add.reduceat(logprobs, np.cumsum(lengths) - lengths) * scales
+                gradients = np.repeat(scales, lengths).astype(np.float32)
+                return {"losses": totals, "metrics": totals[:, None], "gradients": gradients}, {}
             case OptimStep(slot=slot, learning_rate=learning_rate):
                 gradient = self.gradients.pop(slot, 0.0)
                 applied = bool(np.isfinite(gradient))
@@ -182,6 +194,35 @@ class FakeTrainer:
 def _write(path, name, weights):
     Path(path).mkdir(parents=True)
     (Path(path) / name).write_text(repr(weights))
+
+
+class FakeCustomLosses:
+    """One loss, in all sessions; the fake trainer runs it (see there)."""
+
+    ID = "loss-1"
+    DEFINITION = Definition(
+        "fake",
+        [LossInput("logprobs", 1), LossInput("scale", 0)],
+        WireGraph(
+            [
+                WireNode("placeholder", "logprobs", "logprobs"),
+                WireNode("placeholder", "scale", "scale"),
+                WireNode("call_function", "mul", "torch.mul", [{"ref": "logprobs"}, {"ref": "scale"}]),
+                WireNode("call_method", "total", "sum", [{"ref": "mul"}]),
+                WireNode(
+                    "output",
+                    "output",
+                    "output",
+                    [[{"ref": "total"}, {"dict": {"custom/total:mean": {"ref": "total"}}}]],
+                ),
+            ]
+        ),
+    )
+
+    async def open(self, loss_id, session_id):
+        if loss_id != self.ID:
+            raise InvalidRequest(f"custom loss {loss_id!r} does not exist in this session")
+        return StoredLoss(custom_loss.read(self.DEFINITION), msgspec.json.encode(self.DEFINITION))
 
 
 class NoSampling:
@@ -231,6 +272,7 @@ class TrainingBench:
         clock = asyncio.get_running_loop().time
         self.snapshots = Snapshots(database, directory / "snapshots", 3600.0, clock)
         self.models = BenchModels(self.log)
+        self.custom_losses = FakeCustomLosses()
         self.scheduler = Scheduler(self.log, self.models, self.snapshots, self.equip, clock)
 
     def equip(self, workers, pages):
@@ -247,6 +289,8 @@ class TrainingBench:
             grid=GRID,
             base_model=BASE_MODEL,
             snapshots=self.snapshots,
+            stability=StabilityFiles(self.directory),
+            custom_losses=self.custom_losses,
         )
         self.versions = versions
         sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling

@@ -1,0 +1,61 @@
+"""Routes about the API key that a request was sent with, for ``tinker auth login`` and ``logout``."""
+
+import msgspec
+from litestar import Controller, delete, get
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator import keys
+from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.dependencies import Accessible, Service
+from spmd_tx.coordinator.schemas import StatusResponse
+from spmd_tx.errors import InvalidRequest
+
+ORGANIZATION = "spmd_tx"
+
+
+class Organization(msgspec.Struct, frozen=True):
+    name: str
+
+
+class User(msgspec.Struct, frozen=True):
+    email: str  # the owner, which may be any name
+
+
+class KeyDetails(msgspec.Struct, frozen=True):
+    org_details: Organization
+    user_details: User
+
+
+class ApiKeyResponse(msgspec.Struct, frozen=True):
+    """What the holder of a key may know of it."""
+
+    key_id: int  # the key's id, which is hexadecimal, as a number; 0: none is needed
+    name: str
+    note: str
+    details: KeyDetails
+
+
+class KeysController(Controller):
+    path = "/api/v1/auth/apikey"
+
+    @get("/me")
+    async def key(self, access: Accessible) -> ApiKeyResponse:
+        return _described(access.caller)
+
+    @delete("/me", status_code=HTTP_200_OK)
+    async def revoke_key(self, services: Service, access: Accessible) -> StatusResponse:
+        """Revoke the key that this request was sent with."""
+        caller = access.caller
+        if caller.key_id is None:
+            raise InvalidRequest("this server has no API keys, so there is none to revoke")
+        async with services.database.transaction() as db:
+            await keys.revoke(db, caller.key_id, caller)
+        await services.keyring.look()
+        return StatusResponse("ok")
+
+
+def _described(caller: Caller) -> ApiKeyResponse:
+    details = KeyDetails(Organization(ORGANIZATION), User(caller.owner))
+    if caller.key_id is None:
+        return ApiKeyResponse(0, "no key", "this server lets everyone in", details)
+    return ApiKeyResponse(int(caller.key_id, 16), f"{caller.owner} {caller.key_id}", caller.role, details)

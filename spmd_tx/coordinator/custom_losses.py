@@ -1,0 +1,79 @@
+"""Custom losses that clients have created: kept in the log as requests, and found again by their id.
+
+The payload of its creation is the loss, so it lives as long as its session can use it, or may have to be
+restored (retention.py). Its id comes from that of the request, which nobody can guess.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from spmd_tx import custom_loss
+from spmd_tx.coordinator import request_log
+from spmd_tx.coordinator.custom_loss_schemas import CreateCustomLossResult
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.payloads import Recent
+from spmd_tx.coordinator.request_queue import Finished, Request
+from spmd_tx.coordinator.wire import JSON
+from spmd_tx.custom_loss import CustomLoss
+from spmd_tx.errors import InvalidRequest
+
+KIND = "create_custom_loss"
+CACHE_BYTES = 64 << 20  # of payloads; what is made of them takes a few times as much
+
+_PREFIX = "loss-"
+
+
+@dataclass(frozen=True)
+class StoredLoss:
+    """A loss, and the bytes that workers make it from."""
+
+    loss: CustomLoss
+    definition: bytes
+
+
+class Payloads(Protocol):
+    """What is used of the log."""
+
+    async def payload(self, request: Request) -> bytes: ...
+
+
+class CustomLossCatalog:
+    """Finds losses by their id."""
+
+    def __init__(self, database: Database, log: Payloads) -> None:
+        self._database = database
+        self._log = log
+        self._recent: Recent[tuple[str, StoredLoss]] = Recent(CACHE_BYTES)  # with their session
+
+    async def open(self, loss_id: str, session_id: str) -> StoredLoss:
+        """Raises InvalidRequest when this session has no such loss."""
+        known = self._recent.get(loss_id)
+        if known is not None and known[0] == session_id:
+            return known[1]
+        async with self._database.reading() as db:
+            request = await request_log.succeeded(db, loss_id.removeprefix(_PREFIX), KIND, session_id)
+        if request is None or loss_id != id_of(request):
+            raise InvalidRequest(
+                f"custom loss {loss_id[:100]!r} does not exist in this session; create it with "
+                "create_custom_loss of the same ServiceClient as the model"
+            )
+        definition = await self._log.payload(request)
+        stored = StoredLoss(custom_loss.read(custom_loss.decode(definition)), definition)
+        self._recent.put(loss_id, (session_id, stored), len(definition))
+        return stored
+
+
+def line_of(session_id: str) -> str:
+    """Where a session's creations are numbered."""
+    return f"{session_id}:custom_loss"
+
+
+def id_of(request: Request) -> str:
+    return _PREFIX + request.id
+
+
+def created(request: Request) -> Finished:
+    """The outcome of a creation that was found to be good before it was written down."""
+    return Finished(JSON, msgspec.json.encode(CreateCustomLossResult(id_of(request))))

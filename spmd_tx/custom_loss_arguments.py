@@ -1,0 +1,158 @@
+"""Arguments of a node of a custom loss: bound as Python would bind them, and checked against their forms."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spmd_tx.custom_loss_operations import Operation, Parameter
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of an earlier node."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A type of elements, under torch's name for it."""
+
+    name: str
+
+
+class Ellipses:
+    """The three dots in an index."""
+
+
+ELLIPSIS = Ellipses()
+
+
+class BadArguments(Exception):
+    """Why arguments do not fit an operation."""
+
+
+def bind(operation: Operation, positional: list[Any], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name. Raises BadArguments when some are missing, unknown, or there twice."""
+    parameters = operation.parameters
+    if operation.name == "einsum":
+        positional = _gathered(positional, 1)
+    elif operation.takes_sizes:
+        place = next(place for place, each in enumerate(parameters) if each.form == "sizes")
+        positional = _gathered(positional, place)
+    if operation.name in ("max", "min") and "other" in named:
+        named["dim"] = named.pop("other")
+    named = {_renamed(key, operation): value for key, value in named.items()}
+    known = {each.name for each in parameters}
+    names = [each.name for each in parameters[: len(positional)]]
+    if len(positional) > len(parameters) or not known.issuperset(named) or set(names) & set(named):
+        raise BadArguments(f"its arguments do not fit; {operation.name} takes {_signature(operation)}")
+    arguments = dict(zip(names, positional, strict=True)) | named
+    missing = [each.name for each in parameters if each.is_required and each.name not in arguments]
+    if missing:
+        raise BadArguments(f"it lacks {', '.join(missing)}; {operation.name} takes {_signature(operation)}")
+    return arguments
+
+
+def _gathered(positional: list[Any], place: int) -> list[Any]:
+    """x.view(2, 3) as x.view((2, 3)); a list or tuple stays what it is."""
+    rest = positional[place:]
+    if not rest or isinstance(rest[0], list | tuple):
+        return positional
+    return [*positional[:place], tuple(rest)]
+
+
+def _renamed(key: str, operation: Operation) -> str:
+    """torch says ``input`` or ``self`` for what it computes on, and has second names for some arguments."""
+    known = {each.name for each in operation.parameters}
+    if key in known:
+        return key
+    first = operation.parameters[0].name
+    others = {
+        "input": first,
+        "self": first,
+        "axis": "dim",
+        "fill_value": "value",
+        "ord": "p",
+        "condition": "condition",
+    }
+    return others.get(key, key)
+
+
+def has_form(value: Any, parameter: Parameter) -> bool:
+    if value is None and not parameter.is_required:
+        return True
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float)
+    forms: dict[str, Callable[[], bool]] = {
+        "tensor": lambda: isinstance(value, Ref),
+        "value": lambda: isinstance(value, Ref | Dtype) or is_number,
+        "number": lambda: isinstance(value, Ref) or is_number,
+        "int": lambda: isinstance(value, Ref) or is_int,
+        "bool": lambda: isinstance(value, bool),
+        "text": lambda: isinstance(value, str) and (not parameter.words or value in parameter.words),
+        "dims": lambda: is_int or isinstance(value, Ref) or _all_sizes(value),
+        "sizes": lambda: _all_sizes(value),
+        "dtype": lambda: isinstance(value, Dtype | Ref),
+        "index": lambda: _is_index(value),
+        "tensors": lambda: isinstance(value, list | tuple) and all(isinstance(each, Ref) for each in value),
+        "nothing": lambda: value is None or value is False,
+    }
+    return forms[parameter.form]()
+
+
+def _all_sizes(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(each, Ref) or (isinstance(each, int) and not isinstance(each, bool)) for each in value
+    )
+
+
+def _is_index(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_index(each) and not isinstance(each, tuple | list) for each in value)
+    if isinstance(value, slice):
+        return all(
+            each is None or isinstance(each, Ref | int) for each in (value.start, value.stop, value.step)
+        )
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return value is None or value is ELLIPSIS or isinstance(value, Ref) or is_int
+
+
+def refs(value: Any) -> set[str]:
+    if isinstance(value, Ref):
+        return {value.name}
+    if isinstance(value, slice):
+        return refs((value.start, value.stop, value.step))
+    if isinstance(value, list | tuple):
+        return set().union(*map(refs, value))
+    return set()
+
+
+def hint(target: str) -> str:
+    name = target.rpartition(".")[2]
+    if name.endswith("_") and not name.endswith("__"):
+        return "; nothing may be changed in place, use the form without the underscore"
+    if name in ("setitem", "index_put", "scatter"):
+        return "; nothing may be changed in place, use torch.where or masked_fill"
+    if name in ("masked_select", "nonzero"):
+        return "; its result has no fixed shape, multiply by the mask, or use torch.where"
+    if name in ("rand", "randn", "rand_like", "randn_like", "dropout", "bernoulli", "multinomial"):
+        return "; a loss draws no random numbers, send them as loss_fn_inputs"
+    return "; use detach() instead of torch.no_grad()" if "grad" in name else ""
+
+
+def shown(target: str) -> str:
+    return f"method {target[1:129]}" if target.startswith(".") else target[:128]
+
+
+def described(value: Any) -> str:
+    if isinstance(value, Ref):
+        return f"node {value.name}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return repr(value)[:60]
+
+
+def _signature(operation: Operation) -> str:
+    return ", ".join(each.name + ("" if each.is_required else "=...") for each in operation.parameters)
