@@ -4,6 +4,7 @@ import argparse
 
 import tinker
 from tinker import types
+from transformers import AutoTokenizer
 
 SECONDS = 600  # until an answer is given up
 
@@ -13,11 +14,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--base-model", required=True, help="the model that the server serves")
+    parser.add_argument("--tokenizer", help="its folder, if the model is not served under its own name")
     parser.add_argument("--api-key", default="tml-local")
     options = parser.parse_args()
     service = tinker.ServiceClient(base_url=options.base_url, api_key=options.api_key)
     sampler = service.create_sampling_client(base_model=options.base_model).result(SECONDS)
-    tokenizer = sampler.get_tokenizer()
+    folder = options.tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder) if folder else sampler.get_tokenizer()
     question = tokenizer.encode("The capital of France is Paris. The capital of Italy is")
 
     def ask(tokens: list[int], num_samples: int = 1, **more: object) -> types.SampleResponse:

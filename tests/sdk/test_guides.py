@@ -47,8 +47,8 @@ def test_a_student_comes_close_to_its_teacher(run_example, options):
     assert last < first / 2
 
 
-def test_a_model_answers_and_says_what_it_thinks_of_text(run_example):
-    lines = run_example("sample.py").splitlines()
+def test_a_model_answers_and_says_what_it_thinks_of_text(run_example, model_dir):
+    lines = run_example("sample.py", "--tokenizer", str(model_dir)).splitlines()
     assert [line.split(" (")[0] for line in lines[:2]] == ["answer", "answer"]
     assert lines[3] == "the same seed gives the same tokens: True"
     assert numbers(lines[4])[0] < 0
