@@ -1,38 +1,30 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from spmd_tx.coordinator import age_encryption, custom_training, folder_links, schemas, training_results
-from spmd_tx.coordinator.bank import UNPLACED
+from spmd_tx.coordinator import custom_training, folder_links, schemas, training_results
 from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
-from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import (
-    EXTERNAL_WEIGHTS,
-    SAMPLER_WEIGHTS,
     WEIGHTS,
-    CheckpointPath,
-    Manifest,
     parse,
 )
-from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
-from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
+from spmd_tx.coordinator.saves import Begun, Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
-from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
 from spmd_tx.coordinator.training_outcomes import json_after, outcome_of_step, written_after
 from spmd_tx.coordinator.validation import (
@@ -46,14 +38,10 @@ from spmd_tx.coordinator.versions import Versions, check_rank
 from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
-    AdapterSpec,
     AnyCommand,
     CreateAdapter,
     LoadState,
     OptimStep,
-    Reply,
-    SaveSampler,
-    SaveState,
     Snapshot,
 )
 
@@ -61,46 +49,10 @@ from spmd_tx.protocol import (
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
 
-class Checkpoints(Protocol):
-    """What is used of the checkpoint catalog."""
-
-    async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
-
-    async def complete(
-        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
-    ) -> Manifest: ...
-
-    async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
-
-
-class Samplers(Protocol):
-    """What is used of the catalog."""
-
-    async def add_sampler(
-        self,
-        session_id: str,
-        seq_id: int,
-        base_model: str,
-        *,
-        path: str | None = None,
-        of: str | None = None,
-        inflight: bool = False,
-    ) -> Sampler: ...
-
-    async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
-
-
 class CustomLosses(Protocol):
     """What is used of the catalog of custom losses."""
 
     async def open(self, loss_id: str, session_id: str) -> StoredLoss: ...
-
-
-class Begun(NamedTuple):
-    """A request whose steps are ready to be sent."""
-
-    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # what to do next; ends when the replies are in
-    next_waits: bool = False  # whether the model's next request needs the outcome to be there
 
 
 @dataclass(frozen=True)
@@ -145,14 +97,14 @@ class Training:
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
-                return await self._save_state(model, request, read_body(body, schemas.SaveWeightsRequest))
+                return await self._saves.state(model, request, read_body(body, schemas.SaveWeightsRequest))
             case "save_weights_for_sampler":
                 wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
                 if wish.path is None:
-                    return await self._save_ephemeral(model, request, wish)
-                return await self._save_named(model, request, wish, wish.path)
+                    return await self._saves.ephemeral(model, request, wish)
+                return await self._saves.named(model, request, wish, wish.path)
             case "save_weights_external":
-                return await self._save_external(model, request, read_body(body, SaveWeightsExternalRequest))
+                return await self._saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
             case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
@@ -172,6 +124,10 @@ class Training:
             if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout)
+
+    @property
+    def _saves(self) -> Saves:
+        return Saves(self.checkpoints, self.samplers, self.versions, self.base_model)
 
     def restore(self, model: TrainedModel, found: Found) -> None:
         """Put a model in the state of a snapshot."""
@@ -286,95 +242,3 @@ class Training:
             )
         )
         return Begun(partial(outcome_of_step, reply))
-
-    async def _save_state(
-        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
-    ) -> Begun:
-        path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
-        partial = (await self.checkpoints.begin(path, options)).absolute()
-        reply = model.put(SaveState(slot=model.slot, path=str(partial), adapter=model.adapter))
-
-        async def outcome() -> Outcome:
-            await reply
-            await self.checkpoints.complete(path, partial, model.adapter, options)
-            return json_result(schemas.SaveWeightsResult(str(path)))
-
-        return Begun(outcome, next_waits=True)
-
-    async def _save_named(
-        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest, name: str
-    ) -> Begun:
-        path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
-        partial = (await self.checkpoints.begin(path, options)).absolute()
-        reply = self._save_sampler(model, version=request.id, path=str(partial))
-
-        async def outcome() -> Outcome:
-            await reply
-            await self.checkpoints.complete(path, partial, model.adapter, options)
-            folder, _ = await self.checkpoints.open(path)
-            self.versions.publish(path, request.id, model.adapter, folder)
-            return json_result(schemas.SaveWeightsForSamplerResult(path=str(path)))
-
-        return Begun(outcome, next_waits=True)
-
-    async def _save_external(
-        self, model: TrainedModel, request: Request, wish: SaveWeightsExternalRequest
-    ) -> Begun:
-        recipients = age_encryption.read_recipients(wish.age_encryption_recipients or [])
-        path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
-        options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
-        partial = (await self.checkpoints.begin(path, options)).absolute()
-        reply = model.put(
-            SaveSampler(slot=model.slot, bank=UNPLACED, adapter=model.adapter, path=str(partial))
-        )
-
-        async def outcome() -> Outcome:
-            await reply
-            if recipients:
-                await asyncio.to_thread(age_encryption.encrypt, partial, recipients)
-            manifest = await self.checkpoints.complete(path, partial, model.adapter, options)
-            return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
-
-        return Begun(outcome, next_waits=True)
-
-    async def _save_ephemeral(
-        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest
-    ) -> Begun:
-        if wish.sampling_session_seq_id is None:
-            raise InvalidRequest(
-                "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
-            )
-        inflight = wish.kind == "inflight"
-        sampler = await self.samplers.add_sampler(
-            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
-        )
-        republishes = request.seq_id if inflight else None
-        reply = self._save_sampler(model, sampler.id, None, of=model.id, republishes=republishes)
-        result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
-        return Begun(partial(json_after, reply, result))
-
-    def _save_sampler(
-        self,
-        model: TrainedModel,
-        version: str,
-        path: str | None,
-        of: str | None = None,
-        republishes: int | None = None,
-    ) -> asyncio.Future[Reply]:
-        """The place in the bank is chosen when the command is sent, so that it is free by then.
-
-        ``republishes`` is the seq_id of a save of kind inflight.
-        """
-
-        adapter = model.adapter  # a load that comes next may change it before this is sent
-
-        def commands() -> list[AnyCommand]:
-            place = self.versions.reserve(version, adapter, model.session_id, of)
-            if republishes is not None:
-                self.versions.publish_inflight(model.id, republishes, version)
-            save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
-            return [*place.before, save]
-
-        return model.put_later(commands)
