@@ -4,10 +4,10 @@ ARGS ?=
 SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test chaos hosts check format cookbook sdk-matrix clean
+.PHONY: help demo test chaos hosts check format s3 cookbook sdk-matrix clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS="--learning-rate 0"
 	.venv/bin/spmd-tx demo $(ARGS)
@@ -31,6 +31,9 @@ format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
+s3: .venv-s3/installed ## keep checkpoints in an S3 endpoint on loopback (moto), and take it away for a while
+	.venv-s3/bin/pytest -s -rs tests/sdk/test_s3.py -m slow $(ARGS)
+
 cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
 	.venv/bin/pytest -s -m cookbook tests/cookbook $(ARGS)
 
@@ -44,6 +47,11 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	@$(PYTHON) -c 'import sys; sys.exit("$(PYTHON) is older than 3.11; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	.venv/bin/$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+.venv-s3/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-s3
+	.venv-s3/bin/$(PIP_INSTALL) -e '.[dev,s3]' 'moto[server]==5.2.5'
 	touch $@
 
 # PyTorch comes first: with the other packages in one command pip would look at many of its versions.

@@ -18,7 +18,7 @@ MAY_BE_ZERO = (
     "keep_results_hours",
     "keep_versions_hours",
 )
-SIZES = ("min_free_disk", "max_compilation_cache")
+SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +42,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     port: int = 8000
     insecure_no_auth: bool = False  # whether a server without API keys may listen on more than loopback
     data_dir: Path = Path("spmd-tx-data")
+    checkpoints_base: str | None = None  # directory or fsspec URL; None: in data_dir
     database_url: str | None = None  # None: SQLite in data_dir
     session_timeout: float = 1800.0  # seconds without a heartbeat until a session's adapters are freed
     snapshot_seconds: float = 60.0  # between two snapshots of a model, at least
@@ -58,6 +59,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep_versions_hours: float = 2.0  # after the last use of a superseded sampler version
     keep_audit_days: float = 90.0
     max_compilation_cache: str = "10GiB"
+    max_checkpoint_cache: str = "50GiB"  # of checkpoints that are elsewhere
 
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     sampler_slots: int = 8  # saved versions on the device at once
@@ -100,7 +102,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def checkpoints_dir(self) -> Path:
-        return self.data_dir / "checkpoints"
+        """Where workers write them, and where copies of those are that are kept elsewhere."""
+        if self.checkpoints_base is None or "://" in self.checkpoints_base:
+            return self.data_dir / "checkpoints"
+        return Path(self.checkpoints_base).absolute()
 
 
 def _check_size(name: str, text: str) -> None:

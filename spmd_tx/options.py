@@ -39,6 +39,8 @@ HELP = {
         "insecure_no_auth": "Listen on --host even though there are no API keys: everyone who can reach the "
         "port has access to everything. Has no effect once there are keys.",
         "data_dir": "Where requests, results and checkpoints are kept.",
+        "checkpoints_base": "Where named checkpoints are kept: a directory that all hosts see, or a URL of "
+        "fsspec as s3://bucket/path or gs://bucket/path. Default: in --data-dir.",
         "database_url": "SQLAlchemy URL, for instance postgresql+asyncpg://user@host/name. "
         "Default: an SQLite file in --data-dir.",
         "session_timeout": "Seconds without a sign of life until a client's adapters are freed.",
@@ -63,6 +65,7 @@ HELP = {
         "newer one.",
         "keep_audit_days": "Days until an entry of the audit log goes.",
         "max_compilation_cache": "Most bytes of compiled programs in --data-dir, as 10GiB.",
+        "max_checkpoint_cache": "Most bytes of local copies of checkpoints that are kept at a URL, as 50GiB.",
     },
     "Advanced": {
         "train_tokens": "Most tokens of one training micro-batch, per data shard.",

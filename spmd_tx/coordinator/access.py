@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog, unknown
-from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, OpenCheckpoint
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.request_log import not_kept
 from spmd_tx.coordinator.request_queue import RequestQueue
@@ -69,7 +70,7 @@ class Access:
         """A checkpoint that the caller may change."""
         return await self.checkpoints.find(path, lambda row: self.caller.sees(row.owner))
 
-    async def describe_checkpoint(self, path: CheckpointPath) -> OpenCheckpoint:
+    async def describe_checkpoint(self, path: CheckpointPath) -> Manifest:
         """What such a checkpoint holds, without reading its files."""
         return await self.checkpoints.describe(path, self._may_read)
 

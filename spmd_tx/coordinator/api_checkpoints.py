@@ -99,7 +99,7 @@ class CheckpointsController(Controller):
     async def weights_info(
         self, data: JSONBody[WeightsInfoRequest], access: Accessible
     ) -> WeightsInfoResponse:
-        manifest = (await access.describe_checkpoint(checkpoint_files.parse(data.tinker_path))).manifest
+        manifest = await access.describe_checkpoint(checkpoint_files.parse(data.tinker_path))
         return WeightsInfoResponse(
             base_model=manifest.base_model,
             lora_rank=manifest.rank,

@@ -135,7 +135,7 @@ class _Content(NamedTuple):
 
 async def _readable(access: Access, run_id: str, kind: str, name: str) -> _Found:
     path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
-    return _Found(path, (await access.describe_checkpoint(path)).manifest)
+    return _Found(path, await access.describe_checkpoint(path))
 
 
 async def _version(access: Access, run_id: str, kind: str, name: str, version: str) -> _Found:

@@ -5,7 +5,7 @@ recovers when the POST of one chunk of a call is refused.
 """
 
 import msgspec
-from litestar import Controller, Request, post
+from litestar import Controller, Request, Response, post
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.bodies import read_forward_backward, read_json, read_loss_request
@@ -23,12 +23,13 @@ class TrainingController(Controller):
     @post("/forward_backward", status_code=HTTP_200_OK)
     async def forward_backward(
         self, request: Request, services: Service, access: Accessible
-    ) -> FutureResponse:
+    ) -> Response[FutureResponse]:
         """Queue a batch whose gradients are added to the model's, or only its losses (forward_only)."""
         address, body = await read_forward_backward(request, services.scheduler, access)
         kind = "forward" if address.forward_only else "forward_backward"
         model = await access.model(address.model_id)
-        return await queue_training(services, model, kind, address.seq_id, body)
+        future = await queue_training(services, model, kind, address.seq_id, body)
+        return Response(future, headers=services.notices.of_training(model.session_id, address.loss_fn))
 
     @post("/forward", status_code=HTTP_200_OK)
     async def forward(self, request: Request, services: Service, access: Accessible) -> FutureResponse:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
@@ -15,8 +16,10 @@ from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
+from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
@@ -30,16 +33,19 @@ from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
+from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
+from spmd_tx.coordinator.remote_checkpoints import open_remote_store
 from spmd_tx.coordinator.request_queue import open_queue
-from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
+from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.trained_model import TrainingSlots
@@ -124,7 +130,13 @@ async def open_parts(
     reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
     await reaper.reap(at_rest=True)
     catalog = await open_catalog(database)
-    checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name, storage)
+    checkpoints = await open_checkpoints(
+        database,
+        config.checkpoints_dir,
+        config.model_name,
+        storage,
+        await asyncio.to_thread(open_store, config),
+    )
     hub = Hub(port.send)
     roster = AgentRoster(port.send, config.num_processes, config.devices_per_process)
     plan = Plan(
@@ -170,8 +182,18 @@ async def open_parts(
         chat_template=model.chat_template,
         progress=progress,
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
+        notices=Notices(),
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
+
+
+def open_store(config: ServerConfig) -> CheckpointStore:
+    """Where named checkpoints are. Blocks. Raises StartError."""
+    base = config.checkpoints_base
+    if base is None or "://" not in base:
+        return LocalStore(config.checkpoints_dir)
+    cache = CheckpointCache(config.checkpoints_dir, parse_size(config.max_checkpoint_cache, whole=0))
+    return open_remote_store(base, config.data_dir, cache)
 
 
 def make_equipment(
@@ -198,8 +220,9 @@ def make_equipment(
         grid=Grid(config.data_shards, config.train_tokens, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
+        stability=StabilityFiles(config.data_dir),
         custom_losses=custom_losses,
-        routing=RoutingFiles(config.data_dir / ROUTING) if model.config.n_experts else None,
+        routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
     )
     limits = SamplingLimits(
         shards=config.data_shards,

@@ -10,7 +10,7 @@ from spmd_tx.coordinator.folder_manifest import MANIFEST, is_intact
 from spmd_tx.errors import StartError
 
 DATABASE = "spmd_tx.db"
-FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing")
+FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability")
 UNFINISHED = (".partial", ".deleted", ".tmp", "lock")
 
 

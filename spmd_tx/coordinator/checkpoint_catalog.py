@@ -1,10 +1,12 @@
 """Saved checkpoints: begin, complete, find, expire, delete. A folder on disk and a row for each."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import ColumnElement, delete, select, update
@@ -12,12 +14,16 @@ from sqlalchemy import ColumnElement, delete, select, update
 from spmd_tx.coordinator import checkpoint_files, folder_links
 from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Checkpoint, Model, Session
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 Visible = Callable[[Checkpoint], bool]  # whether somebody may know of a checkpoint
 
 # One hour to ten years, as the SDK's documentation says
@@ -33,22 +39,13 @@ class SaveOptions(NamedTuple):
     request_id: str | None = None  # which, carried out once more, may overwrite what it has saved itself
 
 
-class OpenCheckpoint(NamedTuple):
-    """A complete checkpoint."""
-
-    folder: Path
-    manifest: Manifest
-
-
 class CheckpointCatalog:
     """All checkpoints of this server."""
 
-    def __init__(
-        self, database: Database, directory: Path, base_model: str, storage: Storage | None = None
-    ) -> None:
+    def __init__(self, database: Database, store: CheckpointStore, base_model: str, storage: Storage) -> None:
         self._database = database
-        self._storage = storage or Storage(directory)
-        self._directory = directory
+        self._storage = storage
+        self._store = store
         self._base_model = base_model
 
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path:
@@ -65,24 +62,23 @@ class CheckpointCatalog:
             raise InvalidRequest(
                 f"checkpoint {path} exists; choose another name, or save with overwrite=True"
             )
-        return await asyncio.to_thread(checkpoint_files.prepare, path.folder(self._directory))
+        return await self._do(self._store.stage, path)
 
     async def complete(
-        self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
+        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
     ) -> Manifest:
         """Make a written checkpoint the one of its name. May be called again when the database failed.
 
         What its owner has published is private again when it is overwritten.
         """
-        folder = path.folder(self._directory)
-        manifest = await asyncio.to_thread(checkpoint_files.read_manifest, folder)
+        manifest = await self._do(self._store.manifest, path)
         earlier = manifest if manifest is not None and manifest.saved_by == options.request_id else None
-        if manifest is None or earlier is None or partial.exists():
-            files = await asyncio.to_thread(checkpoint_files.sizes, partial)
+        if manifest is None or earlier is None or staged.exists():
+            files = await asyncio.to_thread(checkpoint_files.sizes, staged)
             manifest = self._manifest(path, adapter, options, files, await self._owner(path.run_id))
             if earlier is not None and options.request_id is not None:
                 manifest = msgspec.structs.replace(manifest, is_public=earlier.is_public)
-            await asyncio.to_thread(checkpoint_files.publish, partial, folder, manifest)
+            await self._do(self._store.commit, path, staged, manifest)
         await self._list(path, manifest)
         return manifest
 
@@ -91,12 +87,12 @@ class CheckpointCatalog:
 
         Raises NotFound, and InvalidRequest when it is damaged, or when another one has the name.
         """
-        present = await asyncio.to_thread(checkpoint_files.read_manifest, target.folder(self._directory))
+        present = await self._do(self._store.manifest, target)
         if present is not None and present.copied_from == str(source):
             await self._list(target, present)
             return
         opened = await self.open(source)
-        partial = await self.begin(target, options)
+        staged = await self.begin(target, options)
         now = time.time()
         manifest = msgspec.structs.replace(
             opened.manifest,
@@ -108,8 +104,8 @@ class CheckpointCatalog:
             is_public=False,
             copied_from=str(source),
         )
-        await asyncio.to_thread(folder_links.share, opened.folder, partial)
-        await asyncio.to_thread(checkpoint_files.publish, partial, target.folder(self._directory), manifest)
+        await asyncio.to_thread(folder_links.share, opened.folder, staged)
+        await self._do(self._store.commit, target, staged, manifest)
         await self._list(target, manifest)
 
     async def _list(self, path: CheckpointPath, manifest: Manifest) -> None:
@@ -149,7 +145,7 @@ class CheckpointCatalog:
             return await db.scalar(query) or LOCAL_OWNER
 
     async def _is_saved_by(self, path: CheckpointPath, request_id: str | None) -> bool:
-        manifest = await asyncio.to_thread(checkpoint_files.read_manifest, path.folder(self._directory))
+        manifest = await self._do(self._store.manifest, path)
         return request_id is not None and manifest is not None and manifest.saved_by == request_id
 
     async def find(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Checkpoint:
@@ -164,27 +160,27 @@ class CheckpointCatalog:
             )
         return row
 
-    async def describe(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> OpenCheckpoint:
-        """What a checkpoint holds; nothing but its manifest is read. Raises as ``open`` does."""
+    async def describe(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Manifest:
+        """What a checkpoint holds, without reading its files. Raises as ``open`` does."""
         await self.find(path, is_visible)
-        folder = path.folder(self._directory)
-        return OpenCheckpoint(folder, await asyncio.to_thread(checkpoint_files.manifest_of, path, folder))
+        manifest = await self._do(self._store.manifest, path)
+        return checkpoint_files.checked(path, manifest)
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
         """A part of a file of just this version. Blocks. Raises OSError when it is gone meanwhile."""
-        return checkpoint_files.read_part(path.folder(self._directory), manifest, name, start, size)
+        return self._store.read(path, manifest, name, start, size)
 
     async def open(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> OpenCheckpoint:
         """A checkpoint that can be loaded here. Raises NotFound, or InvalidRequest when it is unusable."""
         await self.find(path, is_visible)
-        folder = path.folder(self._directory)
-        manifest = await asyncio.to_thread(checkpoint_files.verify, path, folder)
+        found = await self._do(self._store.fetch, path)
+        manifest = found.manifest
         if manifest.base_model != self._base_model:
             raise InvalidRequest(
                 f"checkpoint {path} was trained on {manifest.base_model!r}, and this server serves "
                 f"{self._base_model!r}; use a checkpoint of this model"
             )
-        return OpenCheckpoint(folder, manifest)
+        return found
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
         check_ttl(ttl_seconds)
@@ -206,25 +202,28 @@ class CheckpointCatalog:
         """Delete what has outlived its time."""
         async with self._database.reading() as db:
             rows = (await db.scalars(select(Checkpoint).where(Checkpoint.expires_at <= now))).all()
-        expired = [CheckpointPath(row.run_id, row.kind, row.name) for row in rows]
-        for path in expired:
-            await self._delete(path)
+        expired = []
+        for path in map(_path, rows):
+            try:
+                await self._delete(path)
+                expired.append(path)
+            except OSError as error:  # the store does not answer; the rest of the server goes on
+                logger.warning("cannot delete checkpoint %s now: %s", path, error)
         return expired
 
     async def reconcile(self) -> None:
         """Make the rows say what the folders say. At start: a crash may have come between the two."""
-        complete = await asyncio.to_thread(checkpoint_files.tidy, self._directory)
+        async with self._database.reading() as db:
+            known = {_path(row) for row in await db.scalars(select(Checkpoint))}
+        complete = await self._do(self._store.tidy, known)
         async with self._database.transaction() as db:
-            rows = (await db.scalars(select(Checkpoint))).all()
-            listed = {CheckpointPath(row.run_id, row.kind, row.name): row for row in rows}
+            listed = {_path(row): row for row in (await db.scalars(select(Checkpoint))).all()}
             for path in listed.keys() - complete.keys():
                 await db.delete(listed[path])
             db.add_all(_new_row(path, complete[path]) for path in complete.keys() - listed.keys())
 
     async def _delete(self, path: CheckpointPath) -> None:
-        folder = path.folder(self._directory)
-        if folder.exists():
-            await asyncio.to_thread(checkpoint_files.delete, folder)
+        await self._do(self._store.delete, path)
         async with self._database.transaction() as db:
             await db.execute(delete(Checkpoint).where(*_is(path)))
 
@@ -234,8 +233,10 @@ class CheckpointCatalog:
 
     async def _change_manifest(self, path: CheckpointPath, **values: object) -> None:
         """So that a database that is made again from the folders says the same."""
-        folder = path.folder(self._directory)
-        await asyncio.to_thread(checkpoint_files.change_manifest, folder, **values)
+        await self._do(partial(self._store.change, path, **values))
+
+    async def _do(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._store.threads, work, *arguments)
 
     async def _row(self, path: CheckpointPath) -> Checkpoint | None:
         async with self._database.reading() as db:
@@ -243,11 +244,25 @@ class CheckpointCatalog:
 
 
 async def open_checkpoints(
-    database: Database, directory: Path, base_model: str, storage: Storage | None = None
+    database: Database,
+    directory: Path,
+    base_model: str,
+    storage: Storage | None = None,
+    store: CheckpointStore | None = None,
 ) -> CheckpointCatalog:
-    checkpoints = CheckpointCatalog(database, directory, base_model, storage)
-    await checkpoints.reconcile()
+    """Of a local directory, unless a ``store`` is given."""
+    checkpoints = CheckpointCatalog(
+        database, store or LocalStore(directory), base_model, storage or Storage(directory)
+    )
+    try:
+        await checkpoints.reconcile()
+    except ConnectionError as error:
+        logger.error("the checkpoints cannot be looked at, and are taken to be as they were: %s", error)
     return checkpoints
+
+
+def _path(row: Checkpoint) -> CheckpointPath:
+    return CheckpointPath(row.run_id, row.kind, row.name)
 
 
 def _is(path: CheckpointPath) -> tuple[ColumnElement[bool], ...]:

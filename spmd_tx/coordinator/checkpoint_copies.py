@@ -45,7 +45,7 @@ class CheckpointCopies:
         target = CheckpointPath(run_id, source.kind, source.name)
         async with self._locks.setdefault(run_id, asyncio.Lock()):
             with suppress(NotFound):
-                if (await self._checkpoints.describe(target)).manifest.copied_from == str(source):
+                if (await self._checkpoints.describe(target)).copied_from == str(source):
                     return target
             manifest = (await reader.open_checkpoint(source)).manifest
             await self._make_run(run_id, source, manifest, request, own)

@@ -128,10 +128,15 @@ def sizes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
 
 
+def with_digests(folder: Path, manifest: Manifest) -> Manifest:
+    """The same, with the digests of what is in the folder, unless it has them."""
+    digests = manifest.digests or {name: digest(folder / name) for name in manifest.files}
+    return msgspec.structs.replace(manifest, digests=digests)
+
+
 def publish(partial: Path, folder: Path, manifest: Manifest) -> None:
     """Declare a written checkpoint complete, and put it in place of an earlier one of that name."""
-    digests = manifest.digests or {name: digest(partial / name) for name in manifest.files}
-    manifest = msgspec.structs.replace(manifest, digests=digests)
+    manifest = with_digests(partial, manifest)
     (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for path in [*_files(partial), partial / MANIFEST]:
         sync(path)
@@ -183,10 +188,14 @@ def verify(path: CheckpointPath, folder: Path) -> Manifest:
 
 def manifest_of(path: CheckpointPath, folder: Path) -> Manifest:
     """Raises InvalidRequest when there is none that can be read."""
-    manifest = read_manifest(folder)
+    return checked(path, read_manifest(folder))
+
+
+def checked(path: CheckpointPath, manifest: Manifest | None) -> Manifest:
+    """What was read of a manifest. Raises InvalidRequest when it is not there, or from a newer version."""
     if manifest is None:
         raise InvalidRequest(
-            f"checkpoint {path} is incomplete: {folder} lacks a readable {MANIFEST}; use another one"
+            f"checkpoint {path} is incomplete: it lacks a readable {MANIFEST}; use another one"
         )
     if manifest.format > FORMAT:
         raise InvalidRequest(

@@ -21,6 +21,7 @@ from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
+from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
@@ -97,6 +98,7 @@ class Services:
     chat_template: ChatTemplate
     progress: Progress
     implicit_samplers: ImplicitSamplers
+    notices: Notices
 
     @property
     def limits(self) -> Limits:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-KINDS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "compilation_cache")
+KINDS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability", "compilation_cache")
 DATABASE = "database"
 OTHER = "other"
 

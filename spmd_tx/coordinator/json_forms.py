@@ -65,7 +65,7 @@ def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, byte
     for key, value in (loss.loss_fn_config or {}).items():
         field = "text" if isinstance(value, str) else "number"
         setattr(message.loss_fn_config_v2[key], field, value)
-    address = Address(request.model_id, request.seq_id, forward_only)
+    address = Address(request.model_id, request.seq_id, forward_only, loss.loss_fn)
     return address, message.SerializeToString(deterministic=True)
 
 

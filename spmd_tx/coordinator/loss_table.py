@@ -47,8 +47,8 @@ class LossSettings:
 
     kind: int  # index into LOSS_NAMES
     clip_low: float = 0.0
-    clip_high: float = 0.0
-    beta: float = 0.0
+    clip_high: float = 0.0  # where stable_reinforce truncates
+    beta: float = 0.0  # of the square of the log-ratio
     kl_coeff: float = 0.0
 
     @property
@@ -78,6 +78,16 @@ LOSSES: dict[str, LossEntry] = {
     "dro": _reinforced({"beta": Number(0.05)}),
     # The paper's thresholds: its ratios are geometric means, so they hardly leave 1.
     "gspo": _reinforced(_clips(1 - 3e-4, 1 + 4e-4), "sequence_ratio_mask"),
+    # Its logprobs are those that were recorded while sampling (stability.py).
+    "stable_reinforce": LossEntry(
+        ("target_tokens", "advantages"),
+        LEFT_OVER | {"weights", "logprobs"},
+        config={
+            "truncation": Number(2.0, least=1.0),
+            "kl_coeff": Number(0.0),
+            "kl_estimator": Choice("k3", ("k3", "k2")),
+        },
+    ),
 }
 
 
@@ -99,7 +109,13 @@ def loss_settings(name: str, config: Mapping[str, float | str]) -> LossSettings:
             f"loss_fn_config has clip_low_threshold {low} above clip_high_threshold {high}; "
             "both are bounds of the probability ratio, low first"
         )
-    return LossSettings(LOSS_NAMES.index(name), low, high, numbers.get("beta", 0.0))
+    kind = LOSS_NAMES.index(name)
+    if name != "stable_reinforce":
+        return LossSettings(kind, low, high, beta=numbers.get("beta", 0.0))
+    kl_coeff = numbers["kl_coeff"]
+    if values["kl_estimator"] == "k2":
+        return LossSettings(kind, clip_high=numbers["truncation"], beta=kl_coeff)
+    return LossSettings(kind, clip_high=numbers["truncation"], kl_coeff=kl_coeff)
 
 
 def _check(key: str, value: float | str, known: Number | Choice) -> None:

@@ -21,6 +21,8 @@ from spmd_tx.coordinator.disk_use import size_of
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.retention import Ages
+from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY, folder_of
+from spmd_tx.coordinator.stability import KEPT_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,9 @@ class Reaper:
                 await self._payload_files(db, at_rest),
                 await self._snapshots(db, at_rest),
                 await self._versions(db, at_rest),
-                await self._routing(db, at_rest),
+                await self._notes(db, ROUTING, at_rest),
+                await self._notes(db, STABILITY, at_rest),
+                await self._old_stability(db, ages.now),
             ]
             superseded = await retention.superseded_versions(db, ages)
             if dry_run:
@@ -169,14 +173,28 @@ class Reaper:
             "versions of ended sessions", await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest)
         )
 
-    async def _routing(self, db: AsyncSession, at_rest: bool) -> _Doomed:
-        """Experts of samples: while their session is open, a training request may name them."""
-        routing = self._data_dir / "routing"
-        kept = {routing / id.replace(":", "_") for id in await retention.sessions_in_use(db)}
+    async def _notes(self, db: AsyncSession, kind: str, at_rest: bool) -> _Doomed:
+        """Of samples: while their session is in use, a training request may name them."""
+        folder = self._data_dir / kind
+        kept = {folder / folder_of(id) for id in await retention.sessions_in_use(db)}
         return _Doomed(
-            "expert choices of ended sessions",
-            await asyncio.to_thread(_others, routing.glob("*"), kept, at_rest),
+            f"{kind} of samples of ended sessions",
+            await asyncio.to_thread(_others, folder.glob("*"), kept, at_rest),
         )
+
+    async def _old_stability(self, db: AsyncSession, now: float) -> _Doomed:
+        """Notes that nobody has used for long, and that no gradient needs which may have to be made again."""
+        oldest = await retention.oldest_to_restore(db)
+        limits = {
+            folder_of(id): min(now - KEPT_SECONDS, oldest.get(id, now)) - YOUNG_SECONDS
+            for id in await retention.sessions_in_use(db)
+        }
+        notes = (self._data_dir / STABILITY).glob("*/*")
+
+        def old() -> list[Path]:
+            return [path for path in notes if _modified_at(path) < limits.get(path.parent.name, 0.0)]
+
+        return _Doomed("stability of samples, long unused", await asyncio.to_thread(old))
 
     def _compilation_cache(self) -> _Doomed:
         """The entries that were unused for longest, beyond what all may take. JAX touches what it uses."""

@@ -54,7 +54,7 @@ class Finished:
     content_type: str
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
-    routing: bytes | None = None  # which experts its samples went through (routing.py)
+    notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
     spent: Spent = field(default=NOTHING, compare=False)
 
     @property

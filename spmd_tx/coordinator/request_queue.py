@@ -30,7 +30,7 @@ from spmd_tx.coordinator.request_log import (
     Settled,
 )
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
-from spmd_tx.coordinator.routing import ROUTING, RoutingFiles
+from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.storage import OUTAGES, Storage
 from spmd_tx.coordinator.submissions import Submission, answer, first_of_each_key, known_as, refuse
 from spmd_tx.errors import DamagedBody, Unavailable
@@ -96,7 +96,7 @@ class RequestQueue:
         database: Database,
         files: PayloadFiles,
         storage: Storage,
-        routing: RoutingFiles,
+        notes: NoteWriter,
         next_number: int,
         completions: Completions,
         unfinished: Iterable[Request] = (),
@@ -106,7 +106,7 @@ class RequestQueue:
         self._database = database
         self._files = files
         self._storage = storage
-        self._routing = routing
+        self._notes = notes
         self._next_number = next_number
         self._submissions: list[Submission] = []
         self._outcomes: dict[str, Outcome] = {}  # by request_id; not yet stored
@@ -289,18 +289,18 @@ class RequestQueue:
             for request_id, outcome in outcomes.items()
             if isinstance(outcome, Finished) and request_id not in self._placed
         }
-        await asyncio.to_thread(self._write_routing, {id: outcomes[id] for id in results})
+        await asyncio.to_thread(self._write_notes, {id: outcomes[id] for id in results})
         bodies = [*(each.payload for each in submissions), *results.values()]
         places = await asyncio.to_thread(self._files.write, bodies) if bodies else []
         self._placed |= zip(results, places[len(submissions) :], strict=True)
         return places[: len(submissions)]
 
-    def _write_routing(self, outcomes: Mapping[str, Outcome]) -> None:
+    def _write_notes(self, outcomes: Mapping[str, Outcome]) -> None:
         """Before the results: who knows a sample may train on it at once."""
         for request_id, outcome in outcomes.items():
-            if isinstance(outcome, Finished) and outcome.routing is not None:
+            if isinstance(outcome, Finished) and outcome.notes:
                 session_id = self._waiting[request_id].request.session_id
-                self._routing.write(session_id, request_id, outcome.routing)
+                self._notes.write(session_id, request_id, outcome.notes)
 
     async def _look_for_lost(self, db: AsyncSession) -> list[Request]:
         """Requests that were stored by a commit which seemed to fail: their clients will send them again."""
@@ -362,14 +362,14 @@ async def open_queue(database: Database, data_dir: Path, storage: Storage | None
         unfinished = await request_log.unfinished(db)
         next_number = await request_log.next_number(db)
         last_completion = await request_log.last_completion(db)
-    routing = RoutingFiles(data_dir / ROUTING)
+    notes = NoteWriter(data_dir)
 
     async def read(target: Target, span: Span) -> list[Completion]:
         async with database.reading() as db:
             return await request_log.completions(db, target, span)
 
     completions = Completions(last_completion, read)
-    return RequestQueue(database, files, storage, routing, next_number, completions, unfinished)
+    return RequestQueue(database, files, storage, notes, next_number, completions, unfinished)
 
 
 def _is_sample(waiting: _Waiting) -> bool:

@@ -89,6 +89,14 @@ async def sessions_in_use(db: AsyncSession) -> list[str]:
     return list(await db.scalars(select(Session.id).where(_is_in_use(Session.id))))
 
 
+async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
+    """By session: when the oldest gradient that may have to be made again was asked for."""
+    needed = and_(RequestRow.kind == "forward_backward", _is_needed_to_restore())
+    query = select(RequestRow.session_id, func.min(RequestRow.created_at)).where(needed)
+    rows = await db.execute(query.group_by(RequestRow.session_id))
+    return {row[0]: row[1] for row in rows}
+
+
 async def versions_in_use(db: AsyncSession) -> set[str]:
     """The versions that samplers of open sessions, or with unfinished requests, draw from."""
     query = select(Sampler.id, Sampler.version).where(_is_in_use(Sampler.session_id))

@@ -8,10 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from spmd_tx.coordinator import prompt_wishes, routing
+from spmd_tx.coordinator import prompt_wishes, routing, stability
 from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.request_queue import Finished
+from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sample_wire import (
     NOTHING,
     PromptScores,
@@ -116,6 +117,7 @@ class SampleJob:
     rule: StopRule
     wishes: Wishes
     top: int  # how many of the likeliest tokens are wanted in the place of each token that is drawn
+    records_stability: bool = False  # for stable_reinforce
     samples: list[Sample] = field(default_factory=list)
 
     waiting: list[Sample] = field(default_factory=list)  # for pages and a row; by index
@@ -152,12 +154,15 @@ class SampleJob:
             if sample.stop_reason is not None
         ]
         body = encode_sample_response(sequences, self.scores or NOTHING)
+        notes = {}
+        if self.samples[0].experts:
+            experts = [np.concatenate(sample.experts) for sample in self.samples]
+            notes[ROUTING] = routing.encode(self.prompt_experts, experts)
+        if self.records_stability:
+            notes[STABILITY] = stability.encode(sequences)
         sampled = sum(len(sample.tokens) for sample in self.samples)
         spent = Spent(prompt=len(self.prompt), sampled=sampled)
-        if not self.samples[0].experts:
-            return Finished(PROTOBUF, body, spent=spent)
-        experts = [np.concatenate(sample.experts) for sample in self.samples]
-        return Finished(PROTOBUF, body, routing=routing.encode(self.prompt_experts, experts), spent=spent)
+        return Finished(PROTOBUF, body, notes=notes, spent=spent)
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,7 @@ def make_job(
             body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
         ),
         top=body.topk_sample_logprobs or 0,
+        records_stability=bool(body.record_stability_info),
     )
     job.needs_scores = not job.wishes.is_empty
     job.samples = [

@@ -14,7 +14,7 @@ from spmd_tx.coordinator import age_encryption, custom_training, folder_links, s
 from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
-from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint, SaveOptions
+from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import (
     EXTERNAL_WEIGHTS,
     SAMPLER_WEIGHTS,
@@ -24,12 +24,14 @@ from spmd_tx.coordinator.checkpoint_files import (
     parse,
 )
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.snapshots import Found, Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
 from spmd_tx.coordinator.validation import (
@@ -76,7 +78,7 @@ class Checkpoints(Protocol):
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
 
     async def complete(
-        self, path: CheckpointPath, partial: Path, adapter: AdapterSpec, options: SaveOptions
+        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
     ) -> Manifest: ...
 
     async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
@@ -117,6 +119,7 @@ class Training:
     grid: Grid
     base_model: str
     snapshots: Snapshots
+    stability: StabilityFiles
     custom_losses: CustomLosses
     routing: RoutingFiles | None = None  # None: the model has no experts
 
@@ -140,7 +143,7 @@ class Training:
                 sent = await asyncio.to_thread(decode_forward_backward, body)
                 if sent.loss_fn == custom_training.LOSS:
                     return await self._custom(model, request, sent, grid)
-                packed = await asyncio.to_thread(self._pack, model, sent, grid)
+                packed = await asyncio.to_thread(self._pack, model, sent, grid, layout is not None)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
                 return Begun(partial(training_results.of_loss, packed, outputs, grid.layout))
             case "optim_step":
@@ -260,13 +263,17 @@ class Training:
             outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
         return Begun(partial(training_results.of_loss, packed, outputs, grid.layout, found))
 
-    def _pack(self, model: TrainedModel, request: ForwardBackwardRequest, grid: Grid) -> PackedRequest:
-        loss = check_forward_backward(request, self.limits)
+    def _pack(
+        self, model: TrainedModel, request: ForwardBackwardRequest, grid: Grid, is_again: bool = False
+    ) -> PackedRequest:
+        loss, data = check_forward_backward(request, self.limits), request.data
+        if loss.name == "stable_reinforce":
+            data = self.stability.resolved(model.session_id, data, is_again=is_again)
         experts: list[np.ndarray | None] = []
         if self.routing is not None:
-            for datum in request.data:
+            for datum in data:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
-        return pack(request.data, loss, model.slot, request.forward_only, grid, experts)
+        return pack(data, loss, model.slot, request.forward_only, grid, experts)
 
     def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
         adam = check_adam(wish)

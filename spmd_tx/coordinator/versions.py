@@ -14,8 +14,8 @@ import msgspec
 
 from spmd_tx.coordinator import checkpoint_files, folder_links
 from spmd_tx.coordinator.bank import Placement, VersionBank
-from spmd_tx.coordinator.checkpoint_catalog import OpenCheckpoint
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import InvalidRequest

@@ -66,6 +66,7 @@ class Address:
     model_id: str
     seq_id: int  # 0: not set
     forward_only: bool
+    loss_fn: str
 
 
 class _Unusable(Exception):
@@ -75,7 +76,7 @@ class _Unusable(Exception):
 def decode_address(body: bytes) -> Address:
     """Read whom a forward_backward body is for. Raises InvalidRequest when the bytes do not parse."""
     message = _parse(body)
-    return Address(message.model_id, message.seq_id, message.forward_only)
+    return Address(message.model_id, message.seq_id, message.forward_only, message.loss_fn)
 
 
 def decode_forward_backward(body: bytes) -> ForwardBackwardRequest:

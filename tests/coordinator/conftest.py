@@ -25,6 +25,7 @@ from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
+from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
@@ -158,6 +159,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         chat_template=ChatTemplate(tiny_model.CHAT_TEMPLATE, {}),
         progress=Progress(),
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
+        notices=Notices(),
     )
     running.cancel()
     await asyncio.wait([running])

@@ -319,6 +319,47 @@ async def test_versions_go_with_the_last_session_that_uses_them(database, tmp_pa
     assert not ended.exists()
 
 
+def add_note(data_dir, kind, name, used_at, session="s"):
+    path = data_dir / kind / session / f"{name}.zst"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"n" * 10)
+    os.utime(path, (used_at, used_at))
+    os.utime(path.parent, (0, 0))
+    return path
+
+
+async def test_notes_of_samples_go_with_their_session(database, tmp_path, reaper, now):
+    await add_session(database)
+    await add_session(database, id="ended", ended_at=0.0)
+    kinds = ("routing", "stability")
+    kept = [add_note(tmp_path, kind, "r", now) for kind in kinds]
+    gone = [add_note(tmp_path, kind, "r", now, session="ended") for kind in kinds]
+    await reaper.reap()
+    assert all(path.exists() for path in kept)
+    assert not any(path.parent.exists() for path in gone)
+
+
+@pytest.mark.parametrize("kind", ["forward_backward", "forward"])
+async def test_what_stability_needs_goes_a_day_after_its_last_use_unless_a_replay_needs_it(
+    database, tmp_path, reaper, now, kind
+):
+    await add_session(database)
+    await add_model(database)
+    trained_at = now - 72 * HOUR
+    await add_request(database, 1, kind=kind, created_at=trained_at)
+    ages = {"young": 23, "old": 70, "older": 76}
+    notes = {name: add_note(tmp_path, "stability", name, now - age * HOUR) for name, age in ages.items()}
+    routing = add_note(tmp_path, "routing", "r", 0.0)
+    await reaper.reap()
+    left = {name for name, path in notes.items() if path.exists()}
+    assert left == ({"young", "old"} if kind == "forward_backward" else {"young"})
+    assert routing.exists()
+    for seq_id in (2, 3):
+        await add_snapshot(database, tmp_path, seq_id)
+    await reaper.reap()
+    assert {name for name, path in notes.items() if path.exists()} == {"young"}
+
+
 async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_path, reaper, now):
     await add_session(database)
     retired = []

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.routing import RoutingFiles, encode
+from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.wire import Span
 from spmd_tx.errors import DamagedBody
 
@@ -20,9 +21,8 @@ OF_SAMPLES = [experts(count, seed) for seed, count in enumerate(SAMPLED, start=1
 
 @pytest.fixture
 def files(tmp_path):
-    files = RoutingFiles(tmp_path / "routing")
-    files.write(SESSION, REQUEST, encode(OF_PROMPT, OF_SAMPLES))
-    return files
+    NoteWriter(tmp_path).write(SESSION, REQUEST, {"routing": encode(OF_PROMPT, OF_SAMPLES)})
+    return RoutingFiles(tmp_path)
 
 
 def prompt(place: int, offset: int, length: int) -> Span:
@@ -52,14 +52,14 @@ def test_spans_are_laid_end_to_end(files):
 
 
 def test_a_prompt_of_one_token_has_the_experts_of_the_first_step(tmp_path):
+    NoteWriter(tmp_path).write(SESSION, REQUEST, {"routing": encode(None, OF_SAMPLES)})
     files = RoutingFiles(tmp_path)
-    files.write(SESSION, REQUEST, encode(None, OF_SAMPLES))
     replayed = files.replayed(SESSION, [prompt(0, 0, 1), sampled(0, 0, 3)], 4)
     np.testing.assert_array_equal(replayed, OF_SAMPLES[0])
 
 
 def test_they_are_there_after_a_restart(files, tmp_path):
-    again = RoutingFiles(tmp_path / "routing")
+    again = RoutingFiles(tmp_path)
     replayed = again.replayed(SESSION, [prompt(0, 0, PROMPT - 1)], PROMPT - 1)
     np.testing.assert_array_equal(replayed, OF_PROMPT)
 

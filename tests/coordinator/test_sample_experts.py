@@ -49,7 +49,7 @@ class MixtureBench(Bench):
 
         def kept(reply):
             ended = absorb(reply)
-            self.routings |= {name: outcome.routing for name, outcome in ended}
+            self.routings |= {name: outcome.notes.get("routing") for name, outcome in ended}
             return ended
 
         self.in_flight[0] = (replace(dispatch, absorb=kept), reply)

@@ -72,7 +72,7 @@ def test_a_request_is_read_whole():
     np.testing.assert_array_equal(
         request.data[1].loss_inputs["weights"], np.array([0.0, -1.5, 1.0], np.float32), strict=True
     )
-    assert wire.decode_address(body) == wire.Address("s:train:0", 7, True)
+    assert wire.decode_address(body) == wire.Address("s:train:0", 7, True, "cross_entropy")
 
 
 def test_the_second_loss_config_wins_over_the_first():

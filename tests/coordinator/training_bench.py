@@ -23,6 +23,7 @@ from spmd_tx.coordinator.request_log import Executed, History, Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
@@ -288,6 +289,7 @@ class TrainingBench:
             grid=GRID,
             base_model=BASE_MODEL,
             snapshots=self.snapshots,
+            stability=StabilityFiles(self.directory),
             custom_losses=self.custom_losses,
         )
         self.versions = versions

@@ -47,6 +47,14 @@ def test_a_student_comes_close_to_its_teacher(run_example, options):
     assert last < first / 2
 
 
+def test_every_loss_of_reinforcement_learning_has_a_gradient(run_example):
+    lines = run_example("losses.py").splitlines()
+    names = ["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "ppo, own clip"]
+    assert [line.split(":")[0] for line in lines] == names
+    assert all(numbers(line)[-1] > 0 for line in lines), lines
+    assert lines[1].split() != lines[-1].split()
+
+
 def test_imitation_and_reinforcement_run_to_a_saved_state(run_example):
     *steps, answer = run_example("rl_demo.py", "--steps", "2").splitlines()
     losses = [numbers(step)[0] for step in steps if step.startswith("imitate")]

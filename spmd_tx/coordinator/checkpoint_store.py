@@ -1,0 +1,95 @@
+"""Where named checkpoints are: in a directory, or elsewhere (remote_checkpoints.py). All methods block."""
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+
+
+class OpenCheckpoint(NamedTuple):
+    """A complete checkpoint."""
+
+    folder: Path
+    manifest: Manifest
+
+
+class CheckpointStore(Protocol):
+    """Raises OSError for what may work later (patience.py), and for what its operator must mend."""
+
+    @property
+    def threads(self) -> ThreadPoolExecutor | None:
+        """To call the methods in; None: those of everybody."""
+        ...
+
+    def stage(self, path: CheckpointPath) -> Path:
+        """Where the workers may write a checkpoint. The place is free."""
+        ...
+
+    def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
+        """Put what was written in place of an earlier checkpoint of that name. May be done again."""
+        ...
+
+    def manifest(self, path: CheckpointPath) -> Manifest | None:
+        """None when there is no complete checkpoint."""
+        ...
+
+    def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
+        """All files in a local folder, each compared with its digest. Raises InvalidRequest if damaged."""
+        ...
+
+    def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
+        """A part of a file of just this version. Raises OSError when it is gone meanwhile."""
+        ...
+
+    def change(self, path: CheckpointPath, **values: object) -> None:
+        """Replace fields of the manifest."""
+        ...
+
+    def delete(self, path: CheckpointPath) -> None:
+        """What is not there is deleted."""
+        ...
+
+    def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
+        """End what was interrupted; the complete checkpoints. ``known`` are those that were so before."""
+        ...
+
+
+class LocalStore:
+    """A directory that all workers see. A checkpoint is written beside its place, and renamed."""
+
+    threads: ThreadPoolExecutor | None = None
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def stage(self, path: CheckpointPath) -> Path:
+        return checkpoint_files.prepare(self._folder(path))
+
+    def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
+        checkpoint_files.publish(staged, self._folder(path), manifest)
+
+    def manifest(self, path: CheckpointPath) -> Manifest | None:
+        return checkpoint_files.read_manifest(self._folder(path))
+
+    def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
+        folder = self._folder(path)
+        return OpenCheckpoint(folder, checkpoint_files.verify(path, folder))
+
+    def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
+        return checkpoint_files.read_part(self._folder(path), manifest, name, start, size)
+
+    def change(self, path: CheckpointPath, **values: object) -> None:
+        checkpoint_files.change_manifest(self._folder(path), **values)
+
+    def delete(self, path: CheckpointPath) -> None:
+        if self._folder(path).exists():
+            checkpoint_files.delete(self._folder(path))
+
+    def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
+        return checkpoint_files.tidy(self._directory)
+
+    def _folder(self, path: CheckpointPath) -> Path:
+        return path.folder(self._directory)

@@ -1,0 +1,205 @@
+"""Checkpoints in an object store, or wherever fsspec reaches, with a local cache. All methods block.
+
+RUN/KIND/NAME/checkpoint.json is the manifest; it names, by its version, the folder beside it that holds the
+files. Files are uploaded first, under a version of their own, and the manifest last: that is the moment at
+which the checkpoint is there, or is replaced. What an interruption leaves is deleted at the next start.
+"""
+
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
+from spmd_tx.coordinator.checkpoint_files import KINDS, MANIFEST, CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.folder_manifest import sync
+from spmd_tx.coordinator.remote_files import RemoteFiles
+from spmd_tx.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+THREADS = 8
+PLACE_PARTS = 3  # RUN/KIND/NAME
+
+
+class RemoteStore:
+    """Of one server; nobody else writes under its base."""
+
+    def __init__(self, files: RemoteFiles, cache: CheckpointCache) -> None:
+        self.threads = ThreadPoolExecutor(THREADS, "checkpoint-store")
+        self._files = files
+        self._cache = cache
+        self._locks: WeakValueDictionary[CheckpointPath, _Lock] = WeakValueDictionary()
+        self._guard = threading.Lock()
+
+    def stage(self, path: CheckpointPath) -> Path:
+        return checkpoint_files.prepare(self._cache.folder(path))
+
+    def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
+        manifest = checkpoint_files.with_digests(staged, manifest)
+        with self._alone(path):
+            self._upload(path, staged, manifest)
+            checkpoint_files.publish(staged, self._cache.folder(path), manifest)
+            self._cache.make_room(path)
+            try:
+                self._sweep(_place(path), self._files.list(_place(path)), manifest)
+            except OSError as error:
+                logger.warning("the earlier version of %s stays until the next start: %s", path, error)
+
+    def manifest(self, path: CheckpointPath) -> Manifest | None:
+        return self._read(_place(path))
+
+    def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
+        with self._alone(path):
+            manifest = self.manifest(path)
+            if manifest is None:
+                raise InvalidRequest(
+                    f"checkpoint {path} is incomplete: its {MANIFEST} is not in the store; use another one"
+                )
+            folder = self._cache.folder(path)
+            if not self._cache.has(path, manifest):
+                self._download(path, manifest)
+                self._cache.make_room(path)
+            return OpenCheckpoint(folder, manifest)
+
+    def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
+        content = self._files.read(f"{_place(path)}/{manifest.version}/{name}", start, start + size)
+        if len(content) != size:
+            raise OSError(f"{path}: {name} has another size than when it was written")
+        return content
+
+    def change(self, path: CheckpointPath, **values: object) -> None:
+        with self._alone(path):
+            manifest = self.manifest(path)
+            if manifest is not None:
+                changed = msgspec.structs.replace(manifest, **values)
+                self._files.write(f"{_place(path)}/{MANIFEST}", msgspec.json.encode(changed))
+                checkpoint_files.change_manifest(self._cache.folder(path), **values)
+
+    def delete(self, path: CheckpointPath) -> None:
+        with self._alone(path):
+            with suppress(FileNotFoundError):
+                self._files.delete(f"{_place(path)}/{MANIFEST}")
+            for file in self._files.list(_place(path)):
+                self._files.delete(file)
+            self._cache.drop(path)
+
+    def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
+        """Upload what is known, but only here: it is from before there was this store."""
+        cached, places = self._cache.tidy(), self._by_place()
+        for place, files in places.items():
+            if f"{place}/{MANIFEST}" not in files:
+                self._sweep(place, files, None)
+        complete: dict[CheckpointPath, Manifest] = {}
+        for (place, files), manifest in zip(
+            places.items(), self.threads.map(self._read, places), strict=True
+        ):
+            if manifest is not None:
+                self._sweep(place, files, manifest)
+                _, kind, name = place.split("/")
+                complete[CheckpointPath(manifest.run_id, kind, name)] = manifest
+        for path in cached.keys() - complete.keys():
+            if path in known:
+                logger.info("checkpoint %s is only here, and moves to %s", path, self._files.url)
+                self._upload(path, self._cache.folder(path), cached[path])
+                complete[path] = cached[path]
+            else:
+                self._cache.drop(path)
+        return complete
+
+    def _by_place(self) -> dict[str, list[str]]:
+        """The files of each checkpoint; whatever else lies there is not ours."""
+        found: dict[str, list[str]] = {}
+        for file in self._files.list(""):
+            parts = file.split("/")
+            if len(parts) > PLACE_PARTS and parts[1] in KINDS:
+                found.setdefault("/".join(parts[:PLACE_PARTS]), []).append(file)
+        return found
+
+    def _read(self, place: str) -> Manifest | None:
+        """None when it is not there, or cannot be understood."""
+        try:
+            return msgspec.json.decode(self._files.read(f"{place}/{MANIFEST}"), type=Manifest)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def _upload(self, path: CheckpointPath, folder: Path, manifest: Manifest) -> None:
+        for name in sorted(manifest.files):
+            self._files.upload(folder / name, f"{_place(path)}/{manifest.version}/{name}")
+        self._files.write(f"{_place(path)}/{MANIFEST}", msgspec.json.encode(manifest))
+
+    def _download(self, path: CheckpointPath, manifest: Manifest) -> None:
+        folder = self._cache.folder(path)
+        partial = folder.with_name(f".{folder.name}.fetched")  # beside one that is perhaps being saved
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name in sorted(manifest.files):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._files.download(f"{_place(path)}/{manifest.version}/{name}", partial / name)
+            except FileNotFoundError:
+                shutil.rmtree(partial)
+                raise InvalidRequest(
+                    f"checkpoint {path} is damaged: {name} is not in the store; use another checkpoint"
+                ) from None
+        (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        checkpoint_files.verify(path, partial)
+        checkpoint_files.publish(partial, folder, manifest)
+
+    def _sweep(self, place: str, files: list[str], manifest: Manifest | None) -> None:
+        """Delete what is no part of the present version."""
+        kept = None if manifest is None else f"{place}/{manifest.version}/"
+        for file in files:
+            if kept is None or not (file.startswith(kept) or file == f"{place}/{MANIFEST}"):
+                with suppress(FileNotFoundError):
+                    self._files.delete(file)
+
+    @contextmanager
+    def _alone(self, path: CheckpointPath) -> Iterator[None]:
+        with self._guard:
+            lock = self._locks.get(path)
+            if lock is None:
+                lock = self._locks[path] = _Lock()
+        with lock.lock:
+            yield
+
+
+class _Lock:
+    """What can be referred to weakly."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def _place(path: CheckpointPath) -> str:
+    return f"{path.run_id.replace(':', '_')}/{path.kind}/{path.name}"
+
+
+def open_remote_store(url: str, data_dir: Path, cache: CheckpointCache) -> RemoteStore:
+    """Raises StartError when the place cannot be used; one that does not answer now may do so later."""
+    files = RemoteFiles(url.rstrip("/"))
+    try:
+        files.own(server_id(data_dir))
+    except ConnectionError as error:
+        logger.error("--checkpoints-base: %s; named checkpoints wait until it does", error)
+    return RemoteStore(files, cache)
+
+
+def server_id(data_dir: Path) -> str:
+    """Of a data directory; made when there is none."""
+    file = data_dir / "server_id"
+    if not file.exists():
+        unfinished = data_dir / ".server_id.tmp"
+        unfinished.write_text(uuid.uuid4().hex)
+        sync(unfinished)
+        unfinished.rename(file)
+    return file.read_text()

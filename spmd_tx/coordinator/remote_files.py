@@ -1,0 +1,131 @@
+"""Files under one base URL, through fsspec. The only place that knows its file systems and their errors."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from spmd_tx.errors import StartError
+
+LOCAL = ("file", "local")
+OWNER = "spmd-tx-server"  # says whose base it is
+
+# What the libraries behind file systems raise besides OSError. The first are for the operator to mend.
+REFUSALS = ("botocore.exceptions.NoCredentialsError", "google.auth.exceptions.DefaultCredentialsError")
+FAILURES = (
+    "botocore.exceptions.BotoCoreError",
+    "botocore.exceptions.ClientError",
+    "aiohttp.ClientError",
+    "gcsfs.retry.HttpError",
+    "google.auth.exceptions.GoogleAuthError",
+)
+
+
+class RemoteFiles:
+    """Raises FileNotFoundError, PermissionError, and ConnectionError for all that may work later."""
+
+    def __init__(self, url: str) -> None:
+        """Raises StartError when there is no such file system here."""
+        self.url = url
+        protocol = url.partition("://")[0]
+        self._is_local = protocol in LOCAL
+        options: dict[str, Any] = {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
+        if protocol == "memory":
+            raise StartError("--checkpoints-base memory:// would lose all checkpoints; name a lasting place")
+        try:
+            self._system, root = url_to_fs(url, **options)
+        except ImportError as error:
+            raise StartError(
+                f"--checkpoints-base {url} needs another package ({error}); "
+                "pip install 'spmd_tx[s3]' or 'spmd_tx[gcs]'"
+            ) from error
+        except ValueError as error:
+            known = "a directory, or a URL as s3://bucket/path or gs://bucket/path"
+            raise StartError(f"--checkpoints-base {url} cannot be used: {error}; name {known}") from error
+        self._root = root.rstrip("/")
+        self._refusals, self._failures = _known(REFUSALS), _known(FAILURES)
+
+    def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        with self._errors():
+            return self._system.cat_file(self._place(name), start=start, end=end)
+
+    def write(self, name: str, content: bytes) -> None:
+        """All at once: nobody sees a part."""
+        with self._errors():
+            if not self._is_local:  # there an object is there when it is whole
+                self._system.pipe_file(self._place(name), content)
+                return
+            unfinished = self._place(f"{name}.{secrets.token_hex(4)}.tmp")
+            self._system.pipe_file(unfinished, content)
+            self._system.mv(unfinished, self._place(name))
+
+    def upload(self, source: Path, name: str) -> None:
+        with self._errors():
+            self._system.put_file(str(source), self._place(name))
+
+    def download(self, name: str, target: Path) -> None:
+        with self._errors():
+            self._system.get_file(self._place(name), str(target))
+
+    def delete(self, name: str) -> None:
+        with self._errors():
+            self._system.rm_file(self._place(name))
+
+    def list(self, folder: str) -> list[str]:
+        """The names of all files within, however deep; none if there is no such folder."""
+        with self._errors():
+            self._system.invalidate_cache()
+            found = self._system.find(self._place(folder) if folder else self._root)
+        return sorted(str(place).removeprefix(f"{self._root}/") for place in found)
+
+    def own(self, server_id: str) -> None:
+        """See that the base can be used, and is nobody else's. Raises StartError, or ConnectionError."""
+        try:
+            owner = self._owner(server_id)
+        except (FileNotFoundError, PermissionError) as error:
+            raise StartError(f"--checkpoints-base {self.url} cannot be written: {error}") from error
+        if owner != server_id:
+            raise StartError(
+                f"--checkpoints-base {self.url} belongs to a server with another data directory; name "
+                f"another place, or, if that server is no more, delete {OWNER} there"
+            )
+
+    def _owner(self, server_id: str) -> str:
+        try:
+            return self.read(OWNER).decode()
+        except FileNotFoundError:
+            self.write(OWNER, server_id.encode())
+            return self.read(OWNER).decode()
+
+    def _place(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        if self._is_local:
+            yield
+            return
+        try:
+            yield
+        except (FileNotFoundError, PermissionError):
+            raise
+        except self._refusals as error:
+            raise PermissionError(f"{self.url}: {error}") from error
+        except (OSError, *self._failures) as error:
+            raise ConnectionError(f"{self.url} does not answer: {error}") from error
+
+
+def _known(names: tuple[str, ...]) -> tuple[type[Exception], ...]:
+    """The classes of the packages that are installed."""
+    found = []
+    for name in names:
+        module, _, error = name.rpartition(".")
+        try:
+            found.append(getattr(import_module(module), error))
+        except ImportError:
+            continue
+    return tuple(found)

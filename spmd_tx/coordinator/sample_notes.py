@@ -1,0 +1,94 @@
+"""What is kept of samples beside their results, to train on them later: a file for each sample request.
+
+Sample requests are told apart by their session: what one has sampled, another one does not find.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+import zstandard
+
+from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.payloads import Recent
+from spmd_tx.errors import DamagedBody
+
+ROUTING, STABILITY = "routing", "stability"  # kinds of notes; each has a folder in the data directory
+KINDS = (ROUTING, STABILITY)
+CACHE_BYTES = 64 << 20
+SEQUENCE_ID = re.compile(r"([0-9A-Za-z_-]+):([0-9]+)")  # request and place of the sample in it
+
+Note = TypeVar("Note", bound=msgspec.Struct)
+
+
+def encode(note: msgspec.Struct) -> bytes:
+    """The contents of a file."""
+    return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(msgspec.msgpack.encode(note))
+
+
+def folder_of(session_id: str) -> str:
+    return session_id.replace(":", "_")
+
+
+class NoteWriter:
+    """Writes notes of all kinds into a data directory. Blocks."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+
+    def write(self, session_id: str, request_id: str, notes: Mapping[str, bytes]) -> None:
+        """Durable when it returns; the same again changes nothing. ``notes`` are contents by kind."""
+        for kind, contents in notes.items():
+            path = path_of(self._data_dir / kind, session_id, request_id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".tmp")
+            with unfinished.open("wb") as file:
+                file.write(contents)
+                os.utime(file.fileno(), (now := steady_time.now(), now))  # of the last use
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+
+
+class NoteFiles(Generic[Note]):
+    """Reads the notes of one kind from their folder. All methods block."""
+
+    def __init__(self, directory: Path, kind: type[Note], what: str, remedy: str) -> None:
+        """``what`` it is and the ``remedy`` are for people."""
+        self._directory = directory
+        self._kind, self._what, self._remedy = kind, what, remedy
+        self._recent: Recent[Note] = Recent(CACHE_BYTES)
+        self._lock = threading.Lock()  # of what is recent
+
+    def path(self, session_id: str, request_id: str) -> Path:
+        return path_of(self._directory, session_id, request_id)
+
+    def read(self, session_id: str, request_id: str) -> Note | None:
+        """None if there is no such note of this session.
+
+        Raises DamagedBody when the file is not as it was written; an OSError may go away.
+        """
+        path = self.path(session_id, request_id)
+        with self._lock:
+            note = self._recent.get(str(path))
+        if note is None:
+            try:
+                plain = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+                note = msgspec.msgpack.decode(plain, type=self._kind)
+            except FileNotFoundError:
+                return None
+            except (zstandard.ZstdError, msgspec.DecodeError) as error:
+                raise DamagedBody(
+                    f"{path}, which holds {self._what} of a sample, is damaged ({error}); {self._remedy}"
+                ) from error
+            with self._lock:
+                self._recent.put(str(path), note, len(plain))
+        return note
+
+
+def path_of(directory: Path, session_id: str, request_id: str) -> Path:
+    return directory / folder_of(session_id) / f"{request_id}.zst"

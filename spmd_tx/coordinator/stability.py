@@ -1,0 +1,152 @@
+"""What the server drew itself, and with which probabilities: kept for the loss stable_reinforce.
+
+A sample request that asks for it leaves a note of its samples. It is kept for a day after it was last used;
+the reaper keeps it longer if a training request that used it may have to be run again.
+Dimension key: N token.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from spmd_tx.coordinator import sample_notes, steady_time
+from spmd_tx.coordinator.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
+from spmd_tx.coordinator.sample_wire import SampledSequence
+from spmd_tx.coordinator.wire import Datum, Span
+from spmd_tx.errors import InvalidRequest
+
+KEPT_SECONDS = 24 * 3600.0  # after the last use
+REMEDY = (
+    "sample with record_stability_info=True in the session of the model that is trained, and train within a "
+    "day, or use another loss_fn, as importance_sampling with the logprobs of the samples"
+)
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """Of all samples of one request."""
+
+    tokens: list[bytes]  # int32
+    logprobs: list[bytes]  # float32, nats
+
+    def of_sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and their log-probabilities [N]."""
+        return np.frombuffer(self.tokens[place], "<i4"), np.frombuffer(self.logprobs[place], "<f4")
+
+
+def encode(sequences: Iterable[SampledSequence]) -> bytes:
+    """The note of a request."""
+    pairs = [
+        (np.asarray(each.tokens, "<i4").tobytes(), np.asarray(each.logprobs, "<f4").tobytes())
+        for each in sequences
+    ]
+    return sample_notes.encode(Recorded([tokens for tokens, _ in pairs], [logprobs for _, logprobs in pairs]))
+
+
+class _Run(NamedTuple):
+    """Part of a datum's targets."""
+
+    span: Span
+    start: int  # place of its first target in the datum
+    counts: np.ndarray  # bool [length]: whether there is an advantage
+
+
+class StabilityFiles:
+    """The notes of a data directory. All methods block."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._files = NoteFiles(
+            data_dir / STABILITY, Recorded, "the probabilities", "sample again, and train on that"
+        )
+
+    def resolved(self, session_id: str, datums: Sequence[Datum], *, is_again: bool) -> list[Datum]:
+        """The datums with what was recorded as their ``logprobs``, 0 where there is no advantage.
+
+        Raises InvalidRequest. When a request ``is_again`` run, what it used then may be older than a day now.
+        """
+        resolved = []
+        for index, datum in enumerate(datums):
+            try:
+                logprobs = self._logprobs(session_id, datum, is_again)
+            except InvalidRequest as problem:
+                raise InvalidRequest(f"datum {index}: {problem}") from None
+            resolved.append(replace(datum, loss_inputs=datum.loss_inputs | {"logprobs": logprobs}))
+        return resolved
+
+    def _logprobs(self, session_id: str, datum: Datum, is_again: bool) -> np.ndarray:
+        targets = datum.loss_inputs["target_tokens"].ravel()
+        logprobs = np.zeros(len(targets), np.float32)
+        for run in _runs_that_count(datum):
+            tokens, recorded = self._recorded(session_id, run, is_again)
+            place = slice(run.start, run.start + run.span.length)
+            differs = run.counts & (tokens != targets[place])
+            if differs.any():
+                first = int(differs.argmax())
+                raise InvalidRequest(
+                    f"target_tokens has {targets[run.start + first]} at position {run.start + first}, and "
+                    f"token {run.span.offset + first} of sequence {run.span.sequence_id!r}, which "
+                    f"loss_fn_input_spans names for it, is {tokens[first]}; the spans must say where each "
+                    "target comes from"
+                )
+            logprobs[place] = np.where(run.counts, recorded, 0)
+        return logprobs
+
+    def _recorded(self, session_id: str, run: _Run, is_again: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of the span and their log-probabilities."""
+        span = run.span
+        found = SEQUENCE_ID.fullmatch(span.sequence_id)
+        is_there = found is not None and self._renew(session_id, found[1], is_again)
+        note = self._files.read(session_id, found[1]) if found and is_there else None
+        if found is None or note is None or int(found[2]) >= len(note.tokens):
+            raise InvalidRequest(
+                f"nothing is recorded of sequence {span.sequence_id!r} in this session, or not any more; "
+                f"{REMEDY}"
+            )
+        tokens, logprobs = note.of_sample(int(found[2]))
+        if span.offset + span.length > len(tokens):
+            raise InvalidRequest(
+                f"loss_fn_input_spans names tokens {span.offset} to {span.offset + span.length - 1} of "
+                f"sequence {span.sequence_id!r}, which has {len(tokens)}; offsets count its sampled tokens"
+            )
+        place = slice(span.offset, span.offset + span.length)
+        return tokens[place], logprobs[place]
+
+    def _renew(self, session_id: str, request_id: str, is_again: bool) -> bool:
+        """Start the day anew; False if it is over, or never began."""
+        path, now = self._files.path(session_id, request_id), steady_time.now()
+        try:
+            if now - path.stat().st_mtime > KEPT_SECONDS and not is_again:
+                return False
+            os.utime(path, (now, now))
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _runs_that_count(datum: Datum) -> list[_Run]:
+    """The runs of targets with an advantage, each of one sample."""
+    if not datum.target_spans:
+        why = datum.span_problem or "it has no loss_fn_input_spans"
+        raise InvalidRequest(
+            f"{why}; stable_reinforce must know which samples the targets come from, "
+            "so name them with Datum.with_provenance, or use another loss_fn"
+        )
+    counts = datum.loss_inputs["advantages"].ravel() != 0
+    runs, start = [], 0
+    for span in datum.target_spans:
+        run = _Run(span, start, counts[start : start + span.length])
+        start += span.length
+        if not run.counts.any():
+            continue
+        if not span.is_sampled:
+            place = run.start + int(run.counts.argmax())
+            raise InvalidRequest(
+                f"position {place} has an advantage, and loss_fn_input_spans says that its target belongs to "
+                "a prompt; send advantage 0 there, or the span of the sample that it was drawn in"
+            )
+        runs.append(run)
+    return runs

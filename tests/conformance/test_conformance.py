@@ -1,0 +1,75 @@
+"""Every entry of the table is called against a server with keys, by two accounts."""
+
+import asyncio
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spmd_tx import tiny_model
+from spmd_tx.coordinator import keys
+from spmd_tx.coordinator.keys import Wish
+from tests.conformance.all_checks import TWICE, entries
+from tests.conformance.registry import Check
+from tests.conformance.world import World
+from tests.sdk.conftest import SPEC
+from tests.sdk.server import BASE_MODEL, serving
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:(DEPRECATED|Using the future):FutureWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # the SDK leaves sockets open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::tinker.lib.experimental.ExperimentalWarning"),
+]
+
+SLOTS = 96
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    model_dir: Path = tiny_model.write(tmp_path_factory.mktemp("model") / BASE_MODEL, SPEC)
+    data_dir = tmp_path_factory.mktemp("conformance") / "data"
+    tokens = [
+        asyncio.run(keys.in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")
+    ]
+    with serving(model_dir, data_dir, max_lora_adapters=SLOTS, max_lora_rank=4) as server:
+        server.wait_until_ready()
+        world = World(server, model_dir, *tokens)
+        yield world
+        world.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()  # the SDK's sockets, here and not in the middle of somebody else's test
+
+
+@pytest.fixture(scope="module")
+def world_of_futures(world: World) -> World:
+    """The same; methods are called on clients that may not be there yet."""
+    assert world.trained
+    return replace(world, as_future=True)
+
+
+CHECKS = {f"{entry.check.__module__.rpartition('.')[2]}.{entry.check.__name__}": entry for entry in entries}
+
+
+@pytest.mark.parametrize("check", [pytest.param(entry.check, id=name) for name, entry in CHECKS.items()])
+def test_it_does_what_the_table_says(check: Check, world: World):
+    check(world)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(entry.check, id=name) for name, entry in CHECKS.items() if entry.group in TWICE],
+)
+def test_it_does_so_on_the_future_of_a_client(check: Check, world_of_futures: World):
+    check(world_of_futures)
+
+
+def _new_key(owner: str) -> Callable:
+    async def new_key(db) -> str:
+        return (await keys.create(db, Wish(owner))).token
+
+    return new_key
