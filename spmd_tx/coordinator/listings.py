@@ -17,6 +17,9 @@ from spmd_tx.coordinator.session_schemas import as_texts
 from spmd_tx.coordinator.tables import Checkpoint, Model, RequestRow, Sampler, Session
 
 MAX_PAGE = 1000
+LARGEST_OFFSET = 2**63 - 1  # to which databases can count
+
+NEWEST_FIRST = (Checkpoint.created_at.desc(), Checkpoint.number.desc())
 
 AccessScope = Literal["owned", "accessible"]
 
@@ -30,7 +33,8 @@ class Page(NamedTuple):
     limit: int
 
     def clamped(self) -> "Page":
-        return Page(max(self.offset, 0), min(max(self.limit, 1), MAX_PAGE))
+        offset = min(max(self.offset, 0), LARGEST_OFFSET)
+        return Page(offset, min(max(self.limit, 1), MAX_PAGE))
 
 
 class Which(NamedTuple):
@@ -88,29 +92,28 @@ async def training_run(database: Database, model: Model) -> schemas.TrainingRun:
 
 
 async def run_checkpoints(database: Database, run_id: str, caller: Caller) -> schemas.CheckpointsResponse:
-    seen = select(Checkpoint).where(Checkpoint.run_id == run_id, is_seen(caller, Checkpoint.owner))
+    seen = select(Checkpoint).where(
+        Checkpoint.run_id == run_id, is_seen(caller, Checkpoint.owner), _is_there()
+    )
     async with database.reading() as db:
-        rows = (await db.scalars(seen.order_by(Checkpoint.created_at.desc()))).all()
+        rows = (await db.scalars(seen.order_by(*NEWEST_FIRST))).all()
     return schemas.CheckpointsResponse(_checkpoints(rows))
 
 
 async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Checkpoint]:
     """The caller's newest ones that can be sampled now."""
-    is_open = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > time.time())
     query = select(Checkpoint).where(
-        Checkpoint.kind == SAMPLER_WEIGHTS, is_open, is_seen(caller, Checkpoint.owner)
+        Checkpoint.kind == SAMPLER_WEIGHTS, _is_there(), is_seen(caller, Checkpoint.owner)
     )
     async with database.reading() as db:
-        newest_first = query.order_by(Checkpoint.created_at.desc(), Checkpoint.number)
-        return (await db.scalars(newest_first.limit(MAX_PAGE))).all()
+        return (await db.scalars(query.order_by(*NEWEST_FIRST).limit(MAX_PAGE))).all()
 
 
 async def checkpoints(database: Database, page: Page, caller: Caller) -> schemas.CheckpointsResponse:
     offset, limit = page.clamped()
-    seen = select(Checkpoint).where(is_seen(caller, Checkpoint.owner))
-    newest_first = seen.order_by(Checkpoint.created_at.desc(), Checkpoint.number)
+    seen = select(Checkpoint).where(is_seen(caller, Checkpoint.owner), _is_there())
     async with database.reading() as db:
-        rows = (await db.scalars(newest_first.offset(offset).limit(limit))).all()
+        rows = (await db.scalars(seen.order_by(*NEWEST_FIRST).offset(offset).limit(limit))).all()
         total = await _count(db, seen)
     return schemas.CheckpointsResponse(_checkpoints(rows), schemas.Cursor(offset, limit, total))
 
@@ -118,6 +121,11 @@ async def checkpoints(database: Database, page: Page, caller: Caller) -> schemas
 def is_seen(caller: Caller, owner: InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """Caller.sees in SQL."""
     return true() if caller.role == "admin" else owner == caller.owner
+
+
+def _is_there() -> ColumnElement[bool]:
+    """An expired checkpoint is not there any more, even before it is deleted."""
+    return or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > time.time())
 
 
 async def _count(db: AsyncSession, query: Select[Any]) -> int:
@@ -137,15 +145,15 @@ async def _training_run(db: AsyncSession, model: Model) -> schemas.TrainingRun:
         corrupted=False,
         last_checkpoint=await _last_checkpoint(db, model, WEIGHTS),
         last_sampler_checkpoint=await _last_checkpoint(db, model, SAMPLER_WEIGHTS),
-        user_metadata=model.user_metadata,
+        user_metadata=as_texts(model.user_metadata),
     )
 
 
 async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> schemas.Checkpoint | None:
     query = (
         select(Checkpoint)
-        .where(Checkpoint.run_id == model.id, Checkpoint.kind == kind)
-        .order_by(Checkpoint.created_at.desc())
+        .where(Checkpoint.run_id == model.id, Checkpoint.kind == kind, _is_there())
+        .order_by(*NEWEST_FIRST)
         .limit(1)
     )
     row = await db.scalar(query)
@@ -164,7 +172,7 @@ def _checkpoint(row: Checkpoint) -> schemas.Checkpoint:
         tinker_path=row.tinker_path,
         size_bytes=row.size_bytes,
         public=row.is_public,
-        user_metadata=row.user_metadata,
+        user_metadata=as_texts(row.user_metadata),
         expires_at=None if row.expires_at is None else _rfc3339(row.expires_at),
     )
 

@@ -4,6 +4,7 @@ from tests.conformance import (  # noqa: F401
     check_admin,
     check_cli,
     check_futures,
+    check_losses,
     check_rest,
     check_sampling,
     check_service,

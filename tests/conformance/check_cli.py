@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from tinker.cli.__main__ import main_cli
 
 from tests.conformance.check_rest import fetch, new_state, paths
-from tests.conformance.hub import running_hub
 from tests.conformance.registry import Standing, covers
 from tests.conformance.world import World, settled
+from tests.sdk.fake_hub import FakeHub
 from tests.sdk.server import BASE_MODEL
 
 
@@ -168,13 +168,14 @@ def checkpoint_download(world: World) -> None:
     effect="a hub on loopback gets adapter, configuration and model card",
 )
 def checkpoint_push_hf(world: World) -> None:
-    with running_hub() as hub, tempfile.TemporaryDirectory() as home:
+    with FakeHub().serving() as hub, tempfile.TemporaryDirectory() as home:
         own_hub = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_x", "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
-        push = ("checkpoint", "push-hf", world.state_path, "--repo", "somebody/adapter")
+        push = ("checkpoint", "push-hf", world.state_path, "--repo", "alice/adapter")
         run_apart(*push, **environment_of(world), **own_hub)
-    assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= hub.files.keys()
-    assert safetensors.numpy.load(hub.files["adapter_model.safetensors"])
-    assert world.state_path in hub.files["README.md"].decode()
+    files = hub.files["alice/adapter"]
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= files.keys()
+    assert safetensors.numpy.load(files["adapter_model.safetensors"])
+    assert world.state_path in files["README.md"].decode()
 
 
 @covers("tinker model list", does="lists the models of this server", effect="it is the one that is served")

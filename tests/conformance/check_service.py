@@ -1,7 +1,5 @@
 """Checks of ServiceClient, and of what it makes."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import tinker
@@ -94,27 +92,6 @@ def create_rest_client(world: World) -> None:
     assert world.state_path in {
         each.tinker_path for each in settled(rest.list_user_checkpoints)().checkpoints
     }
-
-
-@covers(
-    "ServiceClient.create_custom_loss",
-    does="takes the traced graph of a loss; refuses operations outside of a list",
-    effect="a loss that the server runs gives loss and gradient of the built-in one (where PyTorch is there, "
-    "which the SDK needs for it)",
-)
-def create_custom_loss(world: World) -> None:
-    def loss(logprobs, weights):
-        return -(logprobs * weights).sum(), {}
-
-    if importlib.util.find_spec("torch") is None:
-        with pytest.raises(ImportError, match="PyTorch"):
-            settled(world.service.create_custom_loss)(loss, {"weights": 1})
-        return
-    handle = settled(world.service.create_custom_loss)(loss, {"weights": 1})
-    trainer = settled(world.service.create_lora_training_client)(BASE_MODEL, rank=4, seed=5)
-    expected = settled(trainer.forward_backward)(DATA, "cross_entropy").metrics["loss:sum"]
-    output = settled(trainer.forward_backward_custom)(DATA, handle)
-    assert output.metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
 
 
 @covers(

@@ -1,6 +1,5 @@
 """Checks of TrainingClient. Each runs twice: on the client, and on the future of one."""
 
-import importlib.util
 from typing import get_args
 
 import numpy as np
@@ -55,8 +54,8 @@ def forward(world: World) -> None:
 @covers(
     f"TrainingClient.forward_backward{TWINS}",
     does="the same, and adds the gradient of the summed loss to the model's",
-    effect="two calls give twice the gradient of one; every loss that the SDK names runs, save `custom` and "
-    "`stable_reinforce`",
+    effect="two calls give twice the gradient of one; every loss that the SDK names "
+    "moves the weights; for `custom` and `stable_reinforce` see below",
 )
 def forward_backward(world: World) -> None:
     trainer = world.new_trainer()
@@ -99,29 +98,6 @@ def optim_step(world: World) -> None:
     np.testing.assert_array_equal(parameters_of(trainer), before)
     with pytest.raises(tinker.TinkerError, match="AdamW only"):
         settled(trainer.optim_step)(types.DimuonParams(learning_rate=0.1))
-
-
-@covers(
-    f"TrainingClient.forward_backward_custom{TWINS}",
-    does="a loss in Python: forward here, its derivative from the client, backward here; a LossHandle is "
-    "run here alone",
-    effect="minus the sum of the log-probabilities, as a Python loss, gives the gradient of cross_entropy "
-    "(where PyTorch is there, which the SDK needs for it)",
-)
-def forward_backward_custom(world: World) -> None:
-    trainer = world.new_trainer()
-    if importlib.util.find_spec("torch") is None:
-        with pytest.raises(ImportError, match="PyTorch"):
-            settled(trainer.forward_backward_custom)(DATA, lambda data, logprobs: (logprobs[0].sum(), {}))
-        return
-    settled(trainer.forward_backward)(DATA, "cross_entropy")
-    expected = gradient_norm(trainer)
-    for method in twins(trainer, "forward_backward_custom"):
-        output = method(
-            DATA, lambda data, logprobs: (-sum(each.sum() for each in logprobs), {"own:sum": 7.0})
-        )
-        assert output.metrics["own:sum"] == 7.0
-        assert gradient_norm(trainer) == pytest.approx(expected, rel=1e-4)
 
 
 @covers(

@@ -1,4 +1,7 @@
 import pytest
+from sqlalchemy import update
+
+from spmd_tx.coordinator.tables import Checkpoint
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 
@@ -160,3 +163,37 @@ async def test_a_checkpoint_tells_how_to_rebuild_its_model(api, model_id):
         "train_attn": True,
         "is_lora": True,
     }
+
+
+async def test_paging_through_all_checkpoints_shows_each_of_them_once(api, model_id):
+    for number in range(7):
+        await save(api, model_id, f"step-{number}", seq_id=number + 1)
+    pages = [(await api.get(f"checkpoints?limit=3&offset={offset}")).json() for offset in (0, 3, 6, 9)]
+    assert [len(page["checkpoints"]) for page in pages] == [3, 3, 1, 0]
+    assert {page["cursor"]["total_count"] for page in pages} == {7}
+    listed = [checkpoint["checkpoint_id"] for page in pages for checkpoint in page["checkpoints"]]
+    assert listed == [f"weights/step-{number}" for number in reversed(range(7))]
+
+
+async def test_a_page_beyond_all_is_empty(api, model_id):
+    page = (await api.get(f"checkpoints?limit=0&offset={10**30}")).json()
+    assert (page["checkpoints"], page["cursor"]["limit"]) == ([], 1)
+
+
+async def test_an_expired_checkpoint_is_listed_no_more(api, model_id, services):
+    await save(api, model_id, ttl_seconds=3600)
+    await save(api, model_id, "kept", seq_id=2)
+    async with services.database.transaction() as db:
+        await db.execute(update(Checkpoint).where(Checkpoint.name == "ck1").values(expires_at=1.0))
+    for route in ("checkpoints", f"training_runs/{model_id}/checkpoints"):
+        listed = (await api.get(route)).json()["checkpoints"]
+        assert [each["checkpoint_id"] for each in listed] == ["weights/kept"]
+
+
+async def test_overwriting_replaces_what_was_said_of_a_checkpoint(api, model_id):
+    await save(api, model_id, user_metadata={"step": "1", "note": "x"}, ttl_seconds=3600)
+    address = f"training_runs/{model_id}/checkpoints/weights/ck1/publish"
+    (await api.post(address)).raise_for_status()
+    await save(api, model_id, seq_id=2, overwrite=True, user_metadata={"step": 2})
+    (listed,) = (await api.get("checkpoints")).json()["checkpoints"]
+    assert (listed["user_metadata"], listed["expires_at"], listed["public"]) == ({"step": "2"}, None, False)

@@ -20,10 +20,12 @@ class FakeHub:
     def serving(self) -> Iterator["FakeHub"]:
         thread = threading.Thread(target=self._server.serve_forever)
         thread.start()
-        yield self
-        self._server.shutdown()
-        self._server.server_close()
-        thread.join()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
         match method, path.strip("/").split("/"):

@@ -3,10 +3,13 @@
 Usage: python flow.py URL BASE_MODEL. Prints one line of JSON: what each step gave, or why it failed.
 """
 
+import io
 import json
 import sys
+import tarfile
 import time
 import traceback
+import urllib.request
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, get_args
@@ -170,7 +173,7 @@ def save_for_sampler(flow: Flow) -> None:
 
 
 @step
-def sample(flow: Flow) -> None:
+def sample(flow: Flow) -> list[int]:
     """By name and without one; what is drawn has the log-probabilities that forward gives it."""
     prompt = types.ModelInput.from_ints(PROMPT)
     params = types.SamplingParams(max_tokens=6, temperature=1.0, seed=5, stop=[])
@@ -184,6 +187,7 @@ def sample(flow: Flow) -> None:
     scored = done(flow.trainer.forward([datum(content, "cross_entropy", [])], "cross_entropy"))
     expected = scored.loss_fn_outputs[0]["logprobs"].to_numpy().tolist()[-6:]
     assert max(abs(a - b) for a, b in zip(expected, drawn[0].logprobs, strict=True)) < 1e-3
+    return [token for sequence in drawn for token in sequence.tokens]
 
 
 @step
@@ -205,6 +209,27 @@ def failure(flow: Flow) -> None:
         message = str(error)
     assert message is not None and "99999999" in message, message  # noqa: PT018 (no pytest here)
     done(flow.trainer.optim_step(types.AdamParams(learning_rate=0.0)))
+
+
+@step
+def download(flow: Flow) -> list[str]:
+    """The saved sampler weights: as an archive up to 0.35, and as an export file by file afterwards."""
+    if hasattr(flow.rest, "get_checkpoint_archive_url"):
+        answer = done(flow.rest.get_checkpoint_archive_url(flow.trainer.model_id, "sampler_weights/matrix"))
+        with tarfile.open(fileobj=io.BytesIO(fetch(answer.url))) as archive:
+            files = {member.name: archive.extractfile(member).read() for member in archive if member.isfile()}
+    else:
+        exported = done(flow.trainer.save_weights_external("matrix")).path
+        urls = done(flow.rest.get_external_weights_urls(exported)).urls
+        files = {name: fetch(url) for name, url in urls.items()}
+        done(flow.rest.delete_checkpoint_from_tinker_path(exported))
+    assert json.loads(files["adapter_config.json"])["r"] == 4
+    return sorted({"adapter_config.json", "adapter_model.safetensors"} & files.keys())
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+        return answer.read()
 
 
 @step

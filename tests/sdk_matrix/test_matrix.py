@@ -20,7 +20,7 @@ VERSIONS = (Path(__file__).with_name("versions.txt")).read_text().split()
 NEWEST = VERSIONS[-1]
 STEPS = (
     "capabilities create forward forward_backward optim_step save_state resume load_state save_for_sampler "
-    "sample compute_logprobs failure checkpoints finish"
+    "sample compute_logprobs failure download checkpoints finish"
 ).split()
 
 Results = dict[str, dict]  # by step
@@ -64,8 +64,8 @@ def test_an_older_sdk_runs_all_steps_with_the_same_numbers(version, server, tabl
     results = _run(version, server, table)
     assert not [result for result in results.values() if "error" in result]
     assert list(results) == STEPS
-    for name in ("capabilities", "create", "forward", "optim_step", "resume", "load_state", "checkpoints"):
-        assert results[name]["value"] == newest[name]["value"]
+    for name in set(STEPS) - {"forward_backward", "finish"}:
+        assert results[name]["value"] == newest[name]["value"], name
     losses = results["forward_backward"]["value"]
     assert losses.keys() >= {"cross_entropy", "importance_sampling", "ppo"}
     assert losses.items() <= newest["forward_backward"]["value"].items()
