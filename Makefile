@@ -4,7 +4,7 @@ ARGS ?=
 SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test chaos hosts check format s3 cookbook sdk-matrix clean
+.PHONY: help demo test chaos hosts check format s3 cookbook sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,7 +13,7 @@ demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS=
 	.venv/bin/spmd-tx demo $(ARGS)
 
 test: .venv/installed ## run the tests, without those marked slow; options: make test ARGS="-k losses"
-	.venv/bin/pytest -m "not slow and not chaos and not cookbook and not sdk_matrix" $(ARGS)
+	.venv/bin/pytest -m "not slow and not chaos and not cookbook and not sdk_matrix and not fuzz" $(ARGS)
 
 chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
@@ -40,6 +40,9 @@ cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, 
 sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
 
+fuzz: .venv/installed .venv-fuzz/installed ## send odd requests by the thousand to every route, and odd bodies (installs schemathesis)
+	SPMD_TX_FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/test_fuzz_forward_backward.py $(ARGS)
+
 clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	rm -rf .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo runs
 
@@ -64,6 +67,11 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 
 .venv-cookbook/hub: .venv-cookbook/installed tests/cookbook/make_offline_hub.py $(wildcard tests/cookbook/offline_*.py)
 	HF_HUB_OFFLINE=1 .venv-cookbook/bin/python tests/cookbook/make_offline_hub.py $@
+	touch $@
+
+.venv-fuzz/installed: tests/fuzz/requirements.txt
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/pip install --quiet --disable-pip-version-check -r tests/fuzz/requirements.txt
 	touch $@
 
 .venv-sdk/%/installed: tests/sdk_matrix/versions.txt

@@ -14,6 +14,7 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator import http_errors, listings, openai_answers, openai_errors, openai_requests
 from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.drawing import Choice, Drawing, draw
 from spmd_tx.coordinator.openai_answers import Answering, ChatForm, CompletionForm, Form
@@ -74,7 +75,8 @@ async def _begin(
     sampler = await services.implicit_samplers.of(request.model, access)
     end_of_text = services.model.eos_token_ids
     wanted = openai_requests.sample_requests(request, prompts, end_of_text, services.limits)
-    async with services.allowances.room_for_sample(access.caller):
+    tokens = sum(most_tokens(each, services.max_context) for each in wanted)
+    async with services.allowances.room_for_sample(access.caller, tokens):
         drawing = await draw(services, sampler, wanted)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(

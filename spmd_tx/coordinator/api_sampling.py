@@ -7,6 +7,7 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator import checkpoint_files, validation
 from spmd_tx.coordinator.api_models import check_base_model
+from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.future_schemas import JoinSamplingSessionRequest, JoinSamplingSessionResponse
 from spmd_tx.coordinator.schemas import (
@@ -77,9 +78,10 @@ class SamplingController(Controller):
             data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
         )
         payload = msgspec.json.encode(sample)
-        async with services.allowances.room_for_sample(access.caller):
+        tokens = most_tokens(sample, services.max_context)
+        async with services.allowances.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(
-                "sample", sampler.id, data.seq_id, sampler.session_id, payload
+                "sample", sampler.id, data.seq_id, sampler.session_id, payload, tokens=tokens
             )
         ids = [f"{request_id}:{place}" for place in range(data.num_samples)]
         return FutureResponse(request_id, sample_sequence_ids=ids)

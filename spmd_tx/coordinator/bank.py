@@ -27,6 +27,8 @@ class _Version:
     adapter: AdapterSpec
     path: str | None  # PEFT folder; None: only on the device
     bank: int = UNPLACED
+    requests: int = 0  # that are sampled from it
+    is_superseded: bool = False
 
 
 @dataclass
@@ -112,6 +114,23 @@ class VersionBank:
         if bank != BASE_BANK:
             self._slots[bank].users -= 1
 
+    def hold(self, version: VersionKey) -> None:
+        """A request is sampled from this version until it lets go."""
+        if version in self._versions:
+            self._versions[version].requests += 1
+
+    def let_go(self, version: VersionKey) -> None:
+        """A request is not sampled from this version any more."""
+        if version in self._versions:
+            self._versions[version].requests -= 1
+            self._forget_if_unused(version)
+
+    def supersede(self, version: VersionKey) -> None:
+        """Forget a version as soon as no request holds it: there will be no more of them."""
+        if version in self._versions:
+            self._versions[version].is_superseded = True
+            self._forget_if_unused(version)
+
     def forget(self, version: VersionKey) -> None:
         """The version is not wanted any more. Samples that are on the device go on to their end."""
         known = self._versions.pop(version, None)
@@ -126,6 +145,11 @@ class VersionBank:
         """Folders of forgotten versions; delete them when all commands sent so far have been carried out."""
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
+
+    def _forget_if_unused(self, version: VersionKey) -> None:
+        known = self._versions[version]
+        if known.is_superseded and not known.requests:
+            self.forget(version)
 
     def _may_use_another(self, bank: int) -> bool:
         if bank != UNPLACED and self._slots[bank].users:

@@ -176,6 +176,12 @@ class Catalog:
         async with self._database.transaction() as db:
             return (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
 
+    async def inflight_samplers(self, model_id: str) -> list[str]:
+        """Of a model, the newest first."""
+        query = select(Sampler.id).where(Sampler.model_id == model_id, Sampler.inflight.is_(True))
+        async with self._database.reading() as db:
+            return list(await db.scalars(query.order_by(Sampler.created_at.desc())))
+
     async def problem(self, row: Model | Sampler) -> str | None:
         """Why a model or sampler that once existed takes no more requests, if so."""
         session = await self.session(row.session_id)
@@ -187,11 +193,19 @@ class Catalog:
         return None
 
     async def add_sampler(
-        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
+        self,
+        session_id: str,
+        seq_id: int,
+        base_model: str,
+        *,
+        path: str | None = None,
+        of: str | None = None,
+        inflight: bool = False,
     ) -> Sampler:
         """A sampler of a checkpoint (``path``), of a model's present weights (``of``), or of the base model.
 
-        The same number in the same session again is the same sampler.
+        One that is ``inflight`` draws from what the model has saved last in this way. The same number in the
+        same session again is the same sampler.
         """
         sampler = Sampler(
             id=sampler_id(session_id, seq_id),
@@ -199,13 +213,14 @@ class Catalog:
             base_model=base_model,
             model_path=path,
             model_id=of,
+            inflight=inflight,
             created_at=steady_time.now(),
         )
         async with self._database.transaction() as db:
             known = await db.get(Sampler, sampler.id)
             if known is None:
                 db.add(sampler)
-        if known is not None and (known.model_path, known.model_id) != (path, of):
+        if known is not None and (known.model_path, known.model_id, known.inflight) != (path, of, inflight):
             raise InvalidRequest(
                 f"sampling_session_seq_id {seq_id} of session {session_id!r} is already in use; "
                 "send the next one"

@@ -16,6 +16,7 @@ from spmd_tx.coordinator.buckets import decode_steps
 from spmd_tx.coordinator.decode_rows import decode_command, rows_per_shard
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.prefill import Segment
+from spmd_tx.coordinator.queue_status import counted
 from spmd_tx.coordinator.request_queue import Outcome
 from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
@@ -89,15 +90,13 @@ class SampleBatch:
         """Take in a request that has been validated; the bank knows its version."""
         self._arrivals += 1
         job = make_job(request_id, self._arrivals, body, version, self._model)
-        self._jobs[request_id] = job
-        self._admission.line.add(job)
+        self._take_in(job)
 
     def resume(self, job: SampleJob) -> None:
         """Go on with a request of an earlier batch, whose workers are gone; the bank knows its version."""
         self._arrivals += 1
         job.restart(self._arrivals)
-        self._jobs[job.request_id] = job
-        self._admission.line.add(job)
+        self._take_in(job)
 
     def unanswered(self) -> dict[str, SampleJob]:
         """The requests that are not answered, with the tokens known so far, for another batch to resume."""
@@ -116,7 +115,10 @@ class SampleBatch:
     def status(self, request_id: str) -> str | None:
         """Why nothing of a request has started yet."""
         job = self._jobs.get(request_id)
-        return None if job is None or job.has_started else job.obstacle
+        if job is None or job.has_started:
+            return None
+        ahead = self._admission.line.ahead_of(job)
+        return f"{counted(ahead, 'sample')} ahead; {job.obstacle}" if ahead else job.obstacle
 
     def next_dispatch(self) -> Dispatch | None:
         """The next command, to be sent before anything else is asked; None: nothing can be done now."""
@@ -233,8 +235,14 @@ class SampleBatch:
         self._shards[sample.shard].leave(sample)
         self._bank.unpin(sample.bank)
 
+    def _take_in(self, job: SampleJob) -> None:
+        self._jobs[job.request_id] = job
+        self._bank.hold(job.version)
+        self._admission.line.add(job)
+
     def _end(self, job: SampleJob) -> None:
         job.is_over = True
+        self._bank.let_go(job.version)
         del self._jobs[job.request_id]
         self._admission.withdraw(job)
         for sample in job.samples:

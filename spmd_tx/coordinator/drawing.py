@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from spmd_tx.coordinator import sample_wire
+from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.request_queue import Failed
@@ -181,7 +182,14 @@ async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRe
         model_path=row.model_path,
         base_model=row.base_model if row.model_path is None else None,
     )
-    return await services.queue.submit("sample", row.id, number, row.session_id, msgspec.json.encode(sample))
+    return await services.queue.submit(
+        "sample",
+        row.id,
+        number,
+        row.session_id,
+        msgspec.json.encode(sample),
+        tokens=most_tokens(sample, services.max_context),
+    )
 
 
 async def _outcome(services: Services, request_id: str) -> list[SampledSequence]:

@@ -1,20 +1,12 @@
-"""What a generation of workers is driven with, what it tells clients, and what it leaves behind."""
+"""What a generation of workers is driven with, and what it leaves behind."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from spmd_tx.coordinator.dispatcher import Sampling, Workers
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.versions import Versions
-
-
-@dataclass(frozen=True)
-class QueueStatus:
-    """What a client is told about a request that is not finished."""
-
-    queue_state: Literal["active", "paused_capacity"]
-    reason: str | None
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,19 @@ from typing import Any, NoReturn, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.dispatcher import Dispatcher
-from spmd_tx.coordinator.equipment import Equipment, QueueStatus, Remains
+from spmd_tx.coordinator.equipment import Equipment, Remains
+from spmd_tx.coordinator.json_bodies import read_body
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
+from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.recovery import Restoration
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
 from spmd_tx.coordinator.samples import SampleJob
+from spmd_tx.coordinator.saves import Begun
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training import Begun, read_body
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, RequestError
 
@@ -77,6 +79,7 @@ class Execution:
             self._workers, self._sampling, grid.data_shards, self._work.set, log.note, suspects
         )
         self._replay = Replay(log, self._training, self._spawn, self._is_lost)
+        self._view = QueueView(unfinished, self.lines, self._sampling)
         self._versions.restored = self._restored
         self._workers.on_written = snapshots.written
 
@@ -92,22 +95,14 @@ class Execution:
     def cancel(self, request: Request, cancelled: Failed) -> None:
         self._sampling.cancel(request.id)
         self._finish(request, cancelled)
+        self._work.set()  # others may have its rows and pages
 
     def session_ended(self, session_id: str) -> None:
         if not self._unfinished.has_session(session_id):
             self._free(session_id)
 
     def status(self, request_id: str) -> QueueStatus:
-        request = self._unfinished.get(request_id)
-        if request is None:
-            return QueueStatus("active", None)
-        if request.kind != "sample":
-            reasons = [self._workers.busy, self._what_is_ahead(request)]
-            return QueueStatus("active", "; ".join(filter(None, reasons)) or None)
-        obstacle = self._sampling.status(request_id)
-        reasons = [self._workers.busy, obstacle]
-        state = "active" if obstacle is None else "paused_capacity"
-        return QueueStatus(state, "; ".join(filter(None, reasons)) or None)
+        return self._view.status(request_id, self._workers.busy)
 
     async def run(self, restorations: Iterable[Restoration]) -> NoReturn:
         """Carry out requests until the workers are lost: a MeshError. All tasks have ended by then."""
@@ -146,6 +141,7 @@ class Execution:
             request = self._unfinished.get(request_id)
             if request is not None:
                 self._finish(request, outcome)
+        self._discard(self._versions.take_abandoned())
         arrivals, self._arrivals = self._arrivals, []
         for request in arrivals:
             self._take_in(request)
@@ -232,6 +228,8 @@ class Execution:
                 model.refusal = f"{model.id} was not created: {error}"
             raise
         entry.begun(request)
+        if request.kind == "save_weights_for_sampler":
+            self._spawn(self._note_answered(entry, request.seq_id))
         if request.kind == "optim_step" and self._snapshots.is_due(model.id):
             taking = self._training.take_snapshot(model, request.seq_id)
             keeping = self._spawn(self._keep(entry, request.seq_id, taking))
@@ -261,6 +259,12 @@ class Execution:
         if problem is not None:
             logger.warning("no snapshot of %s behind request %d: %s", model.id, seq_id, problem)
 
+    async def _note_answered(self, entry: ModelLine, seq_id: int) -> None:
+        """Versions that were only kept for the case of a crash are not needed any more."""
+        if await self._are_stored(self._unfinished.of_line(entry.model.id), seq_id):
+            self._versions.answered(entry.model.id, seq_id)
+            self._work.set()
+
     async def _are_stored(self, requests: list[Request], last: int) -> bool:
         """Wait until requests up to a number are answered durably; False when the workers are lost before."""
         ids = [request.id for request in requests if request.seq_id <= last]
@@ -279,6 +283,7 @@ class Execution:
         if job is None:
             self._sampling.admit(request.id, read_body(body, SampleRequest), version)
         else:
+            job.version = version  # newer, if its sampler is one of kind inflight
             self._sampling.resume(job)
         self._work.set()
 
@@ -316,14 +321,14 @@ class Execution:
                 entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:
                     entry.task.cancel()
-        folders = self._versions.end_session(session_id)
-        if folders:
-            self._spawn(self._delete(folders))
+        self._discard(self._versions.end_session(session_id))
 
     def retire(self, samplers: Collection[str]) -> None:
         """Give up the versions of samplers that nobody uses any more."""
         unused = [sampler for sampler in samplers if not self._unfinished.of_line(sampler)]
-        folders = self._versions.retire(unused)
+        self._discard(self._versions.retire(unused))
+
+    def _discard(self, folders: list[Path]) -> None:
         if folders:
             self._spawn(self._delete(folders))
 
@@ -340,19 +345,6 @@ class Execution:
             await self.lines[model_id].restored.wait()
         if self._loss is not None:
             raise self._loss
-
-    def _what_is_ahead(self, request: Request) -> str | None:
-        entry = self.lines.get(request.line)
-        if entry is None:
-            return None
-        if entry.to_run_again:
-            return f"restoring the model: {entry.to_run_again} of its requests are run again"
-        missing = entry.line.missing
-        if missing is not None and missing < request.seq_id:
-            return f"waiting for request {missing} of this model, which has not arrived"
-        line = self._unfinished.of_line(request.line)
-        ahead = sum(other.seq_id < request.seq_id for other in line)
-        return f"behind {ahead} earlier requests of this model" if ahead else None
 
     def _spawn(
         self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None

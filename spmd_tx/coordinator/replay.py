@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.request_queue import Request
-from spmd_tx.coordinator.training import Begun, Training
+from spmd_tx.coordinator.saves import Begun
+from spmd_tx.coordinator.training import Training
 from spmd_tx.errors import DamagedBody, MeshError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,8 @@ class Replay:
         known = entry.again[request.id]
         try:
             body = await patiently(lambda: self._log.payload(request), self._is_lost)
-            begun = await self._training.begin_again(entry.model, request, body, known.layout)
+            begin = partial(self._training.begin_again, entry.model, request, body, known.layout)
+            begun = await patiently(begin, self._is_lost)
         except MeshError:
             return
         except (RequestError, DamagedBody, OSError) as error:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import accounting, request_log
+from spmd_tx.coordinator.backlog import Backlog
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.patience import until
@@ -116,8 +116,10 @@ class RequestQueue:
         self._idle = asyncio.Event()
         self._idle.set()
         self._waiting = {request.id: _Waiting(request) for request in unfinished}
-        # Sample requests that are unfinished, by session
-        self.samples = Counter(each.request.session_id for each in self._waiting.values() if _is_sample(each))
+        self.samples = Backlog()
+        for waiting in self._waiting.values():
+            if _is_sample(waiting):
+                self.samples.add(waiting.request)
         self._payloads: Recent[bytes] = Recent(CACHE_BYTES)
         self._results: Recent[Outcome] = Recent(CACHE_BYTES)
         self._sessions: Recent[str] = Recent(SESSIONS_BYTES)  # of finished requests
@@ -132,15 +134,17 @@ class RequestQueue:
         *,
         also: Sequence[Executable] = (),
         refused: Failed | None = None,
+        tokens: int = 0,
     ) -> str:
         """Write a request down, and announce it; return its request_id when it is durable.
 
         The same (line, seq_id) again gives the same request_id and does nothing more. ``also`` becomes true
         in the same transaction. A request that is ``refused`` is recorded with that outcome, unannounced.
+        ``tokens`` are what a sample takes at most.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._submissions.append(
-            Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, accepted)
+            Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, tokens, accepted)
         )
         self._wake()
         return await accepted
@@ -270,7 +274,7 @@ class RequestQueue:
         for row, each in zip(rows, fresh, strict=True):
             if row.refused is None:
                 self._payloads.put(row.request.id, each.payload, len(each.payload))
-                self._welcome(row.request)
+                self._welcome(row.request, each.tokens)
         known |= {(row.request.line, row.request.seq_id): known_as(row.request) for row in rows}
         for each in submissions:
             answer(each, known[each.key])
@@ -308,10 +312,10 @@ class RequestQueue:
             return []
         return [each for each in await request_log.unfinished(db) if each.id not in self._waiting]
 
-    def _welcome(self, request: Request) -> None:
+    def _welcome(self, request: Request, tokens: int = 0) -> None:
         waiting = self._waiting[request.id] = _Waiting(request)
         if _is_sample(waiting):
-            self.samples[request.session_id] += 1
+            self.samples.add(request, tokens)
         self.on_arrival(request)
 
     def _release(self, settled: Sequence[Settled]) -> None:
@@ -324,7 +328,7 @@ class RequestQueue:
             waiting = self._waiting.pop(request.id)
             waiting.outcome.set_result(outcome)
             if _is_sample(waiting):
-                self.samples -= Counter([request.session_id])  # and forgets sessions without any
+                self.samples.remove(request)
                 ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
                 self.completions.announce(request.line, request.seq_id, ended)
 

@@ -105,7 +105,8 @@ async def versions_in_use(db: AsyncSession) -> set[str]:
 
 async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
     """Ephemeral versions that are not the newest of their model, and that nobody has used for long."""
-    ephemeral = and_(Sampler.model_id.is_not(None), _is_in_use(Sampler.session_id))
+    is_frozen = and_(Sampler.model_id.is_not(None), Sampler.inflight.is_(False))
+    ephemeral = and_(is_frozen, _is_in_use(Sampler.session_id))
     newest = (
         select(Sampler.model_id, func.max(Sampler.created_at)).where(ephemeral).group_by(Sampler.model_id)
     )

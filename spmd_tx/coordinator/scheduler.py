@@ -11,9 +11,10 @@ from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator import custom_losses
 from spmd_tx.coordinator.dispatcher import Workers
-from spmd_tx.coordinator.equipment import Equipment, QueueStatus, Remains
+from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
 from spmd_tx.coordinator.patience import patiently
+from spmd_tx.coordinator.queue_status import QueueStatus
 from spmd_tx.coordinator.recovery import Restoration, plan
 from spmd_tx.coordinator.request_queue import Failed, Request, RequestLog
 from spmd_tx.coordinator.snapshots import Snapshots

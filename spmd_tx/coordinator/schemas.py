@@ -233,7 +233,7 @@ class SaveWeightsForSamplerRequest(WithMetadata, frozen=True):
     seq_id: TrainingNumber
     path: str | None = None  # a bare name
     sampling_session_seq_id: Number | None = None
-    kind: str = "snapshot"  # "inflight" is served as a snapshot
+    kind: Literal["snapshot", "inflight"] = "snapshot"  # inflight: moves on with later saves; without path
     ttl_seconds: int | None = None
     overwrite: bool = False
     user_metadata: dict[str, Any] | None = None

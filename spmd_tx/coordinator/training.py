@@ -1,39 +1,32 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import age_encryption, custom_training, folder_links, schemas, training_results
-from spmd_tx.coordinator.bank import UNPLACED
+from spmd_tx.coordinator import custom_training, folder_links, schemas, training_results
 from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
-from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import (
-    EXTERNAL_WEIGHTS,
-    SAMPLER_WEIGHTS,
     WEIGHTS,
-    CheckpointPath,
-    Manifest,
     parse,
 )
-from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
-from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
+from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
+from spmd_tx.coordinator.saves import Begun, Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
-from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.training_outcomes import json_after, outcome_of_step, written_after
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -42,69 +35,24 @@ from spmd_tx.coordinator.validation import (
     check_optimizer,
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
-from spmd_tx.coordinator.wire import (
-    JSON,
-    ForwardBackwardRequest,
-    decode_forward_backward,
-)
+from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
-    AdapterSpec,
     AnyCommand,
     CreateAdapter,
     LoadState,
     OptimStep,
-    Reply,
-    SaveSampler,
-    SaveState,
     Snapshot,
 )
 
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-NOT_FINITE = (
-    "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
-    "The accumulated gradient was cleared; weights and optimizer state are as before. Look for logprobs, "
-    "advantages or weights of extreme size in the last forward_backward, or lower the learning rate"
-)
-
-
-class Checkpoints(Protocol):
-    """What is used of the checkpoint catalog."""
-
-    async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
-
-    async def complete(
-        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
-    ) -> Manifest: ...
-
-    async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
-
-
-class Samplers(Protocol):
-    """What is used of the catalog."""
-
-    async def add_sampler(
-        self, session_id: str, seq_id: int, base_model: str, *, path: str | None = None, of: str | None = None
-    ) -> Sampler: ...
-
-    async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
-
 
 class CustomLosses(Protocol):
     """What is used of the catalog of custom losses."""
 
     async def open(self, loss_id: str, session_id: str) -> StoredLoss: ...
-
-
-class Begun(NamedTuple):
-    """A request whose steps are ready to be sent."""
-
-    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # what to do next; ends when the replies are in
-    next_waits: bool = False  # whether the model's next request needs the outcome to be there
 
 
 @dataclass(frozen=True)
@@ -149,14 +97,14 @@ class Training:
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
-                return await self._save_state(model, request, read_body(body, schemas.SaveWeightsRequest))
+                return await self._saves.state(model, request, read_body(body, schemas.SaveWeightsRequest))
             case "save_weights_for_sampler":
                 wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
                 if wish.path is None:
-                    return await self._save_ephemeral(model, wish)
-                return await self._save_named(model, request, wish, wish.path)
+                    return await self._saves.ephemeral(model, request, wish)
+                return await self._saves.named(model, request, wish, wish.path)
             case "save_weights_external":
-                return await self._save_external(model, request, read_body(body, SaveWeightsExternalRequest))
+                return await self._saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
             case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
@@ -172,9 +120,14 @@ class Training:
                 return None
             assert wish.sampling_session_seq_id is not None
             version = sampler_id(model.session_id, wish.sampling_session_seq_id)
-            if await self.versions.find_on_disk(version, model.session_id):
+            self.versions.answered(model.id, request.seq_id)
+            if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout)
+
+    @property
+    def _saves(self) -> Saves:
+        return Saves(self.checkpoints, self.samplers, self.versions, self.base_model)
 
     def restore(self, model: TrainedModel, found: Found) -> None:
         """Put a model in the state of a snapshot."""
@@ -198,7 +151,7 @@ class Training:
             snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
             return [*self.versions.write_out(model.id), snapshot]
 
-        return _written(model.put_later(commands), written)
+        return written_after(model.put_later(commands), written)
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
@@ -212,7 +165,7 @@ class Training:
         model.become(adapter)
         seed = adapter_seed(wish.lora_config, model.id)
         reply = model.put(CreateAdapter(slot=model.slot, seed=seed, adapter=adapter))
-        return Begun(partial(_json_after, reply, schemas.CreateModelResult(model.id)))
+        return Begun(partial(json_after, reply, schemas.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
         check_optimizer(wish.optimizer_config)
@@ -246,7 +199,7 @@ class Training:
             await reply
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
-            return _json(schemas.LoadWeightsResult(wish.path, model.id))
+            return json_result(schemas.LoadWeightsResult(wish.path, model.id))
 
         return Begun(outcome, next_waits=True)
 
@@ -288,110 +241,4 @@ class Training:
                 grad_clip_norm=adam.grad_clip_norm,
             )
         )
-        return Begun(partial(_optim_step, reply))
-
-    async def _save_state(
-        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest
-    ) -> Begun:
-        path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
-        partial = (await self.checkpoints.begin(path, options)).absolute()
-        reply = model.put(SaveState(slot=model.slot, path=str(partial), adapter=model.adapter))
-
-        async def outcome() -> Outcome:
-            await reply
-            await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(schemas.SaveWeightsResult(str(path)))
-
-        return Begun(outcome, next_waits=True)
-
-    async def _save_named(
-        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest, name: str
-    ) -> Begun:
-        path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
-        partial = (await self.checkpoints.begin(path, options)).absolute()
-        reply = self._save_sampler(model, version=request.id, path=str(partial))
-
-        async def outcome() -> Outcome:
-            await reply
-            await self.checkpoints.complete(path, partial, model.adapter, options)
-            folder, _ = await self.checkpoints.open(path)
-            self.versions.publish(path, request.id, model.adapter, folder)
-            return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
-
-        return Begun(outcome, next_waits=True)
-
-    async def _save_external(
-        self, model: TrainedModel, request: Request, wish: SaveWeightsExternalRequest
-    ) -> Begun:
-        recipients = age_encryption.read_recipients(wish.age_encryption_recipients or [])
-        path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
-        options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
-        partial = (await self.checkpoints.begin(path, options)).absolute()
-        reply = model.put(
-            SaveSampler(slot=model.slot, bank=UNPLACED, adapter=model.adapter, path=str(partial))
-        )
-
-        async def outcome() -> Outcome:
-            await reply
-            if recipients:
-                await asyncio.to_thread(age_encryption.encrypt, partial, recipients)
-            manifest = await self.checkpoints.complete(path, partial, model.adapter, options)
-            return _json(SaveWeightsExternalResult(str(path), manifest.size_bytes))
-
-        return Begun(outcome, next_waits=True)
-
-    async def _save_ephemeral(self, model: TrainedModel, wish: schemas.SaveWeightsForSamplerRequest) -> Begun:
-        if wish.sampling_session_seq_id is None:
-            raise InvalidRequest(
-                "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
-            )
-        sampler = await self.samplers.add_sampler(
-            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id
-        )
-        reply = self._save_sampler(model, version=sampler.id, path=None, of=model.id)
-        result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
-        return Begun(partial(_json_after, reply, result))
-
-    def _save_sampler(
-        self, model: TrainedModel, version: str, path: str | None, of: str | None = None
-    ) -> asyncio.Future[Reply]:
-        """The place in the bank is chosen when the command is sent, so that it is free by then."""
-
-        adapter = model.adapter  # a load that comes next may change it before this is sent
-
-        def commands() -> list[AnyCommand]:
-            place = self.versions.reserve(version, adapter, model.session_id, of)
-            save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
-            return [*place.before, save]
-
-        return model.put_later(commands)
-
-
-async def _optim_step(reply: Awaitable[Reply]) -> Outcome:
-    metrics = (await reply).metrics
-    if not metrics["applied"]:
-        return Failed(NOT_FINITE, "user", executed=True)
-    return _json(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
-
-
-async def _written(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
-    await reply
-    return await written
-
-
-async def _json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
-    await reply
-    return _json(result)
-
-
-def _json(result: msgspec.Struct) -> Outcome:
-    return Finished(JSON, msgspec.json.encode(result))
-
-
-def read_body(body: bytes, schema: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(body, type=schema)
-    except msgspec.DecodeError as problem:
-        raise InvalidRequest(f"the request does not parse: {problem}") from None
+        return Begun(partial(outcome_of_step, reply))

@@ -17,6 +17,7 @@ from spmd_tx.coordinator.bank import Placement, VersionBank
 from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
+from spmd_tx.coordinator.inflight import FROM_DISK, InflightVersions
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec, AnyCommand
@@ -28,6 +29,8 @@ class Samplers(Protocol):
     async def sampler(self, sampler_id: str) -> Sampler: ...
 
     async def set_version(self, sampler: Sampler, version: str) -> None: ...
+
+    async def inflight_samplers(self, model_id: str) -> list[str]: ...
 
 
 class Checkpoints(Protocol):
@@ -54,14 +57,20 @@ class Versions:
         self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, since the workers have started
         self._used_by: dict[str, set[VersionKey]] = {}  # by session
         self._retired: set[str] = set()  # samplers
+        self._inflight = InflightVersions(self._give_up)
         self._opening = asyncio.Lock()
 
     async def of(self, sampler_id: str) -> VersionKey:
-        """The version of a sampler, ready to be placed on the device. The first answer stays for ever."""
+        """The version of a sampler, ready to be placed on the device.
+
+        The first answer stays for ever; but a sampler of kind inflight gets the newest of its model.
+        """
         if sampler_id not in self._of_sampler:
             sampler = await self._samplers.sampler(sampler_id)
             if sampler.model_id is not None:
                 await self.restored(sampler.model_id)
+                if sampler.inflight:
+                    return await self._newest(sampler, sampler.model_id)
             async with self._opening:
                 if sampler_id not in self._of_sampler:
                     self._of_sampler[sampler_id] = await self._find(sampler)
@@ -75,6 +84,18 @@ class Versions:
         if model_id is not None:
             self._ephemeral.setdefault(model_id, set()).add(version)
         return self._bank.reserve(version, adapter)
+
+    def publish_inflight(self, model_id: str, seq_id: int, version: VersionKey) -> None:
+        """The model's samplers of kind inflight draw from the version that this request is about to save."""
+        self._inflight.publish(model_id, seq_id, version)
+
+    def answered(self, model_id: str, seq_id: int) -> None:
+        """What the model has saved up to this request will be there after a crash, too."""
+        self._inflight.answered(model_id, seq_id)
+
+    def take_abandoned(self) -> list[Path]:
+        """Folders to delete once all commands sent so far have been carried out."""
+        return self._bank.take_abandoned()
 
     def write_out(self, model_id: str) -> list[AnyCommand]:
         """What writes those ephemeral versions of a model to disk that are only on the device."""
@@ -100,11 +121,12 @@ class Versions:
         for version in unused:
             self._bank.forget(version)
         self._linked -= unused
+        self._inflight.forget(unused)
         self._of_sampler = {id: version for id, version in self._of_sampler.items() if version not in unused}
         self._published = {
             path: version for path, version in self._published.items() if version not in unused
         }
-        return self._bank.take_abandoned()
+        return self.take_abandoned()
 
     def retire(self, samplers: Iterable[str]) -> list[Path]:
         """Forget the ephemeral versions of samplers; return folders to delete, as ``end_session`` does."""
@@ -112,9 +134,7 @@ class Versions:
         for sampler_id in retired:
             self._of_sampler.pop(sampler_id, None)
             self._bank.forget(sampler_id)
-        for users in (self._used_by, self._ephemeral):
-            for versions in users.values():
-                versions -= retired
+        self._unlist(retired)
         self._retired |= retired
         on_disk = [self._directory / folder_name(sampler_id) for sampler_id in retired]
         return list({*self._bank.take_abandoned(), *on_disk})
@@ -127,12 +147,36 @@ class Versions:
         if self._bank.knows(sampler.id):
             self._use(sampler.id, sampler.session_id)
         elif sampler.id in self._retired or not await self.find_on_disk(sampler.id, sampler.session_id):
-            raise InvalidRequest(
-                f"the weights of sampler {sampler.id} are not there: their save has not finished, their "
-                "session has ended, or newer ones followed and these were unused for --keep-versions-hours; "
-                "save them again"
-            )
+            raise self._missing(sampler)
         return sampler.id
+
+    async def _newest(self, sampler: Sampler, model_id: str) -> VersionKey:
+        """What the model's last save of kind inflight has published."""
+        if self._inflight.newest(model_id) is None:  # it may lie before the snapshot that was restored
+            for version in await self._samplers.inflight_samplers(model_id):
+                if await self.find_on_disk(version, sampler.session_id):
+                    self._inflight.publish(model_id, FROM_DISK, version)
+                    break
+        version = self._inflight.newest(model_id)
+        if version is None:
+            raise self._missing(sampler)
+        return version
+
+    def _give_up(self, version: VersionKey) -> None:
+        self._unlist({version})
+        self._bank.supersede(version)
+
+    def _unlist(self, versions: set[VersionKey]) -> None:
+        for users in (self._used_by, self._ephemeral):
+            for used in users.values():
+                used -= versions
+
+    def _missing(self, sampler: Sampler) -> InvalidRequest:
+        return InvalidRequest(
+            f"the weights of sampler {sampler.id} are not there: their save has not finished, their "
+            "session has ended, or newer ones followed and these were unused for --keep-versions-hours; "
+            "save them again"
+        )
 
     async def _open(self, path: CheckpointPath, sampler: Sampler) -> VersionKey:
         if path.kind != SAMPLER_WEIGHTS:

@@ -12,6 +12,7 @@ class WaitingLine:
         self._jobs: dict[str, list[tuple[int, int, SampleJob]]] = {}
         self._places: dict[SampleJob, int] = {}
         self._last_place = 0
+        self._ahead: dict[SampleJob, int] | None = None  # None: the line has changed since it was counted
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -24,6 +25,15 @@ class WaitingLine:
         jobs = self._jobs.get(sampler)
         return jobs[0][-1] if jobs else None
 
+    def ahead_of(self, job: SampleJob) -> int:
+        """How many samples of earlier requests wait, too."""
+        if self._ahead is None:
+            self._ahead, total = {}, 0
+            for other in sorted(self._places, key=lambda each: each.number):
+                self._ahead[other] = total
+                total += len(other.waiting)
+        return self._ahead.get(job, 0)
+
     def add(self, job: SampleJob) -> None:
         """Put a job in line by its age; nothing changes for one that is in line."""
         if job not in self._places:
@@ -34,6 +44,7 @@ class WaitingLine:
         place = self._places.pop(job, None)
         if place is None:
             return
+        self._ahead = None
         jobs = self._jobs[job.sampler]
         del jobs[bisect_left(jobs, (place, job.number), key=lambda entry: entry[:2])]
         if not jobs:
@@ -52,5 +63,6 @@ class WaitingLine:
             self._jobs[sampler] = jobs
 
     def _insert(self, job: SampleJob, place: int) -> None:
+        self._ahead = None
         self._places[job] = place
         insort(self._jobs.setdefault(job.sampler, []), (place, job.number, job), key=lambda entry: entry[:2])

@@ -109,7 +109,11 @@ class FakeScheduler:
         model = await self._catalog.model(request.line)
         assert save.sampling_session_seq_id is not None
         sampler = await self._catalog.add_sampler(
-            request.session_id, save.sampling_session_seq_id, model.base_model, of=model.id
+            request.session_id,
+            save.sampling_session_seq_id,
+            model.base_model,
+            of=model.id,
+            inflight=save.kind == "inflight",
         )
         return _json(schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
 

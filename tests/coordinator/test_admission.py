@@ -80,6 +80,10 @@ def test_a_waiting_request_says_what_it_waits_for():
         pass
     assert bench.batch.status("running") is None
     assert "free row" in bench.batch.status("waiting")
+    bench.admit("last", prompt_of(5), num_samples=2, max_tokens=4)
+    assert bench.batch.status("last").startswith("1 sample ahead; waiting for")
+    bench.batch.cancel("waiting")
+    assert "ahead" not in bench.batch.status("last")
     assert bench.batch.status("unknown") is None
     bench.run()
 

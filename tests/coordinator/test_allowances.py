@@ -155,7 +155,44 @@ async def test_a_finished_sample_makes_room_in_the_queue(client_for, services):
     for number in range(3):
         accepted = (await client.post("asample", json=sample(session_id, number))).raise_for_status().json()
         await client.post("retrieve_future", json={"request_id": accepted["request_id"]})
-    assert not services.queue.samples
+    assert not services.queue.samples.requests
+
+
+async def ask(client, session_id, number, max_tokens):
+    """For four samples of a prompt of three tokens."""
+    body = sample(session_id, number) | {"num_samples": 4, "sampling_params": {"max_tokens": max_tokens}}
+    return await client.post("asample", json=body)
+
+
+async def test_too_much_queued_work_asks_those_to_wait_who_gave_more_than_their_share(client_for, services):
+    services.allowances.most_queued_tokens = 1000
+    services.scheduler.is_paused = True
+    alice, bob = await client_for("alice"), await client_for("bob")
+    hers, his = await create_session(alice), await create_session(bob)
+    for client, session_id in ((alice, hers), (bob, his)):
+        await add_sampler(client, session_id)
+    prompt = len(sample(hers, 0)["prompt"]["chunks"][0]["tokens"])
+    each = prompt + 4 * 100
+    answers = [(await ask(alice, hers, number, 100)).status_code for number in range(3)]
+    assert answers == [200, 200, 429]
+    assert (await ask(alice, hers, 3, (1000 - 2 * each - prompt) // 4)).status_code == 200  # there is room
+    assert (await ask(bob, his, 0, 100)).status_code == 200
+    refused = await ask(bob, his, 1, 100)
+    assert refused.status_code == 429
+    assert f"{each} of them for 'bob'" in refused.json()["detail"]
+    assert refused.headers["retry-after"] == "1"
+
+
+async def test_what_is_larger_than_the_queue_is_taken_when_nothing_else_is_there(client_for, services):
+    services.allowances.most_queued_tokens = 10
+    alice = await client_for("alice")
+    session_id = await create_session(alice)
+    await add_sampler(alice, session_id)
+    for number in range(3):
+        accepted = (await ask(alice, session_id, number, None)).raise_for_status().json()
+        await alice.post("retrieve_future", json={"request_id": accepted["request_id"]})
+    assert services.queue.samples.total_tokens == 0
+    assert not services.queue.samples.tokens
 
 
 async def test_training_is_never_asked_to_wait(client_for, services):
@@ -173,4 +210,4 @@ async def test_samples_of_an_earlier_run_are_in_the_queue(database, tmp_path, ru
         await queue.submit("sample", "s:sample:0", 0, "s", b"")
         await queue.submit("optim_step", "s:train:0", 1, "s", b"")
     async with running_queue(database, tmp_path) as queue:
-        assert queue.samples == {"s": 1}
+        assert queue.samples.requests == {"s": 1}

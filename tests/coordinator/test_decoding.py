@@ -271,6 +271,22 @@ def test_a_cancelled_request_leaves_nothing_behind():
     assert free_pages(bench) == before
 
 
+def test_what_a_cancelled_request_held_is_given_to_others_by_the_very_next_command():
+    bench = Bench(rows=4, pages=1 + MAX_CONTEXT // PAGE_SIZE)
+    before = free_pages(bench)
+    bench.admit("a", prompt_of(30), max_tokens=50, num_samples=4)
+    for _ in range(3):
+        assert bench.send()
+    bench.admit("b", prompt_of(30), max_tokens=5, num_samples=4)
+    assert bench.batch.next_dispatch() is None  # there is neither a row nor a page for it
+    bench.batch.cancel("a")
+    assert free_pages(bench) == before
+    assert bench.send()
+    assert bench.in_flight[-1][0].requests == {"b"}
+    bench.run()
+    assert bench.tokens("b") == [expected("b", prompt_of(30), 5, index=index)[0] for index in range(4)]
+
+
 def test_a_worker_that_loses_tokens_is_found_out():
     bench = Bench()
     bench.admit("a", prompt_of(1), max_tokens=8)

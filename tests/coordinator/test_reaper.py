@@ -370,6 +370,8 @@ async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_p
     await add_sampler(database, 9, now - 3 * HOUR, model_id="s:train:1")  # the newest of its model
     await add_request(database, 1, kind="sample", line=ids[1], created_at=now - 60, finished_at=now)
     await add_request(database, 1, kind="sample", line=ids[2], created_at=1.0, finished_at=None)
+    for number in (7, 8):  # they have no versions of their own, but that of their model
+        await add_sampler(database, number, now - 3 * HOUR - number, model_id="s:train:2", inflight=True)
     folders = [version_folder(tmp_path, id) for id in ids]
     await Reaper(database, tmp_path, LIMITS).reap(now, at_rest=True)
     assert all(folder.exists() for folder in folders)  # time without a server does not count

@@ -1,4 +1,5 @@
 import asyncio
+import shutil
 
 import numpy as np
 import pytest
@@ -138,6 +139,26 @@ async def test_a_request_that_cannot_be_read_again_costs_its_model_only(bench, c
     await next_generation(bench)
     assert "request 1 cannot be run again: no such file" in await bench.failure(bench.train(A, 2, 10))
     await bench.result(bench.train(B, 1, 10))
+
+
+async def test_a_load_that_is_run_again_waits_for_a_store_that_does_not_answer(bench, monkeypatch):
+    monkeypatch.setattr("spmd_tx.coordinator.patience.RETRY_SECONDS", 0.0)
+    bench.create(A, seed=7)
+    path = (await bench.result(bench.save(A, 1, "x")))["path"]
+    bench.create(B, seed=8)
+    await bench.result(bench.load(B, 1, path))
+    shutil.rmtree(bench.directory / "snapshots")  # so that the load, too, is run again
+    outages, opened = [ConnectionError("the store does not answer")] * 3, bench.checkpoints.open
+
+    async def open_when_it_answers(path):
+        if outages:
+            raise outages.pop()
+        return await opened(path)
+
+    monkeypatch.setattr(bench.checkpoints, "open", open_when_it_answers)
+    await next_generation(bench)
+    await bench.result(bench.train(B, 2, 4))
+    assert (outages, bench.workers.weights) == ([], {0: 7, 1: 7})
 
 
 async def test_a_save_that_was_interrupted_may_overwrite_what_it_wrote(bench):

@@ -7,6 +7,7 @@ import pytest
 
 from spmd_tx.coordinator import lines
 from spmd_tx.coordinator.dispatch import BASE_MODEL, Dispatch
+from spmd_tx.coordinator.queue_status import in_words
 from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody
@@ -374,7 +375,33 @@ async def test_the_status_of_a_training_request_names_what_it_waits_for(bench):
     expected = f"waiting for request {seq_id + 1} of this model, which has not arrived"
     assert bench.scheduler.status(gapped).reason == expected
     bench.workers.busy = "compiling forward_backward 8x256"
-    assert bench.scheduler.status(gapped).reason == f"compiling forward_backward 8x256; {expected}"
+    assert bench.scheduler.status(gapped).reason == f"compiling a training step of 8 x 256 tokens; {expected}"
+
+
+async def test_the_status_of_a_training_request_tells_how_much_others_have_ready(bench):
+    bench.create(A)
+    bench.create(B)
+    seq_id = await bench.hold(A, 1)
+    mine = bench.train(A, seq_id, 10)
+    for other in (1, 2):
+        bench.train(B, other, 10)
+    await bench.prepared(B, 2)
+    expected = "behind 3 earlier requests of this model; 2 micro-batches of 1 other model ready"
+    assert bench.scheduler.status(mine).reason == expected
+
+
+@pytest.mark.parametrize(
+    "busy, words",
+    [
+        ("compiling prefill 1x4096", "compiling a 4096-token prefill"),
+        ("compiling prefill with logprobs 2x256", "compiling a prefill of 2 x 256 tokens"),
+        ("was lost; compiling decode 4x16x64", "was lost; compiling a decode step"),
+        ("compiling forward 1x64", "compiling a 64-token forward step"),
+        ("loading weights 45 %", "loading weights 45 %"),
+    ],
+)
+def test_what_is_compiled_is_told_in_words(busy, words):
+    assert in_words(busy) == words
 
 
 async def test_a_sample_that_finds_no_room_is_paused(bench, sampling):

@@ -182,6 +182,18 @@ def test_prompt_logprobs_start_with_none(service_client):
     assert logprobs == [None, LOGPROB, LOGPROB]
 
 
+@pytest.mark.parametrize("count", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_flood_of_samples_is_held_back_and_answered_in_full(service_client, server, monkeypatch, count):
+    sampling_client = service_client.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+    prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=7)
+    monkeypatch.setattr(server.services.allowances, "most_queued_tokens", 100 * (3 + 7))
+    futures = [sampling_client.sample(prompt, 1, params) for _ in range(count)]
+    answers = [future.result(SECONDS).sequences[0].tokens for future in futures]
+    assert answers == [[DRAWN_TOKEN] * 7] * count
+    assert sampling_client.holder._sample_backoff_until is not None, "nothing was held back"
+    assert server.services.queue.samples.total_tokens == 0
+
+
 def test_too_long_a_prompt_is_a_bad_request(service_client):
     sampling_client = service_client.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
     prompt = types.ModelInput.from_ints([1] * 200)

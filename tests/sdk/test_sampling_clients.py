@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import tinker
 
-from tests.sdk.examples import CONTEXT, SECONDS, drawn, prompt, random_tokens, sample
+from tests.sdk.examples import CONTEXT, SECONDS, batch, drawn, prompt, random_tokens, sample, train
 
 PROMPT = random_tokens(10, seed=0)
 ENDLESS = drawn(max_tokens=CONTEXT - len(PROMPT))
@@ -40,6 +40,18 @@ def test_copies_of_a_sampling_client_sample_from_several_processes_at_once(base_
     for answer in found:  # they overlap in their seeds, and would in their numbers, too
         for seed, tokens in answer.items():
             assert tokens == sample(base_sampler, PROMPT, drawn(seed=seed)).tokens
+
+
+def test_inflight_clients_draw_from_what_their_model_published_last(trainer):
+    samplers = []
+    for seed in range(3):
+        train(trainer, batch(seed))
+        save = trainer.save_weights_and_get_sampling_client(kind="inflight")
+        samplers.append(save.result(SECONDS))
+        frozen = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+        expected = frozen.compute_logprobs(prompt(PROMPT)).result(SECONDS)
+        for sampler in samplers:
+            assert sampler.compute_logprobs(prompt(PROMPT)).result(SECONDS) == expected
 
 
 def test_cancelled_samples_end_at_once_whether_they_run_or_wait(base_sampler, api, monkeypatch):

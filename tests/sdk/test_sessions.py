@@ -201,3 +201,44 @@ def test_the_audit_log_tells_what_was_done(admin, session_id, rest):
     assert {entry.event.partition("_")[0] for entry in of_checkpoints} == {"checkpoint"}
     yesterday = datetime.now(UTC).date() - timedelta(days=1)
     assert admin.get_audit_log(day=yesterday).result(SECONDS).entries == []
+
+
+def test_the_script_of_the_guide_runs(live_server, tmp_path):
+    script = Path(__file__).parents[2] / "docs" / "examples" / "sessions.py"
+    where = ["--base-url", live_server.url, "--base-model", BASE_MODEL, "--trace", str(tmp_path / "trace")]
+    environment = os.environ | {"TINKER_API_KEY": "tml-test"}
+    command = [sys.executable, str(script), *where]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0].endswith("client_finished, success, capitals")
+    assert json.loads((tmp_path / "trace").read_text())["otherData"]["display_name"] == "First steps"
+    assert {line.split()[1] for line in lines if line.startswith("used")} == {
+        "training:",
+        "sampling_prefill:",
+        "sampling_sample:",
+    }
+    assert [line.split()[1] for line in lines if " by " in line] == [
+        "session_created",
+        "checkpoint_saved",
+        "session_ended",
+    ]
+
+
+def test_the_command_line_logs_in_and_out(live_server, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TINKER_API_KEY"}
+    environment |= {"TINKER_BASE_URL": live_server.url, "HOME": str(tmp_path)}
+
+    def auth(command: str, answer: str = "") -> str:
+        words = [str(TINKER), "auth", command]
+        done = subprocess.run(
+            words, input=answer, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "Logged in as local (spmd_tx)" in auth("login", "tml-anything\n")
+    assert "Tinker accessible: yes" in auth("status")
+    assert "Removed credential" in auth("logout")

@@ -1,0 +1,42 @@
+"""How much sampling is queued, by session: the requests, and the tokens that they take at most."""
+
+from collections import Counter
+
+from spmd_tx.coordinator.request_log import Request
+from spmd_tx.coordinator.schemas import SampleRequest
+
+
+class Backlog:
+    """Counts sample requests without an outcome; of those of an earlier run the tokens are not known."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()  # by session, only those that have some
+        self.tokens: Counter[str] = Counter()
+        self.total_tokens = 0
+        self._tokens_of: dict[str, int] = {}  # by request
+
+    def add(self, request: Request, tokens: int = 0) -> None:
+        self.requests[request.session_id] += 1
+        if tokens:
+            self._tokens_of[request.id] = tokens
+            self._count(request.session_id, tokens)
+
+    def remove(self, request: Request) -> None:
+        self.requests[request.session_id] -= 1
+        if not self.requests[request.session_id]:
+            del self.requests[request.session_id]
+        self._count(request.session_id, -self._tokens_of.pop(request.id, 0))
+
+    def _count(self, session_id: str, tokens: int) -> None:
+        self.total_tokens += tokens
+        self.tokens[session_id] += tokens
+        if not self.tokens[session_id]:
+            del self.tokens[session_id]
+
+
+def most_tokens(request: SampleRequest, max_context: int) -> int:
+    """What a valid request takes at most: its prompt, once, and all that may be drawn."""
+    prompt = sum(len(chunk.tokens or ()) for chunk in request.prompt.chunks)
+    room = max(1, max_context - prompt)
+    each = room if request.sampling_params.max_tokens is None else request.sampling_params.max_tokens
+    return prompt + request.num_samples * min(each, room)

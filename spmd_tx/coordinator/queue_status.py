@@ -1,0 +1,99 @@
+"""What a client is told about a request that is not finished: how much is before it, and what goes on."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.request_log import Request
+from spmd_tx.coordinator.trained_model import ChunkStep
+from spmd_tx.coordinator.unfinished import Unfinished
+
+COMPILING = re.compile(r"compiling (prefill|forward_backward|forward|decode)(?: with logprobs)? (\d+)x(\d+)")
+WORDS = {
+    "prefill": "prefill",
+    "decode": "decode step",
+    "forward": "forward step",
+    "forward_backward": "training step",
+}
+
+
+@dataclass(frozen=True)
+class QueueStatus:
+    """``paused_capacity``: nothing of it runs for want of room, or of workers.
+
+    The third state of the wire, ``paused_rate_limit``, is not used: nothing that was accepted waits for a
+    rate.
+    """
+
+    queue_state: Literal["active", "paused_capacity"]
+    reason: str | None
+
+
+class Obstacles(Protocol):
+    """What is used of the sample batch."""
+
+    def status(self, request_id: str) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class QueueView:
+    """One generation's queue, as far as it explains why somebody waits."""
+
+    unfinished: Unfinished
+    lines: Mapping[str, ModelLine]  # by model
+    samples: Obstacles
+
+    def status(self, request_id: str, busy: str | None) -> QueueStatus:
+        """``busy`` is what the workers do instead of running commands."""
+        request = self.unfinished.get(request_id)
+        if request is None:
+            return QueueStatus("active", None)
+        activity = busy and in_words(busy)
+        if request.kind != "sample":
+            return QueueStatus("active", _joined([activity, self._before_training(request)]))
+        obstacle = self.samples.status(request_id)
+        state = "active" if obstacle is None else "paused_capacity"
+        return QueueStatus(state, _joined([obstacle, activity]))
+
+    def _before_training(self, request: Request) -> str | None:
+        entry = self.lines.get(request.line)
+        if entry is None:
+            return None
+        if entry.to_run_again:
+            return f"restoring the model: {entry.to_run_again} of its requests are run again"
+        missing = entry.line.missing
+        if missing is not None and missing < request.seq_id:
+            return f"waiting for request {missing} of this model, which has not arrived"
+        line = self.unfinished.of_line(request.line)
+        ahead = sum(other.seq_id < request.seq_id for other in line)
+        mine = f"behind {counted(ahead, 'earlier request')} of this model" if ahead else None
+        return _joined([mine, self._of_others(entry)])
+
+    def _of_others(self, entry: ModelLine) -> str | None:
+        """Their steps take turns with this model's; only those that are ready to be sent are counted."""
+        others = [each.model.unsent for each in self.lines.values() if each is not entry]
+        chunks = sum(isinstance(step, ChunkStep) for unsent in others for step in unsent)
+        models = sum(1 for unsent in others if unsent)
+        if not chunks:
+            return None
+        return f"{counted(chunks, 'micro-batch', 'micro-batches')} of {counted(models, 'other model')} ready"
+
+
+def counted(number: int, thing: str, things: str | None = None) -> str:
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def in_words(busy: str) -> str:
+    """What the workers compile, for people who do not know the shapes of programs."""
+    found = COMPILING.search(busy)
+    if found is None:
+        return busy
+    step, (rows, tokens) = WORDS[found[1]], map(int, found.groups()[1:])
+    what = f"a {step} of {rows} x {tokens} tokens" if rows > 1 else f"a {tokens}-token {step}"
+    return busy[: found.start()] + "compiling " + (f"a {step}" if found[1] == "decode" else what)
+
+
+def _joined(reasons: Iterable[str | None]) -> str | None:
+    return "; ".join(filter(None, reasons)) or None

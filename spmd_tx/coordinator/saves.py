@@ -1,0 +1,165 @@
+"""Requests that save a model: to train on, to sample from, to download. And what every request begins as."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from spmd_tx.coordinator import age_encryption, schemas
+from spmd_tx.coordinator.bank import UNPLACED
+from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
+from spmd_tx.coordinator.checkpoint_files import (
+    EXTERNAL_WEIGHTS,
+    SAMPLER_WEIGHTS,
+    WEIGHTS,
+    CheckpointPath,
+    Manifest,
+)
+from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.json_bodies import json_result
+from spmd_tx.coordinator.request_queue import Outcome, Request
+from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.coordinator.training_outcomes import json_after
+from spmd_tx.coordinator.versions import Versions
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply, SaveSampler, SaveState
+
+
+class Checkpoints(Protocol):
+    """What is used of the checkpoint catalog."""
+
+    async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
+
+    async def complete(
+        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
+    ) -> Manifest: ...
+
+    async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
+
+
+class Samplers(Protocol):
+    """What is used of the catalog."""
+
+    async def add_sampler(
+        self,
+        session_id: str,
+        seq_id: int,
+        base_model: str,
+        *,
+        path: str | None = None,
+        of: str | None = None,
+        inflight: bool = False,
+    ) -> Sampler: ...
+
+    async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
+
+
+class Begun(NamedTuple):
+    """A request whose steps are ready to be sent."""
+
+    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # what to do next; ends when the replies are in
+    next_waits: bool = False  # whether the model's next request needs the outcome to be there
+
+
+@dataclass(frozen=True)
+class Saves:
+    """Each method raises RequestError when there is nothing to save so; then nothing was sent."""
+
+    checkpoints: Checkpoints
+    samplers: Samplers
+    versions: Versions
+    base_model: str
+
+    async def state(self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest) -> Begun:
+        path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
+        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
+        staged = (await self.checkpoints.begin(path, options)).absolute()
+        reply = model.put(SaveState(slot=model.slot, path=str(staged), adapter=model.adapter))
+
+        async def outcome() -> Outcome:
+            await reply
+            await self.checkpoints.complete(path, staged, model.adapter, options)
+            return json_result(schemas.SaveWeightsResult(str(path)))
+
+        return Begun(outcome, next_waits=True)
+
+    async def named(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest, name: str
+    ) -> Begun:
+        path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
+        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
+        staged = (await self.checkpoints.begin(path, options)).absolute()
+        reply = self._to_bank(model, version=request.id, path=str(staged))
+
+        async def outcome() -> Outcome:
+            await reply
+            await self.checkpoints.complete(path, staged, model.adapter, options)
+            folder, _ = await self.checkpoints.open(path)
+            self.versions.publish(path, request.id, model.adapter, folder)
+            return json_result(schemas.SaveWeightsForSamplerResult(path=str(path)))
+
+        return Begun(outcome, next_waits=True)
+
+    async def external(
+        self, model: TrainedModel, request: Request, wish: SaveWeightsExternalRequest
+    ) -> Begun:
+        recipients = age_encryption.read_recipients(wish.age_encryption_recipients or [])
+        path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
+        options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
+        staged = (await self.checkpoints.begin(path, options)).absolute()
+        reply = model.put(
+            SaveSampler(slot=model.slot, bank=UNPLACED, adapter=model.adapter, path=str(staged))
+        )
+
+        async def outcome() -> Outcome:
+            await reply
+            if recipients:
+                await asyncio.to_thread(age_encryption.encrypt, staged, recipients)
+            manifest = await self.checkpoints.complete(path, staged, model.adapter, options)
+            return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
+
+        return Begun(outcome, next_waits=True)
+
+    async def ephemeral(
+        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest
+    ) -> Begun:
+        if wish.sampling_session_seq_id is None:
+            raise InvalidRequest(
+                "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
+            )
+        inflight = wish.kind == "inflight"
+        sampler = await self.samplers.add_sampler(
+            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
+        )
+        republishes = request.seq_id if inflight else None
+        reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)
+        result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
+        return Begun(partial(json_after, reply, result))
+
+    def _to_bank(
+        self,
+        model: TrainedModel,
+        version: str,
+        path: str | None,
+        of: str | None = None,
+        republishes: int | None = None,
+    ) -> asyncio.Future[Reply]:
+        """The place in the bank is chosen when the command is sent, so that it is free by then.
+
+        ``republishes`` is the seq_id of a save of kind inflight.
+        """
+
+        adapter = model.adapter  # a load that comes next may change it before this is sent
+
+        def commands() -> list[AnyCommand]:
+            place = self.versions.reserve(version, adapter, model.session_id, of)
+            if republishes is not None:
+                self.versions.publish_inflight(model.id, republishes, version)
+            save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
+            return [*place.before, save]
+
+        return model.put_later(commands)
