@@ -23,12 +23,13 @@ from spmd_tx.custom_loss_arguments import (
     refs,
     shown,
 )
-from spmd_tx.custom_loss_operations import OPERATIONS, Operation
+from spmd_tx.custom_loss_operations import OPERATIONS, REDUCTIONS, Operation
 from spmd_tx.errors import InvalidRequest
 
 MAX_BYTES = 256 << 10  # of the JSON document
 MAX_NAME = 128
-MAX_NODES = 1000
+MAX_NODES = 256
+MAX_REDUCTIONS = 64  # sums and the like: what compilation takes long for
 MAX_INPUTS = 16
 MAX_METRICS = 64
 MAX_LITERALS = 64  # in one argument
@@ -140,6 +141,12 @@ class _Reader:
             raise InvalidRequest(
                 f"the graph's placeholders are {', '.join(self._placeholders)}; they must be the inputs, "
                 f"in their order: {', '.join(names)}"
+            )
+        reductions = [node for node in self._nodes if node.operation.name in REDUCTIONS]
+        if len(reductions) > MAX_REDUCTIONS:
+            raise InvalidRequest(
+                f"node {reductions[MAX_REDUCTIONS].name!r}: the graph has {len(reductions)} sums, "
+                f"softmaxes, sorts and the like; at most {MAX_REDUCTIONS} are taken"
             )
         loss, metrics = self._read_output(output)
         definition = self._definition

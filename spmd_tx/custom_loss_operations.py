@@ -334,3 +334,6 @@ GROUPS: dict[str, list[Operation]] = {
 OPERATIONS: dict[str, Operation] = {
     target: operation for group in GROUPS.values() for operation in group for target in operation.targets
 }
+
+# What brings elements together, by the names of the operations.
+REDUCTIONS = frozenset(each.name for each in (*_REDUCTIONS, *_LOSSES)) | {"sort", "topk"}

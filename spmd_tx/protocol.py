@@ -207,6 +207,9 @@ class Prefill(Command, frozen=True, tag="prefill"):
     copies: np.ndarray  # int32 [C, 2]: (from, to) pages; C splits over the data shards like B
     logprobs: bool  # whether to compute and reply logprobs, float32 [B, T]
     wishes: PromptWishes | None = None  # with logprobs only
+    # int32 [B, N]: the pages of each row's only segment. Its positions need not begin at 0: those before
+    # were written by earlier commands, or are by this one. None: all segments are there in full.
+    tables: np.ndarray | None = None
 
 
 class Decode(Command, frozen=True, tag="decode"):

@@ -136,20 +136,28 @@ class TinySampler:
         return [logprobs for logprobs, _ in self.prefill_all(places, copies)]
 
     def prefill_all(
-        self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = ()
+        self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = (), first: int = 0
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The same, and the experts [T, L, k] that the tokens went through."""
-        batch, shape = self._prompts(places, copies), self.prefill_shape
+        """The same, and the experts [T, L, k] that the tokens went through; of those from ``first`` on."""
+        batch, shape = self._prompts(places, copies, first), self.prefill_shape
+        batch = (*batch, self.tables(places) if first else None, None)
         self.cache, scores, experts = self._prefill(self.engine.base, self.bank, self.cache, *batch)
         logprobs = np.asarray(scores["logprobs"])
         experts = np.zeros(shape) if experts is None else np.asarray(experts)
-        return [(logprobs[place], experts[place]) for place in self.prefill_places(places)]
+        return [(logprobs[place], experts[place]) for place in self.prefill_places(places, first)]
+
+    def tables(self, places: Sequence[Place]) -> Any:
+        """The pages of each prompt."""
+        tables = np.zeros((self.prefill_shape[0], 8), np.int32)
+        for place, (row, _) in zip(places, self.prefill_places(places), strict=True):
+            tables[row, : len(place.pages)] = place.pages[:8]
+        return rows_to_devices(self.mesh, tables)
 
     def scored_prefill(
         self, places: Sequence[Place], widths: Widths, inputs: ScoreInputs
     ) -> list[dict[str, np.ndarray]]:
         """All scores of each prompt; the inputs are [prefill_shape, ...]."""
-        batch = (*self._prompts(places), rows_to_devices(self.mesh, inputs))
+        batch = (*self._prompts(places), None, rows_to_devices(self.mesh, inputs))
         prefill = self._scored_prefill(widths)
         self.cache, scores, _ = prefill(self.engine.base, self.bank, self.cache, *batch)
         scores = to_numpy(scores)
@@ -161,24 +169,26 @@ class TinySampler:
     def prefill_shape(self) -> tuple[int, int]:
         return PREFILL_ROWS * self.data_shards, LENGTH
 
-    def prefill_places(self, places: Sequence[Place]) -> list[tuple[int, slice]]:
-        """Row and columns of each prompt but its last token."""
+    def prefill_places(self, places: Sequence[Place], first: int = 0) -> list[tuple[int, slice]]:
+        """Row and columns of each prompt from a position on, but its last token."""
         used, where = [0] * self.data_shards, []
         for place in places:
             where.append(
-                (place.shard * PREFILL_ROWS + used[place.shard], slice(len(place.sample.prompt) - 1))
+                (place.shard * PREFILL_ROWS + used[place.shard], slice(len(place.sample.prompt) - 1 - first))
             )
             used[place.shard] += 1
         return where
 
-    def _prompts(self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = ()) -> Any:
+    def _prompts(
+        self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = (), first: int = 0
+    ) -> Any:
         """Rows, pages and copies on the device."""
         shape = self.prefill_shape
         tokens, targets, segments, positions, pages = np.zeros((5, *shape), np.int32)
         slots = np.zeros(shape[0], np.int32)
-        for place, (row, columns) in zip(places, self.prefill_places(places), strict=True):
-            prompt, order = place.sample.prompt, np.arange(columns.stop)
-            tokens[row, columns], targets[row, columns] = prompt[:-1], prompt[1:]
+        for place, (row, columns) in zip(places, self.prefill_places(places, first), strict=True):
+            prompt, order = place.sample.prompt, first + np.arange(columns.stop)
+            tokens[row, columns], targets[row, columns] = prompt[first:-1], prompt[first + 1 :]
             segments[row, columns], positions[row, columns] = 1, order
             pages[row, columns], slots[row] = place.pages[order // PAGE_SIZE], place.sample.slot
         copy_pages = np.zeros((self.data_shards, COPIES, 2), np.int32)

@@ -77,7 +77,7 @@ def main() -> None:
     key = os.environ.get("TINKER_API_KEY", "tml-local")
     with tinker.ServiceClient(base_url=arguments.base_url, api_key=key) as service:
         trainer = service.create_lora_training_client(arguments.base_model, rank=8, seed=0).result()
-        tokenizer = trainer.get_tokenizer()
+        tokenizer: Any = trainer.get_tokenizer()
         data = [datum(tokenizer, prompt, answer) for prompt, answer in EXAMPLES]
         trained, held_out = data[:-HELD_OUT], data[-HELD_OUT:]
 

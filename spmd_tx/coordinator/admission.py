@@ -33,6 +33,8 @@ class Admitted:
     )  # of which more is wanted than samples
     prompts: list[tuple[SampleJob, Segment]] = field(default_factory=list)  # that are written
     started: set[SampleJob] = field(default_factory=set)
+    tokens: int = 0  # of prompts whose first samples start,
+    found: int = 0  # and those of them that were found in the prefix cache
     short_of_pages: set[SampleJob] = field(default_factory=set)
 
 
@@ -115,12 +117,14 @@ class Admission:
 
     def _start_part(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
         part = job.next_part()
+        job.scope = f"{self._bank.weights(job.version)} {job.session}"
         number, count = self._best_shard(job, part, share, admitted)
         if not count:
             return False
         shard = self._shards[number]
-        unwritten = 0 if shard.kept_prompt(part) else part[0].position
-        if not admitted.plan.fits(number, job.version, unwritten):
+        found = len(shard.cached(part)) * self._page_size
+        unwritten = 0 if shard.kept_prompt(part) else part[0].position - found
+        if not admitted.plan.fits(number, job.version, unwritten, found):
             job.obstacle = NO_TURN
             return False
         placement = self._bank.place(job.version)
@@ -136,7 +140,7 @@ class Admission:
         self, job: SampleJob, part: list[Sample], share: int | None, admitted: Admitted
     ) -> tuple[int, int]:
         """The data shard that has room for most samples of the part, and for how many."""
-        best, best_rank = (0, 0), (0, False, 0)
+        best, best_rank = (0, 0), (0, False, 0, 0)
         job.obstacle = NO_ROW
         for number, shard in enumerate(self._shards):
             mine = shard.count_of(job.sampler)
@@ -148,7 +152,8 @@ class Admission:
             if not count:
                 job.obstacle = NO_PAGES
                 admitted.short_of_pages.add(job)
-            rank = (count, shard.kept_prompt(part) is not None, -len(shard.residents))
+            is_kept = shard.kept_prompt(part) is not None
+            rank = (count, is_kept, len(shard.cached(part)), -len(shard.residents))
             if rank > best_rank:
                 best, best_rank = (number, count), rank
         return best
@@ -160,8 +165,12 @@ class Admission:
         for sample in part:
             sample.shard, sample.bank = number, bank
             self._bank.pin(bank)
-        if not start.is_written and len(content) > 1:
-            segment = admitted.plan.add(number, job.version, bank, content, start.pages)
+        if job.cache_hits is None:
+            job.cache_hits = start.found
+            admitted.tokens += len(job.prompt)
+            admitted.found += start.found
+        if start.written < len(content) - 1:
+            segment = admitted.plan.add(number, job.version, bank, content, start)
             admitted.prompts += [] if part[0].tokens else [(job, segment)]
             if job.needs_scores:
                 admitted.scored.append((job, segment))

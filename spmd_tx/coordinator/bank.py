@@ -26,6 +26,7 @@ class Placement:
 class _Version:
     adapter: AdapterSpec
     path: str | None  # PEFT folder; None: only on the device
+    number: int  # no two weights of this bank have the same, whatever they are called
     bank: int = UNPLACED
     requests: int = 0  # that are sampled from it
     is_superseded: bool = False
@@ -53,18 +54,22 @@ class VersionBank:
 
     def register(self, version: VersionKey, adapter: AdapterSpec, path: str | None) -> None:
         """Make a version known; ``path`` is its PEFT folder, if it has one. A known one keeps its slot."""
-        known = self._versions.setdefault(version, _Version(adapter, path))
+        known = self._versions.setdefault(version, _Version(adapter, path, self._tick()))
         if path is not None:
             known.path = path
 
     def knows(self, version: VersionKey) -> bool:
         return version == BASE_MODEL or version in self._versions
 
+    def weights(self, version: VersionKey) -> str:
+        """What the version is now, unlike it before it was saved again."""
+        return version if version == BASE_MODEL else f"{version}#{self._versions[version].number}"
+
     def reserve(self, version: VersionKey, adapter: AdapterSpec) -> Placement:
         """A slot for a version that SaveSampler is about to write; an earlier one of that name is gone."""
         self.forget(version)
         bank, before = self._vacate()
-        self._versions[version] = _Version(adapter, None)
+        self._versions[version] = _Version(adapter, None, self._tick())
         self._move_in(version, bank)
         return Placement(bank, before)
 

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.admission import Admission
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.buckets import decode_steps
@@ -75,6 +78,7 @@ class SampleBatch:
                 page_size=limits.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
+                has_cache=not model.config.n_experts,  # what a prompt's tokens went through is to be told
             )
             for _ in range(limits.shards)
         ]
@@ -136,6 +140,8 @@ class SampleBatch:
 
     def _plan_prefill(self) -> None:
         admitted = self._admission.admit()
+        metrics.PROMPT_TOKENS.inc(admitted.tokens)
+        metrics.CACHED_PROMPT_TOKENS.inc(admitted.found)
         self._planned.extend(Dispatch(command, 0, _nothing) for command in admitted.before)
         if admitted.plan.is_empty:
             return
@@ -221,6 +227,8 @@ class SampleBatch:
                 continue
             if sample.is_resident:
                 self._leave(sample)
+            else:
+                self._shards[sample.shard].remember_what_is_left(sample)
             if all(other.stop_reason is not None for other in job.samples):
                 self._end(job)
                 ended.append((job.request_id, job.result()))
@@ -259,12 +267,21 @@ _Written = list[tuple[SampleJob, Segment, int]]  # the last is the segment's row
 def _absorb_prefill(scored: _Written, prompts: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
     for job, segment, row in scored:
         job.scores = job.wishes.scores(
-            {name: array[row, segment.place] for name, array in reply.arrays.items() if name != "experts"}
+            {
+                name: _from_the_start(array[row, segment.place], segment.first)
+                for name, array in reply.arrays.items()
+                if name != "experts"
+            }
         )
     if "experts" in reply.arrays:
         for job, segment, row in prompts:
             job.prompt_experts = reply.arrays["experts"][row, segment.place].copy()
     return []
+
+
+def _from_the_start(array: np.ndarray, first: int) -> np.ndarray:
+    """With something for the positions before the first, which nothing is wanted of."""
+    return np.concatenate([np.zeros((first, *array.shape[1:]), array.dtype), array])
 
 
 def _nothing(_: Reply) -> list[tuple[str, Outcome]]:

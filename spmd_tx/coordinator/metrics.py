@@ -41,6 +41,15 @@ SNAPSHOT_SECONDS = Histogram(
     registry=REGISTRY,
 )
 
+PROMPT_TOKENS = Counter(
+    "spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", registry=REGISTRY
+)
+CACHED_PROMPT_TOKENS = Counter(
+    "spmd_tx_prompt_tokens_cached",
+    "Tokens of these prompts whose keys and values were found in the prefix cache.",
+    registry=REGISTRY,
+)
+
 
 def exposition() -> bytes:
     """All of it in the text format of Prometheus."""

@@ -46,6 +46,16 @@ class Wishes:
     def needs_only_logprobs(self) -> bool:
         return not self.top and self.targets is None and not self.draws
 
+    @property
+    def first_scored(self) -> int:
+        """The first of the prompt's tokens that has to be read again, whoever has read those before it."""
+        firsts = [0] if self.draws else []
+        if self.logprobs or self.top:
+            firsts.append(max(1, self.length - self.last) - 1)
+        if self.targets is not None:
+            firsts.append(int(self.targets.rows[0]))
+        return min(firsts, default=self.length - 1)
+
     def scores(self, arrays: Mapping[str, np.ndarray]) -> PromptScores:
         """From a Prefill's arrays [L - 1, ...] of the prompt's tokens but the last."""
         unscored = max(1, self.length - self.last)  # the first token has no log-probability
@@ -136,10 +146,13 @@ def _check_last(body: SampleRequest, prompt_length: int) -> None:
 
 
 def for_device(
-    shape: tuple[int, int], placed: Sequence[tuple[Wishes, tuple[int, slice]]], vocab_size: int
+    shape: tuple[int, int], placed: Sequence[tuple[Wishes, tuple[int, slice], int]], vocab_size: int
 ) -> PromptWishes | None:
-    """What a Prefill [B, T] with these prompts is told, each with its row and place; None: nothing."""
-    wishes = [each for each, _ in placed]
+    """What a Prefill [B, T] with these prompts is told; None: nothing.
+
+    Each has its row, its place there, and the position of its first token that is read.
+    """
+    wishes = [each for each, _, _ in placed]
     if all(each.needs_only_logprobs for each in wishes):
         return None
     named = max((each.targets.width for each in wishes if each.targets is not None), default=0)
@@ -150,8 +163,8 @@ def for_device(
         seeds=np.zeros((*shape, 2), np.uint32),
         temperatures=np.ones(shape, np.float32),
     )
-    for each, (row, place) in placed:
+    for each, (row, place), first in placed:
         if each.targets is not None:
-            device.targets[row, place, : each.targets.width] = each.targets.tokens
+            device.targets[row, place, : each.targets.width] = each.targets.tokens[first:]
         device.seeds[row, place], device.temperatures[row, place] = each.seeds, each.temperature
     return device

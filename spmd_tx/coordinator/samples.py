@@ -10,6 +10,7 @@ import numpy as np
 
 from spmd_tx.coordinator import prompt_wishes, routing, stability
 from spmd_tx.coordinator.dispatch import VersionKey
+from spmd_tx.coordinator.prefix_cache import BlockKeys
 from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
@@ -27,6 +28,7 @@ from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.models.config import ModelConfig
 
 NEVER = -1
+OF_SESSION = ":sample:"  # stands between a session's id and the number of its sampler
 OF_THE_PROMPT = -1  # in place of a sample's index: what is drawn for the tokens of the prompt
 
 
@@ -49,6 +51,9 @@ class Sample:
     pages: list[int] = field(default_factory=list)  # in the order of positions
     shard: int = 0
     bank: int = 0
+    keys: BlockKeys | None = None  # of its content's full pages
+    # The pages that it has left before all of its tokens were known, and how often each had been taken.
+    left: list[tuple[int, int]] = field(default_factory=list)
     decode: int = NEVER  # number of the last Decode that it was in since it became resident,
     row: int = 0  # and its row there, local to the data shard
 
@@ -109,6 +114,7 @@ class SampleJob:
     number: int  # order of arrival
     version: VersionKey
     sampler: str  # samplers take turns
+    session: str  # what one session has sampled, no other one is to notice
     prompt: list[int]
     max_tokens: int
     temperature: float
@@ -120,6 +126,8 @@ class SampleJob:
     records_stability: bool = False  # for stable_reinforce
     samples: list[Sample] = field(default_factory=list)
 
+    scope: str = ""  # in which its pages are known: the weights, and the session
+    cache_hits: int | None = None  # tokens of the prompt that were found in the prefix cache
     waiting: list[Sample] = field(default_factory=list)  # for pages and a row; by index
     scores: PromptScores | None = None
     prompt_experts: np.ndarray | None = None  # [L - 1, layers, k] of the prompt but its last token
@@ -153,7 +161,8 @@ class SampleJob:
             for sample in self.samples
             if sample.stop_reason is not None
         ]
-        body = encode_sample_response(sequences, self.scores or NOTHING)
+        hits = self.cache_hits or 0
+        body = encode_sample_response(sequences, self.scores or NOTHING, hits)
         notes = {}
         if self.samples[0].experts:
             experts = [np.concatenate(sample.experts) for sample in self.samples]
@@ -161,7 +170,7 @@ class SampleJob:
         if self.records_stability:
             notes[STABILITY] = stability.encode(sequences)
         sampled = sum(len(sample.tokens) for sample in self.samples)
-        spent = Spent(prompt=len(self.prompt), sampled=sampled)
+        spent = Spent(prompt=len(self.prompt), cached=hits, sampled=sampled)
         return Finished(PROTOBUF, body, notes=notes, spent=spent)
 
 
@@ -178,7 +187,7 @@ def make_job(
     request_id: str, number: int, body: SampleRequest, version: VersionKey, model: SamplingModel
 ) -> SampleJob:
     """The job of a request that has been validated."""
-    params = body.sampling_params
+    params, sampler = body.sampling_params, body.sampling_session_id or version
     prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens or ()]
     room = max(1, model.max_context - len(prompt))
     vocab_size = model.config.vocab_size
@@ -186,7 +195,8 @@ def make_job(
         request_id=request_id,
         number=number,
         version=version,
-        sampler=body.sampling_session_id or version,
+        sampler=sampler,
+        session=sampler.rpartition(OF_SESSION)[0],
         prompt=prompt,
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         temperature=params.temperature,

@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.pages import PagePool, pages_for
+from spmd_tx.coordinator.pages import pages_for
+from spmd_tx.coordinator.prefix_cache import BlockKeys, PrefixCache
 from spmd_tx.coordinator.samples import NEVER, Sample, SampleJob
 
 
@@ -12,16 +13,21 @@ class Start:
     """What a Prefill must do for samples that become resident."""
 
     pages: list[int]  # of the common content, without its last token
-    is_written: bool  # whether the pages hold the content already
+    written: int  # how many of its first tokens the pages hold already
+    found: int  # those of them that were found in the prefix cache
     copies: list[tuple[int, int]]  # (from, to): the last page, where it is filled in part
 
 
 class Shard:
     """Pages and resident samples. At most ``rows`` of them take part in one Decode."""
 
-    def __init__(self, *, rows: int, page_size: int, pages: int, decode_steps: int) -> None:
+    def __init__(
+        self, *, rows: int, page_size: int, pages: int, decode_steps: int, has_cache: bool = True
+    ) -> None:
         self.rows = rows
-        self.pool = PagePool(pages)
+        self._cache = PrefixCache(pages)
+        self.pool = self._cache.pool
+        self._has_cache = has_cache
         self.residents: list[Sample] = []  # oldest first
         self._page_size = page_size
         self._growth = pages_for(decode_steps, page_size)  # pages that one Decode may add to a sample
@@ -52,8 +58,13 @@ class Shard:
         """Make samples resident that share their content; ``keep_prompt`` if more of the job will come."""
         job, written = part[0].job, part[0].position
         full, partial = divmod(written, self._page_size)
-        kept = self.kept_prompt(part)
-        pages = self.pool.take(pages_for(written, self._page_size)) if kept is None else kept
+        kept, found = self.kept_prompt(part), self.cached(part)
+        if kept is None:
+            self.pool.hold(found)
+            pages = found + self.pool.take(pages_for(written, self._page_size) - len(found))
+            self._remember(part[0], pages, full)
+        else:
+            pages = kept
         copies = []
         for number, sample in enumerate(part):
             if number == 0 and kept is None:
@@ -70,7 +81,27 @@ class Shard:
         if keep_prompt and kept is None and not part[0].tokens:
             self.pool.hold(pages)
             self._prompts[job] = list(pages)
-        return Start(list(pages), kept is not None, copies)
+        known = len(found) * self._page_size
+        return Start(list(pages), known if kept is None else written, 0 if kept else known, copies)
+
+    def cached(self, part: list[Sample]) -> list[int]:
+        """Pages of the prefix cache with the beginning of the common content, as far as it may be used."""
+        first = part[0]
+        if not self._has_cache or self.kept_prompt(part) is not None:
+            return []
+        most = first.position if not first.job.needs_scores else first.job.wishes.first_scored
+        count = min(most, first.position) // self._page_size
+        return self._cache.find(self._keys(first).first(count, first.content))
+
+    def _keys(self, sample: Sample) -> BlockKeys:
+        if sample.keys is None or sample.keys.scope != sample.job.scope:
+            sample.keys = BlockKeys(sample.job.scope, self._page_size)
+        return sample.keys
+
+    def _remember(self, sample: Sample, pages: list[int], count: int) -> None:
+        """The first pages, which are full, may be found from now on."""
+        if self._has_cache and count:
+            self._cache.remember(self._keys(sample).first(count, sample.content), pages[:count])
 
     def sort_residents(self) -> None:
         self.residents.sort(key=lambda sample: sample.age)
@@ -78,11 +109,22 @@ class Shard:
     def leave(self, sample: Sample) -> None:
         """Give a sample's pages back; no later command may use them for it."""
         self.residents.remove(sample)
+        # Commands on their way write behind this position only.
+        self._remember(sample, sample.pages, sample.position // self._page_size)
+        if sample.outstanding:
+            sample.left = [(page, self.pool.takes(page)) for page in sample.pages]
         self.pool.release(sample.pages)
         sample.pages, sample.is_resident = [], False
 
+    def remember_what_is_left(self, sample: Sample) -> None:
+        """All tokens of a sample that has left are known now, and so is what its last pages hold."""
+        count = sample.position // self._page_size
+        if self._has_cache and sample.left and count:
+            self._cache.recall(self._keys(sample).first(count, sample.content), sample.left[:count])
+        sample.left = []
+
     def forget_prompt(self, job: SampleJob) -> None:
-        self.pool.release(self._prompts.pop(job, ()))
+        self.pool.release(self._prompts.pop(job, []))
 
     def candidates(self, last_decode: int) -> list[Sample]:
         """The rows of the next Decode, oldest first.
@@ -129,7 +171,9 @@ class Shard:
     def _fitting(self, part: list[Sample], is_newcomer: bool) -> int:
         written = part[0].position
         partial = 1 if written % self._page_size else 0
-        common = 0 if self.kept_prompt(part) else written // self._page_size
+        common = 0
+        if self.kept_prompt(part) is None:
+            common = written // self._page_size - sum(map(self.pool.is_held, self.cached(part)))
         left = self.pool.free - common
         fitting = max(0, left - self._growth * len(self.residents)) // (partial + self._growth)
         if not fitting and left >= partial and (is_newcomer or not self.residents):

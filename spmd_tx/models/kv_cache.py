@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import attend_keys, attend_segments
+from spmd_tx.models.layers import QUERY_BLOCK, attend_keys, attend_segments
 from spmd_tx.models.qwen3 import Attend
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP
 from spmd_tx.sharding.weight import Weight
@@ -58,6 +58,44 @@ def prefill_attend(
     return attend
 
 
+def continue_attend(
+    tables_BN: Int[Array, "B N"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]
+) -> Attend:
+    """Write every token's keys and values to its page, then attend to all that the row's pages hold up to it.
+
+    Each row has one segment, whose first tokens may have been written before. Long rows go block by block
+    of queries.
+    """
+
+    def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
+        cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
+        order_S = jnp.arange(tables_BN.shape[1] * cache.keys.shape[2])
+        # What an earlier owner left in a page may be infinite, and zero times infinity is not zero.
+        is_written_BS = order_S[None] <= jnp.max(positions_BT, axis=1, keepdims=True)
+        keys = _row_keys(cache.keys, index, tables_BN)
+        values = _row_keys(cache.values, index, tables_BN)
+        values = jnp.where(is_written_BS[:, :, None, None], values, jnp.zeros((), v.dtype))
+
+        def block(some: tuple[Array, Array]) -> Array:
+            q_BQNE, positions_BQ = some
+            return attend_keys(q_BQNE, keys, values, order_S[None, None] <= positions_BQ[:, :, None])
+
+        b, t, n, e = q.shape
+        if t <= 2 * QUERY_BLOCK:
+            return block((q, positions_BT)), cache
+        queries = q.reshape(b, t // QUERY_BLOCK, QUERY_BLOCK, n, e).swapaxes(0, 1)
+        positions = positions_BT.reshape(b, t // QUERY_BLOCK, QUERY_BLOCK).swapaxes(0, 1)
+        return lax.map(block, (queries, positions)).swapaxes(0, 1).reshape(b, t, n, e), cache
+
+    return attend
+
+
+def _row_keys(pool: Array, index: Array, tables_BN: Array) -> Array:
+    """One layer's keys or values in the order of a row's positions."""
+    paged = pool[index, tables_BN]  # [B, N, S, K, E]
+    return paged.reshape(paged.shape[0], -1, *paged.shape[3:])
+
+
 def decode_attend(tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array) -> Attend:
     """Write one token per row, then attend to all the row's tokens up to it."""
 
@@ -67,15 +105,13 @@ def decode_attend(tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], i
         page_B = jnp.where(is_alive_B, page_B, 0)
         cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
 
-        def row_keys(pool: Array) -> Array:
-            paged = pool[index, tables_BN]  # [B, N, S, K, E]
-            return paged.reshape(paged.shape[0], -1, *paged.shape[3:])
-
         order_T = jnp.arange(tables_BN.shape[1] * page_size)
         mask_BT = order_T[None] <= positions_B[:, None]
         # What an earlier owner left in a page may be infinite, and zero times infinity is not zero.
-        values = jnp.where(mask_BT[:, :, None, None], row_keys(cache.values), jnp.zeros((), v.dtype))
-        return attend_keys(q, row_keys(cache.keys), values, mask_BT[:, None]), cache
+        values = jnp.where(
+            mask_BT[:, :, None, None], _row_keys(cache.values, index, tables_BN), jnp.zeros((), v.dtype)
+        )
+        return attend_keys(q, _row_keys(cache.keys, index, tables_BN), values, mask_BT[:, None]), cache
 
     return attend
 

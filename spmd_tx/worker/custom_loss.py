@@ -28,7 +28,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = (
 
 SHORTEST_BUCKET = 32  # tokens
 MOST_DATUMS = 64  # of one call of a program
-MOST_ELEMENTS = 1 << 25  # of one value of all its datums
+MOST_WORK = 1 << 27  # elements of all values of all its datums
 MOST_PROGRAMS = 64  # that are kept; the ones used last
 
 # What tracing raises when JAX refuses what no check of ours has caught. Nothing is computed yet, so it is the
@@ -58,7 +58,7 @@ class Program:
         tokens = jax.ShapeDtypeStruct((), jnp.int64)
         trace = self._trace(tokens, inputs)
         self.needs = trace.needs
-        self.datums = power_of_four(min(MOST_DATUMS, max(1, MOST_ELEMENTS // trace.largest)))
+        self.datums = power_of_four(min(MOST_DATUMS, max(1, MOST_WORK // max(1, trace.work))))
         differentiate = jax.value_and_grad(self._run, argnums=1, has_aux=True)
         self.run = jax.jit(jax.vmap(differentiate))
 

@@ -176,18 +176,19 @@ class Engine:
         return {}, {}
 
     def prefill(self, command: protocol.Prefill) -> Result:
-        rows = rows_to_devices(self.mesh, self._rows(command.rows))
-        pages, copies = rows_to_devices(self.mesh, (command.pages, command.copies))
-        what, shape = "prefill with logprobs" if command.logprobs else "prefill", rows.tokens.shape
-        prefill, wishes, inputs = self._prefill[command.logprobs], command.wishes, ()
+        what, shape = "prefill with logprobs" if command.logprobs else "prefill", command.rows.tokens.shape
+        prefill, wishes, inputs = self._prefill[command.logprobs], command.wishes, None
         if wishes is not None:
             prefill = self._scored_prefill(Widths(wishes.top, wishes.draws))
-            inputs = (ScoreInputs(wishes.targets, wishes.seeds, wishes.temperatures),)
-            inputs = rows_to_devices(self.mesh, inputs)
+            inputs = ScoreInputs(wishes.targets, wishes.seeds, wishes.temperatures)
             what, shape = "prefill with scores", (*shape, wishes.top, wishes.targets.shape[2], wishes.draws)
+        if command.tables is not None:
+            what, shape = f"continued {what}", (*shape, command.tables.shape[1])
+        batch = (self._rows(command.rows), command.pages, command.copies, command.tables, inputs)
+        batch = rows_to_devices(self.mesh, batch)
         with self.log.first(what, shape):
             self.state.cache, scores, experts = prefill(
-                self.state.base, self.state.bank, self.state.cache, rows, pages, copies, *inputs
+                self.state.base, self.state.bank, self.state.cache, *batch
             )
         return _present(**scores, experts=experts), {}
 

@@ -14,9 +14,12 @@ Function = Callable[..., Any]
 
 def numbers(trace: Trace, function: Function, *values: Scalar) -> Scalar:
     """Arithmetic of Python. A length plus or minus a number, or times one, stays a length."""
-    if all(isinstance(value, bool | int | float) for value in values):
+    plain = [value for value in values if isinstance(value, bool | int | float)]
+    if len(plain) == len(values):
         try:
-            return function(*values)
+            if function is operator.pow:  # of integers, it would take as long as it likes
+                plain = [float(value) for value in plain]
+            return function(*plain)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise LossProblem(f"{error}") from None
     length = _length(function, *values)

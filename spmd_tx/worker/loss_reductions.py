@@ -3,6 +3,7 @@
 import string
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ from spmd_tx.worker.loss_values import (
     floating,
     result_type,
 )
+
+PRODUCTS_PER_ELEMENT = 64  # a product of matrices is that much cheaper, per product, than other work
 
 Function = Callable[..., Any]
 Pair = tuple[Tensor, Tensor]
@@ -215,6 +218,8 @@ def _einsum(trace: Trace, equation: str, operands: Sequence[Tensor]) -> Tensor:
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     names = inputs.split(",")
     letters = [letter for name in names for letter in name]
+    if len(operands) > 2:
+        raise LossProblem("it takes one or two tensors")
     if not arrow:
         output = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
     if (
@@ -234,6 +239,7 @@ def _einsum(trace: Trace, equation: str, operands: Sequence[Tensor]) -> Tensor:
                 raise LossProblem(f"{letter!r} in {equation!r} is both {sizes[letter]} and {size}")
     if len(set(output)) < len(output):
         raise LossProblem(f"{equation!r} repeats a letter of its result")
+    trace.spend(prod(trace.widths(list(sizes.values()))) // PRODUCTS_PER_ELEMENT)
     dtype = result_type(*operands)
     arrays = [trace.filled(cast(operand, dtype), 0) for operand in operands]
     array = jnp.einsum(f"{inputs}->{output}", *arrays, precision=lax.Precision.HIGHEST)

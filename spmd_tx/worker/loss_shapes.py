@@ -24,6 +24,8 @@ from spmd_tx.worker.loss_values import (
     shown,
 )
 
+MAX_DIFFERENCES = 8  # of neighbours, one after the other
+
 Function = Callable[..., Any]
 
 
@@ -200,7 +202,9 @@ def _flip(trace: Trace, x: Tensor, dims: Any) -> Tensor:
 
 def _diff(trace: Trace, x: Tensor, n: Any = 1, dim: Any = -1) -> Tensor:
     axis = axis_of(dim, x.ndim)
-    for _ in range(n if isinstance(n, int) else 1):
+    if not isinstance(n, int) or not 1 <= n <= MAX_DIFFERENCES:
+        raise LossProblem(f"n must be 1 to {MAX_DIFFERENCES}")
+    for _ in range(n):
         before = (slice(None),) * axis
         later, earlier = (getitem(trace, x, (*before, part)) for part in (slice(1, None), slice(None, -1)))
         x = apply(trace, jnp.subtract, later, earlier)

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 MAX_ELEMENTS = 1 << 24  # of one value of one datum
+MAX_WORK = 1 << 27  # elements of all values of one datum
 
 # Harmless for every operation: within the domain of log, sqrt, acos, logit, division and their derivatives.
 HARMLESS = {"f": 0.5, "i": 1, "b": False}
@@ -91,7 +92,7 @@ class Trace:
     bucket: int  # tokens that arrays have room for
     node: str = ""  # which is being run
     needs: list[Need] = field(default_factory=list)
-    largest: int = 1  # elements of the largest array
+    work: int = 0  # elements of all arrays so far
 
     def size(self, dim: Dim) -> Array | int:
         """How many elements a datum has there."""
@@ -129,8 +130,14 @@ class Trace:
             raise LossProblem(
                 f"its value has {array.size} elements per datum; at most {MAX_ELEMENTS} are taken"
             )
-        self.largest = max(self.largest, array.size)
+        self.spend(array.size)
         return Tensor(array, shape)
+
+    def spend(self, work: int) -> None:
+        """Count what an operation costs, in elements."""
+        self.work += work
+        if self.work > MAX_WORK:
+            raise LossProblem(f"up to here, values have {self.work} elements per datum; {MAX_WORK} are taken")
 
     def mask(self, shape: Sequence[Dim]) -> Array | None:
         """What is real of an array; None: all of it."""

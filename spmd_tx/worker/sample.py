@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import head
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.kv_cache import KvCache, copy_pages, decode_attend, prefill_attend
+from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, row_lora
 from spmd_tx.models.qwen3 import Pass, Weights, backbone
 from spmd_tx.models.sampling import draw, tempered
@@ -113,14 +113,14 @@ def make_prefill(
     logprobs: bool,
     widths: Widths | None = None,
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, rows, pages, copies) -> (cache, scores, experts).
+    """(weights, bank, cache, rows, pages, copies, tables, inputs) -> (cache, scores, experts).
 
-    ``scores`` are the reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of
-    chunked_scores, whose inputs are then the last argument. ``experts`` [B, T, L, k] are those that were
-    used; None without any. ``cache`` is donated.
+    ``tables`` is None, or int32 [B, N] for rows that go on behind what their pages hold. ``scores`` are the
+    reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of chunked_scores, whose
+    ``inputs`` are else None. ``experts`` [B, T, L, k] are those that were used; None without any. ``cache``
+    is donated.
     """
-    in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(DATA))
-    in_specs += () if widths is None else (P(DATA),)
+    in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 5)
 
     @partial(jax.jit, donate_argnums=2)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(), P()))
@@ -131,11 +131,14 @@ def make_prefill(
         rows: Rows,
         pages: Array,
         copies: Array,
-        *inputs: ScoreInputs,
+        tables: Array | None,
+        inputs: ScoreInputs | None,
     ) -> Any:
         loras = both_loras(row_lora, rows.slots, bank.scale)
         adapters = jax.tree.map(varying, bank.w)
         attend = prefill_attend(rows.segments, pages, rows.positions)
+        if tables is not None:
+            attend = continue_attend(tables, pages, rows.positions)
         how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts)
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
         cache = copy_pages(cache, copies)
@@ -145,14 +148,14 @@ def make_prefill(
         if not logprobs:
             return cache, {}, experts_BTLC
         unembed = head.whole(base.unembed, model.d_model)
-        if widths is None:
+        if widths is None or inputs is None:
             logprobs_BT = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
             return cache, {"logprobs": replicate_rows(logprobs_BT)}, experts_BTLC
 
         def logits_of(h: Array) -> Array:
             return head.logits(unembed, adapters.head, how.apply_lora, h)
 
-        scores = chunked_scores(widths, logits_of, h_BTD, rows, *inputs)
+        scores = chunked_scores(widths, logits_of, h_BTD, rows, inputs)
         return cache, jax.tree.map(replicate_rows, scores), experts_BTLC
 
     return prefill

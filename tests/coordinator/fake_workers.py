@@ -96,11 +96,10 @@ class FakeDevice:
             position, page = rows.positions[row, column], command.pages[row, column]
             assert page, "a prompt token goes to the trash page"
             place = row // per_shard, page, position % self.page_size
-            version = self.bank[rows.slots[row]]
-            self.tokens[place], self.versions[place] = rows.tokens[row, column], version
-            seen = rows.tokens[row, column - position : column + 1].tolist()
-            assert (rows.segments[row, column - position : column + 1] == rows.segments[row, column]).all()
-            logprobs[row, column] = score(version, seen, rows.targets[row, column])
+            self.tokens[place], self.versions[place] = rows.tokens[row, column], self.bank[rows.slots[row]]
+        for row, column in np.argwhere(rows.segments > 0):
+            seen = self._seen(command, row, column, row // per_shard)
+            logprobs[row, column] = score(self.bank[rows.slots[row]], seen, rows.targets[row, column])
         copies_per_shard = len(command.copies) // len(self.rows)
         before = self.tokens.copy(), self.versions.copy()
         for number, (source, target) in enumerate(command.copies):
@@ -109,6 +108,21 @@ class FakeDevice:
             self.versions[shard, target] = before[1][shard, source]
         scores = {} if command.wishes is None else self._scores(command, logprobs)
         return {"logprobs": logprobs, **scores} if command.logprobs else {}
+
+    def _seen(self, command, row, column, shard):
+        """The tokens up to this one: of its row, or of its pages."""
+        rows = command.rows
+        position, version = rows.positions[row, column], self.bank[rows.slots[row]]
+        if command.tables is None:
+            segment = rows.segments[row, column - position : column + 1]
+            assert (segment == rows.segments[row, column]).all()
+            return rows.tokens[row, column - position : column + 1].tolist()
+        assert set(rows.segments[row]) <= {0, 1}, "two segments with one table"
+        order = np.arange(position + 1)
+        cells = shard, command.tables[row][order // self.page_size], order % self.page_size
+        assert set(self.versions[cells]) == {version}, "keys and values of other weights"
+        assert command.tables[row][position // self.page_size] == command.pages[row, column]
+        return self.tokens[cells].tolist()
 
     def _scores(self, command, logprobs):
         """The likeliest tokens are made up; a draw and its score follow from what they depend on."""
@@ -122,8 +136,7 @@ class FakeDevice:
             "drawn_logprobs": np.zeros((*shape, wishes.draws), np.float32),
         }
         for row, column in np.argwhere(rows.segments > 0):
-            start = column - rows.positions[row, column]
-            seen = rows.tokens[row, start : column + 1].tolist()
+            seen = self._seen(command, row, column, row // (len(rows.tokens) // len(self.rows)))
             for number in range(wishes.draws):
                 drawn = draw(self.bank[rows.slots[row]], seen, [*wishes.seeds[row, column], number])
                 arrays["drawn_tokens"][row, column, number] = drawn[0]

@@ -49,7 +49,16 @@ class Bench:
     """A batch on a fake device, with the commands between them."""
 
     def __init__(
-        self, *, shards=1, rows=4, pages=40, decode_steps=8, prefill_tokens=256, slots=4, listener=ignore
+        self,
+        *,
+        shards=1,
+        rows=4,
+        pages=40,
+        decode_steps=8,
+        prefill_tokens=256,
+        slots=4,
+        listener=ignore,
+        model=MODEL,
     ):
         limits = SamplingLimits(
             shards=shards,
@@ -60,7 +69,7 @@ class Bench:
             prefill_tokens=prefill_tokens,
         )
         self.bank = VersionBank(slots, Path("/paged-out"))
-        self.batch = SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), self.bank, limits, listener)
+        self.batch = SampleBatch(SamplingModel(model, MAX_CONTEXT, Words()), self.bank, limits, listener)
         self.device = FakeDevice(shards, pages, PAGE_SIZE)
         self.rows = rows
         self.in_flight = deque()
@@ -116,6 +125,12 @@ class Bench:
 
     def logprobs(self, name):
         return [np.frombuffer(each.logprobs, np.float32).tolist() for each in self.results[name].sequences]
+
+    def prompt_logprobs(self, name):
+        return np.frombuffer(self.results[name].prompt_logprobs, np.float32).tolist()
+
+    def hits(self, name):
+        return self.results[name].prompt_cache_hit_tokens
 
     def sent(self, kind):
         return [command for command in self.commands if isinstance(command, kind)]

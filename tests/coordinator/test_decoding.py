@@ -135,7 +135,7 @@ def test_nobody_who_wants_nothing_more_gets_another_program():
     bench = Bench()
     bench.admit("a", prompt_of(9), max_tokens=9, prompt_logprobs=True)
     bench.run()
-    bench.admit("b", prompt_of(9), max_tokens=9, topk_sample_logprobs=3)
+    bench.admit("b", prompt_of(9, 1), max_tokens=9, topk_sample_logprobs=3)
     bench.run()
     assert [command.wishes for command in bench.sent(Prefill)] == [None, None]
     assert {command.top for command in bench.sent(Decode)} == {0, 4}

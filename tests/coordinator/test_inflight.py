@@ -1,14 +1,17 @@
 """Saves of kind inflight: one target per model, which each of them publishes anew."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.inflight import FROM_DISK, InflightVersions
+from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import InvalidRequest, WorkerLost
 from spmd_tx.protocol import AdapterSpec, PageOut, SaveSampler
 from tests.coordinator.sampling_bench import Bench, expected, prompt_of
-from tests.coordinator.training_bench import FakeTrainer, running
+from tests.coordinator.training_bench import FakeTrainer, NoSampling, running
 
 A, B = "alice:train:0", "bob:train:0"
 
@@ -137,6 +140,49 @@ async def test_after_a_loss_samplers_draw_from_what_was_published_last(bench):
     saves = bench.workers.sent(SaveSampler)
     assert len(saves) == 2
     assert not bench.bank.knows(first)
+
+
+class Samples(NoSampling):
+    """A batch whose samples never end."""
+
+    def __init__(self):
+        self.versions = {}  # by request
+
+    def admit(self, request_id, body, version):
+        self.versions[request_id] = version
+
+    def resume(self, job):
+        self.versions[job.request_id] = job.version
+
+    def unanswered(self):
+        return {id: SimpleNamespace(request_id=id, version=version) for id, version in self.versions.items()}
+
+
+async def test_after_a_loss_a_request_goes_on_with_what_was_published_last(tmp_path):
+    batches = []
+
+    def new_batch(_):
+        batches.append(Samples())
+        return batches[-1]
+
+    async with running(tmp_path, sampling=new_batch) as bench:
+        bench.create(A, seed=7)
+        first = await publish(bench, 1, 0)
+        body = SampleRequest(ModelInput([ModelInputChunk(tokens=[1])]))
+        request_id = bench.submit("sample", first, 0, body)
+        await bench.until(lambda: batches[0].versions == {request_id: first})
+        second = await publish(bench, 4, 1)
+        assert batches[0].versions == {request_id: first}
+        bench.workers.is_holding = True
+        bench.train(A, 7, 4)
+        await bench.until(lambda: bench.workers.held)
+        bench.workers.die(WorkerLost("gone"))
+        with pytest.raises(WorkerLost):
+            await bench.run
+        bench.workers = FakeTrainer()
+        await bench.start()
+        await bench.until(lambda: batches[-1].versions)
+        assert batches[-1].versions == {request_id: second}
 
 
 async def test_what_was_published_before_the_snapshot_is_found_on_disk(bench):

@@ -98,10 +98,25 @@ def test_tokens_that_are_not_to_be_scored_have_empty_rows():
 
 def test_nothing_is_sent_to_the_device_when_logprobs_are_all_that_is_wanted():
     wishes = prompt_wishes.of(body(prompt_logprobs=True), LENGTH, VOCABULARY, (0, 0))
-    assert prompt_wishes.for_device((1, 8), [(wishes, (0, slice(3)))], VOCABULARY) is None
+    assert prompt_wishes.for_device((1, 8), [(wishes, (0, slice(3)), 0)], VOCABULARY) is None
     assert prompt_wishes.for_device((1, 8), [], VOCABULARY) is None
 
 
 @pytest.mark.parametrize("count, computed", [(0, 0), (1, 4), (4, 4), (5, 8), (65, 100)])
 def test_widths_come_in_few_sizes_and_never_exceed_the_vocabulary(count, computed):
     assert prompt_wishes.width(count, VOCABULARY) == computed
+
+
+@pytest.mark.parametrize(
+    "wish, first",
+    [
+        ({}, LENGTH - 1),
+        ({"prompt_logprobs": True}, 0),
+        ({"topk_prompt_logprobs": 1}, 0),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, 1),
+        ({"prompt_logprobs": True, "prompt_logprobs_last_n": 1, "prompt_alt_tokens_k": 1}, 0),
+        ({"target_prompt_logprobs": dense([-1], [-1], [3])}, 2),
+    ],
+)
+def test_tokens_are_read_again_from_the_first_that_is_scored(wish, first):
+    assert prompt_wishes.of(body(**wish), LENGTH, VOCABULARY, (0, 0)).first_scored == first

@@ -10,7 +10,7 @@ import zstandard
 from spmd_tx.coordinator.routing import Routing
 from spmd_tx.protocol import Decode, Prefill
 from tests.coordinator.fake_workers import FakeDevice
-from tests.coordinator.sampling_bench import MAX_CONTEXT, PAGE_SIZE, Bench, prompt_of
+from tests.coordinator.sampling_bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Bench, prompt_of
 
 LAYERS, CHOICES = 2, 3
 
@@ -39,7 +39,7 @@ class MixtureDevice(FakeDevice):
 
 class MixtureBench(Bench):
     def __init__(self, **sizes):
-        super().__init__(**sizes)
+        super().__init__(model=replace(MODEL, n_experts=8, experts_per_token=CHOICES), **sizes)
         self.device = MixtureDevice(len(self.device.rows), self.device.tokens.shape[1], PAGE_SIZE)
         self.routings = {}
 

@@ -22,6 +22,8 @@ def samples_of(number, sampler, *, prompt=5, count=1):
         number=number,
         version="base",
         sampler=sampler,
+        session="",
+        scope=f"{number}",
         prompt=list(range(prompt)),
         max_tokens=40,
         temperature=1.0,
@@ -65,10 +67,38 @@ def test_a_later_part_copies_only_the_page_that_is_filled_in_part(shard):
     part = samples_of(0, "a", prompt=7, count=3)
     first = shard.start(part[:1], keep_prompt=True)
     later = shard.start(part[1:], keep_prompt=False)
-    assert later.is_written
+    assert (later.written, later.found) == (6, 0)
     assert [source for source, _ in later.copies] == [first.pages[1]] * 2
     assert {sample.pages[0] for sample in part} == {first.pages[0]}
     assert len({sample.pages[1] for sample in part}) == 3
+
+
+def test_pages_that_another_sample_has_filled_are_found_as_long_as_nobody_wants_them(shard):
+    first, second, third = (samples_of(0, "a", prompt=11) for _ in range(3))
+    assert shard.start(first, keep_prompt=False).found == 0
+    pages = list(first[0].pages)
+    later = shard.start(second, keep_prompt=False)
+    assert (later.written, later.found, later.pages[:2]) == (8, 8, pages[:2])
+    assert later.pages[2] != pages[2], "it is filled in part"
+    shard.leave(first[0])
+    shard.leave(second[0])
+    assert shard.pool.free == 20
+    assert shard.cached(third) == pages[:2]
+    shard.pool.take(18)
+    assert shard.cached(third) == pages[:2], "others were free"
+    shard.pool.take(1)
+    assert shard.cached(third) == pages[:1], "the last one goes first"
+
+
+def test_pages_that_are_found_without_a_holder_do_not_count_twice(shard):
+    shard.start(samples_of(0, "a", prompt=11), keep_prompt=False)
+    shard.leave(shard.residents[0])
+    shard.start(samples_of(1, "b", prompt=69), keep_prompt=False)
+    assert shard.pool.free == 3
+    part = samples_of(0, "a", prompt=11, count=2)
+    assert shard.room_for(part, is_newcomer=True) == 1
+    shard.start(part[:1], keep_prompt=False)
+    assert shard.pool.free == 0
 
 
 def test_room_is_left_for_what_residents_may_write_next(shard):

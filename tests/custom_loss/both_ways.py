@@ -1,4 +1,4 @@
-"""Runs losses of torch_losses.py with the real SDK against a server, on the server and in the client, and compares.
+"""Runs losses with the real SDK against a server, there and in the client, and compares.
 
 Needs torch and tinker, as in the environment of `make cookbook`; test_both_ways.py starts it. Prints one line
 of JSON per loss: the largest differences of metrics, logprobs, and logprobs after an optimizer step.

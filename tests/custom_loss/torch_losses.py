@@ -3,7 +3,7 @@
 import math
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 (everybody's name for it)
 
 
 def dpo(logprobs, chosen, rejected, reference):

@@ -1,177 +1,178 @@
-"""One small loss per operation, and per way to call it, to compare with torch. Imported where torch is installed."""
+"""One small loss per operation, and per way to call it, to compare with torch."""
 
 import math
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 (everybody's name for it)
 
-# Of l (logprobs) and a, [T]; p, in (0, 1), [T]; i, integers 0 to 2, [T]; k [T, 4]; s, a number. Each gives a tensor.
+# Of x (logprobs) and a, [T]; p, in (0, 1), [T]; i, integers 0 to 2, [T]; k [T, 4]; s, a number.
 UNARY = {
-    name: lambda l, a, p, i, k, s, name=name: getattr(p * l.exp(), name)()
+    name: lambda x, a, p, i, k, s, name=name: getattr(p * x.exp(), name)()
     for name in (
-        "abs acos asin asinh atan ceil cos cosh erf exp exp2 expm1 floor log log10 log1p log2 logit neg reciprocal relu round "
+        "abs acos asin asinh atan ceil cos cosh erf exp exp2 expm1 floor log log10 log1p log2 logit neg "
+        "reciprocal relu round "
         "rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc"
     ).split()
 }
 
 OPERATIONS = UNARY | {
-    "add_alpha": lambda l, a, p, i, k, s: torch.add(l, a, alpha=2),
-    "sub_method": lambda l, a, p, i, k, s: l.sub(a).mul(2).div(s),
-    "rsub": lambda l, a, p, i, k, s: 1 - l / a,
-    "integer_division": lambda l, a, p, i, k, s: l * (i / (i + 1)),
-    "floor_divide": lambda l, a, p, i, k, s: l * (a // 2) + (i // 2) * l,
-    "remainder": lambda l, a, p, i, k, s: l * (a % 0.7) + l % 2,
-    "div_trunc": lambda l, a, p, i, k, s: l * torch.div(a, 0.4, rounding_mode="trunc"),
-    "powers": lambda l, a, p, i, k, s: l**2 + p**l + l**3 + 2**l + (-l) ** 0.5 + p.pow(2.5),
-    "compare": lambda l, a, p, i, k, s: (
-        ((l > a) & (i >= 1) | ~(p < 0.5) ^ (i == 2)).float() * l + (i != 1) * l
+    "add_alpha": lambda x, a, p, i, k, s: torch.add(x, a, alpha=2),
+    "sub_method": lambda x, a, p, i, k, s: x.sub(a).mul(2).div(s),
+    "rsub": lambda x, a, p, i, k, s: 1 - x / a,
+    "integer_division": lambda x, a, p, i, k, s: x * (i / (i + 1)),
+    "floor_divide": lambda x, a, p, i, k, s: x * (a // 2) + (i // 2) * x,
+    "remainder": lambda x, a, p, i, k, s: x * (a % 0.7) + x % 2,
+    "div_trunc": lambda x, a, p, i, k, s: x * torch.div(a, 0.4, rounding_mode="trunc"),
+    "powers": lambda x, a, p, i, k, s: x**2 + p**x + x**3 + 2**x + (-x) ** 0.5 + p.pow(2.5),
+    "compare": lambda x, a, p, i, k, s: (
+        ((x > a) & (i >= 1) | ~(p < 0.5) ^ (i == 2)).float() * x + (i != 1) * x
     ),
-    "logical": lambda l, a, p, i, k, s: torch.logical_and(l > a, i).long() * l + torch.logical_not(i) * l,
-    "max_pair": lambda l, a, p, i, k, s: torch.maximum(l, a) + torch.max(l, a) + torch.fmin(l, a),
-    "logaddexp": lambda l, a, p, i, k, s: (
-        torch.logaddexp(l, a) + torch.atan2(l, a) + torch.xlogy(p, p * l.exp())
+    "logical": lambda x, a, p, i, k, s: torch.logical_and(x > a, i).long() * x + torch.logical_not(i) * x,
+    "max_pair": lambda x, a, p, i, k, s: torch.maximum(x, a) + torch.max(x, a) + torch.fmin(x, a),
+    "logaddexp": lambda x, a, p, i, k, s: (
+        torch.logaddexp(x, a) + torch.atan2(x, a) + torch.xlogy(p, p * x.exp())
     ),
-    "clamp_tensors": lambda l, a, p, i, k, s: (
-        torch.clamp(l, min=a) + l.clamp(-1, -0.5) + l.clamp_min(-1.0) + l.clip(max=-1)
+    "clamp_tensors": lambda x, a, p, i, k, s: (
+        torch.clamp(x, min=a) + x.clamp(-1, -0.5) + x.clamp_min(-1.0) + x.clip(max=-1)
     ),
-    "where": lambda l, a, p, i, k, s: (
-        torch.where(a > -1, l, 0.0) + l.where(i > 0, a) + l.masked_fill(i == 1, 2.0)
+    "where": lambda x, a, p, i, k, s: (
+        torch.where(a > -1, x, 0.0) + x.where(i > 0, a) + x.masked_fill(i == 1, 2.0)
     ),
-    "lerp": lambda l, a, p, i, k, s: l.lerp(a, 0.3) + torch.nan_to_num(l / (i > 0), posinf=1.0, neginf=-2.0),
-    "activations": lambda l, a, p, i, k, s: (
-        F.silu(l) + F.elu(l) + F.leaky_relu(l, 0.2) + F.gelu(l) + F.gelu(l, approximate="tanh")
+    "lerp": lambda x, a, p, i, k, s: x.lerp(a, 0.3) + torch.nan_to_num(x / (i > 0), posinf=1.0, neginf=-2.0),
+    "activations": lambda x, a, p, i, k, s: (
+        F.silu(x) + F.elu(x) + F.leaky_relu(x, 0.2) + F.gelu(x) + F.gelu(x, approximate="tanh")
     ),
-    "softplus": lambda l, a, p, i, k, s: (
-        F.softplus(l) + F.softplus(l, beta=2.0) + F.logsigmoid(l) + F.relu(l + 1)
+    "softplus": lambda x, a, p, i, k, s: (
+        F.softplus(x) + F.softplus(x, beta=2.0) + F.logsigmoid(x) + F.relu(x + 1)
     ),
-    "special": lambda l, a, p, i, k, s: torch.special.expit(l) + torch.special.logit(p * l.exp()),
-    "detach": lambda l, a, p, i, k, s: l.detach() * l.clone() + l.contiguous(),
-    "sums": lambda l, a, p, i, k, s: (
-        k.sum(0) + k.sum(dim=0, keepdim=True) + torch.sum(l) + l.sum() * (i > 0).sum() + k.mean([0, 1])
+    "special": lambda x, a, p, i, k, s: torch.special.expit(x) + torch.special.logit(p * x.exp()),
+    "detach": lambda x, a, p, i, k, s: x.detach() * x.clone() + x.contiguous(),
+    "sums": lambda x, a, p, i, k, s: (
+        k.sum(0) + k.sum(dim=0, keepdim=True) + torch.sum(x) + x.sum() * (i > 0).sum() + k.mean([0, 1])
     ),
-    "sum_of_integers": lambda l, a, p, i, k, s: (
-        l * i.sum() / 10 + l * i.float().mean() + l * (i > 0).sum(dtype=torch.float32)
+    "sum_of_integers": lambda x, a, p, i, k, s: (
+        x * i.sum() / 10 + x * i.float().mean() + x * (i > 0).sum(dtype=torch.float32)
     ),
-    "products": lambda l, a, p, i, k, s: (l / 2).prod() + k.prod(dim=1).sum() + (l / 2).cumprod(0),
-    "extremes": lambda l, a, p, i, k, s: (
-        l.max() + l.amin() + (k + l[:, None]).max(dim=0).values + (k + l[:, None]).min(1)[0].sum()
+    "products": lambda x, a, p, i, k, s: (x / 2).prod() + k.prod(dim=1).sum() + (x / 2).cumprod(0),
+    "extremes": lambda x, a, p, i, k, s: (
+        x.max() + x.amin() + (k + x[:, None]).max(dim=0).values + (k + x[:, None]).min(1)[0].sum()
     ),
-    "extremes_of_tokens": lambda l, a, p, i, k, s: (
-        torch.max(l, dim=0)[0] * torch.min(l, 0)[1] + torch.amax(k + s * l.sum(), dim=(0, 1))
+    "extremes_of_tokens": lambda x, a, p, i, k, s: (
+        torch.max(x, dim=0)[0] * torch.min(x, 0)[1] + torch.amax(k + s * x.sum(), dim=(0, 1))
     ),
-    "arguments": lambda l, a, p, i, k, s: (
-        l * l.argmax() + l * k.argmin(dim=-1) + l * k.argmax(0, keepdim=True).sum() + l * k.argmax()
+    "arguments": lambda x, a, p, i, k, s: (
+        x * x.argmax() + x * k.argmin(dim=-1) + x * k.argmax(0, keepdim=True).sum() + x * k.argmax()
     ),
-    "any_all": lambda l, a, p, i, k, s: l * (i > 0).any() + l * (l < 0).all() + l * torch.count_nonzero(i),
-    "logsumexp": lambda l, a, p, i, k, s: (
-        torch.logsumexp(l, dim=0) + (k + l[:, None]).logsumexp(dim=(0, 1)) + k.logsumexp(-1) * l
+    "any_all": lambda x, a, p, i, k, s: x * (i > 0).any() + x * (x < 0).all() + x * torch.count_nonzero(i),
+    "logsumexp": lambda x, a, p, i, k, s: (
+        torch.logsumexp(x, dim=0) + (k + x[:, None]).logsumexp(dim=(0, 1)) + k.logsumexp(-1) * x
     ),
-    "variances": lambda l, a, p, i, k, s: (
-        l.var() + l.std(unbiased=False) + k.var(dim=1) * l + torch.std(l, correction=0)
+    "variances": lambda x, a, p, i, k, s: (
+        x.var() + x.std(unbiased=False) + k.var(dim=1) * x + torch.std(x, correction=0)
     ),
-    "norms": lambda l, a, p, i, k, s: (
-        l.norm() + torch.linalg.vector_norm(l, ord=1) + (k + l[:, None]).norm(dim=-1) + l.norm(p=1)
+    "norms": lambda x, a, p, i, k, s: (
+        x.norm() + torch.linalg.vector_norm(x, ord=1) + (k + x[:, None]).norm(dim=-1) + x.norm(p=1)
     ),
-    "softmax": lambda l, a, p, i, k, s: (
-        l.softmax(0) + torch.softmax(k + l[:, None], dim=1)[:, 2] + F.log_softmax(l, dim=-1)
+    "softmax": lambda x, a, p, i, k, s: (
+        x.softmax(0) + torch.softmax(k + x[:, None], dim=1)[:, 2] + F.log_softmax(x, dim=-1)
     ),
-    "softmax_of_columns": lambda l, a, p, i, k, s: (
-        F.softmax(k + l[:, None], dim=0).square() + l.log_softmax(dim=0)[:, None]
+    "softmax_of_columns": lambda x, a, p, i, k, s: (
+        F.softmax(k + x[:, None], dim=0).square() + x.log_softmax(dim=0)[:, None]
     ),
-    "cumulative": lambda l, a, p, i, k, s: (
-        l.cumsum(0) + (k * l[:, None]).cumsum(dim=-1)[:, 3] + i.cumsum(0) * l
+    "cumulative": lambda x, a, p, i, k, s: (
+        x.cumsum(0) + (k * x[:, None]).cumsum(dim=-1)[:, 3] + i.cumsum(0) * x
     ),
-    "products_of_vectors": lambda l, a, p, i, k, s: (
-        torch.dot(l, a) + l @ a + l @ k + (k.t() @ l) + torch.matmul(k.T, k * l[:, None])[0]
+    "products_of_vectors": lambda x, a, p, i, k, s: (
+        torch.dot(x, a) + x @ a + x @ k + (k.t() @ x) + torch.matmul(k.T, k * x[:, None])[0]
     ),
-    "einsum": lambda l, a, p, i, k, s: torch.einsum("t,tk->k", l, k) + torch.einsum("tk,t", k, l),
-    "shape": lambda l, a, p, i, k, s: (
-        l.sum() / l.shape[0] + l.numel() * l.mean() / k.numel() + l * (k.shape[1] + k.dim() + l.ndim)
+    "einsum": lambda x, a, p, i, k, s: torch.einsum("t,tk->k", x, k) + torch.einsum("tk,t", k, x),
+    "shape": lambda x, a, p, i, k, s: (
+        x.sum() / x.shape[0] + x.numel() * x.mean() / k.numel() + x * (k.shape[1] + k.dim() + x.ndim)
     ),
-    "lengths": lambda l, a, p, i, k, s: (
-        l[: l.shape[0] - 1].sum() / (l.shape[0] - 1) + l[l.size(0) - 1] + math.log(l.size(0)) * l
+    "lengths": lambda x, a, p, i, k, s: (
+        x[: x.shape[0] - 1].sum() / (x.shape[0] - 1) + x[x.size(0) - 1] + math.log(x.size(0)) * x
     ),
-    "slices": lambda l, a, p, i, k, s: l[1:] * a[:-1] + l[:-1] * i[1:] + k[1:, 1] * l[1:] + k[:-1, -1],
-    "elements": lambda l, a, p, i, k, s: (
-        l[0] + l[-1] * l[-2] + k[0] + k[-1] * l[1] + l[:2].sum() + l[-2:].sum() * k[..., :2].sum()
+    "slices": lambda x, a, p, i, k, s: x[1:] * a[:-1] + x[:-1] * i[1:] + k[1:, 1] * x[1:] + k[:-1, -1],
+    "elements": lambda x, a, p, i, k, s: (
+        x[0] + x[-1] * x[-2] + k[0] + k[-1] * x[1] + x[:2].sum() + x[-2:].sum() * k[..., :2].sum()
     ),
-    "middle": lambda l, a, p, i, k, s: (
-        l[1:-1].sum() + (k[:, None, 1:3] * l[:, None, None]).sum() + k[:, ::2].sum() * l
+    "middle": lambda x, a, p, i, k, s: (
+        x[1:-1].sum() + (k[:, None, 1:3] * x[:, None, None]).sum() + k[:, ::2].sum() * x
     ),
-    "new_axes": lambda l, a, p, i, k, s: (
-        (l[None, :, None] * k).squeeze(0) + l.unsqueeze(-1).expand(-1, 4) + l.unsqueeze(1).expand_as(k)
+    "new_axes": lambda x, a, p, i, k, s: (
+        (x[None, :, None] * k).squeeze(0) + x.unsqueeze(-1).expand(-1, 4) + x.unsqueeze(1).expand_as(k)
     ),
-    "reshape": lambda l, a, p, i, k, s: (
-        (k * l.view(-1, 1)).reshape(-1).sum()
-        + k.flatten() * l.sum()
-        + (k * l[:, None]).view(-1, 2, 2).sum((1, 2)).mean()
+    "reshape": lambda x, a, p, i, k, s: (
+        (k * x.view(-1, 1)).reshape(-1).sum()
+        + k.flatten() * x.sum()
+        + (k * x[:, None]).view(-1, 2, 2).sum((1, 2)).mean()
     ),
-    "transposes": lambda l, a, p, i, k, s: (k.transpose(0, 1) * l).permute(1, 0) + k.t().T * l[:, None],
-    "cat": lambda l, a, p, i, k, s: (
-        torch.cat([l.new_zeros(1), l[:-1]]) * a
-        + torch.cat([l, a]).sum()
-        + torch.cat([k, l[:, None]], dim=1).sum(1)
+    "transposes": lambda x, a, p, i, k, s: (k.transpose(0, 1) * x).permute(1, 0) + k.t().T * x[:, None],
+    "cat": lambda x, a, p, i, k, s: (
+        torch.cat([x.new_zeros(1), x[:-1]]) * a
+        + torch.cat([x, a]).sum()
+        + torch.cat([k, x[:, None]], dim=1).sum(1)
     ),
-    "cat_after_tokens": lambda l, a, p, i, k, s: (
-        torch.cat([l[1:], l[:1]]) * a + torch.cat((l[2:], a[:2].detach(), l[:1])).cumsum(0)[:-1]
+    "cat_after_tokens": lambda x, a, p, i, k, s: (
+        torch.cat([x[1:], x[:1]]) * a + torch.cat((x[2:], a[:2].detach(), x[:1])).cumsum(0)[:-1]
     ),
-    "stack": lambda l, a, p, i, k, s: (
-        torch.stack([l, a]).mean(0) + torch.stack([l, a, p], dim=-1).softmax(-1)[:, 0]
+    "stack": lambda x, a, p, i, k, s: (
+        torch.stack([x, a]).mean(0) + torch.stack([x, a, p], dim=-1).softmax(-1)[:, 0]
     ),
-    "pad": lambda l, a, p, i, k, s: (
-        F.pad(l, (1, 0))[:-1] * a + F.pad(l[1:], (0, 1), value=2.0) * a + F.pad(k, (0, 2)).sum() * l
+    "pad": lambda x, a, p, i, k, s: (
+        F.pad(x, (1, 0))[:-1] * a + F.pad(x[1:], (0, 1), value=2.0) * a + F.pad(k, (0, 2)).sum() * x
     ),
-    "flip_diff": lambda l, a, p, i, k, s: (
-        l.flip(0) * a + k.flip(1)[:, 0] * l + l.diff().square().sum() + torch.flip(k, [0])[:, 0] * l
+    "flip_diff": lambda x, a, p, i, k, s: (
+        x.flip(0) * a + k.flip(1)[:, 0] * x + x.diff().square().sum() + torch.flip(k, [0])[:, 0] * x
     ),
-    "gather": lambda l, a, p, i, k, s: (
-        k.gather(1, i[:, None])[:, 0] * l
-        + torch.gather(k * l[:, None], 1, i.unsqueeze(-1)).squeeze(-1)
-        + l[i]
+    "gather": lambda x, a, p, i, k, s: (
+        k.gather(1, i[:, None])[:, 0] * x
+        + torch.gather(k * x[:, None], 1, i.unsqueeze(-1)).squeeze(-1)
+        + x[i]
     ),
-    "sort": lambda l, a, p, i, k, s: (
-        l.sort()[0] * a
-        + l.sort(descending=True).values * a
-        + (k + l[:, None]).topk(2).values.sum(-1)
-        + l.topk(2)[0].sum()
+    "sort": lambda x, a, p, i, k, s: (
+        x.sort()[0] * a
+        + x.sort(descending=True).values * a
+        + (k + x[:, None]).topk(2).values.sum(-1)
+        + x.topk(2)[0].sum()
     ),
-    "constants": lambda l, a, p, i, k, s: (
-        torch.zeros_like(l) + l * torch.ones_like(i) + torch.full_like(l, 2) * l + l.new_ones(l.shape[0]) * l
+    "constants": lambda x, a, p, i, k, s: (
+        torch.zeros_like(x) + x * torch.ones_like(i) + torch.full_like(x, 2) * x + x.new_ones(x.shape[0]) * x
     ),
-    "sized": lambda l, a, p, i, k, s: (
-        torch.arange(l.shape[0]) * l
-        + torch.zeros(l.size(0))
-        + torch.ones(l.shape) * l
-        + torch.full((l.shape[0],), 2) * l
+    "sized": lambda x, a, p, i, k, s: (
+        torch.arange(x.shape[0]) * x
+        + torch.zeros(x.size(0))
+        + torch.ones(x.shape) * x
+        + torch.full((x.shape[0],), 2) * x
     ),
-    "types": lambda l, a, p, i, k, s: (
-        l.double().sum().float()
-        + l.to(torch.float64).type_as(a)
-        + l * i.float()
-        + l * a.long()
-        + l * a.bool()
+    "types": lambda x, a, p, i, k, s: (
+        x.double().sum().float()
+        + x.to(torch.float64).type_as(a)
+        + x * i.float()
+        + x * a.long()
+        + x * a.bool()
     ),
-    "promotion": lambda l, a, p, i, k, s: (
-        (l.double() * i).to(l.dtype) + l * i.sum().double() + l.to(a) * True + (i * 0.5) * l
+    "promotion": lambda x, a, p, i, k, s: (
+        (x.double() * i).to(x.dtype) + x * i.sum().double() + x.to(a) * True + (i * 0.5) * x
     ),
-    "kl_div": lambda l, a, p, i, k, s: (
-        F.kl_div(l, p, reduction="none") + F.kl_div(l, a, reduction="batchmean", log_target=True)
+    "kl_div": lambda x, a, p, i, k, s: (
+        F.kl_div(x, p, reduction="none") + F.kl_div(x, a, reduction="batchmean", log_target=True)
     ),
-    "distances": lambda l, a, p, i, k, s: (
-        F.mse_loss(l, a)
-        + F.l1_loss(l, a, reduction="sum")
-        + F.smooth_l1_loss(l, a, beta=0.5, reduction="none")
-        + F.huber_loss(l, a)
+    "distances": lambda x, a, p, i, k, s: (
+        F.mse_loss(x, a)
+        + F.l1_loss(x, a, reduction="sum")
+        + F.smooth_l1_loss(x, a, beta=0.5, reduction="none")
+        + F.huber_loss(x, a)
     ),
-    "binary": lambda l, a, p, i, k, s: (
-        F.binary_cross_entropy_with_logits(l, p)
-        + F.binary_cross_entropy(l.exp(), p, reduction="none")
-        + F.binary_cross_entropy_with_logits(l, p, weight=p, reduction="sum")
+    "binary": lambda x, a, p, i, k, s: (
+        F.binary_cross_entropy_with_logits(x, p)
+        + F.binary_cross_entropy(x.exp(), p, reduction="none")
+        + F.binary_cross_entropy_with_logits(x, p, weight=p, reduction="sum")
     ),
-    "dangerous": lambda l, a, p, i, k, s: (
-        (1 - l.exp()).log() * l.mean() + 1 / l * l.sum() + (l - l[-1] + 1e-3).abs().sqrt().sum()
+    "dangerous": lambda x, a, p, i, k, s: (
+        (1 - x.exp()).log() * x.mean() + 1 / x * x.sum() + (x - x[-1] + 1e-3).abs().sqrt().sum()
     ),
-    "of_one_number": lambda l, a, p, i, k, s: (
-        l * s + s.exp() * l.sum() + torch.sigmoid(s) * l + s.softmax(0) * l + s.cumsum(0) * l
+    "of_one_number": lambda x, a, p, i, k, s: (
+        x * s + s.exp() * x.sum() + torch.sigmoid(s) * x + s.softmax(0) * x + s.cumsum(0) * x
     ),
 }

@@ -47,6 +47,16 @@ def test_a_student_comes_close_to_its_teacher(run_example, options):
     assert last < first / 2
 
 
+def test_a_model_answers_and_says_what_it_thinks_of_text(run_example, model_dir):
+    lines = run_example("sample.py", "--tokenizer", str(model_dir)).splitlines()
+    assert [line.split(" (")[0] for line in lines[:2]] == ["answer", "answer"]
+    assert lines[3] == "the same seed gives the same tokens: True"
+    assert numbers(lines[4])[0] < 0
+    assert all(number < 0 for number in numbers(lines[6]))
+    length, found = map(int, re.findall(r"\d+", lines[7]))
+    assert length // 2 < found <= length
+
+
 def test_every_loss_of_reinforcement_learning_has_a_gradient(run_example):
     lines = run_example("losses.py").splitlines()
     names = ["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce", "ppo, own clip"]

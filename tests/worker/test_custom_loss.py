@@ -1,10 +1,14 @@
+import json
+
 import numpy as np
 import pytest
 
-from spmd_tx.worker.custom_loss import CustomLosses
+from spmd_tx import protocol
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.worker import custom_loss
+from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
+from spmd_tx.worker.loss_values import LossProblem
 from tests.custom_loss.recorded import losses, operations, recorded
-
-pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +30,208 @@ def test_loss_metrics_and_gradient_are_those_of_torch(custom_losses, name):
         np.testing.assert_allclose(results.metrics_DM[place], list(metrics.values()), rtol=1e-5, atol=1e-5)
     for gradient, expected in zip(results.gradients, case.gradients, strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+
+
+# --- what a loss may see ------------------------------------------------------------------------------
+
+
+def node(target, *args, op="call_function", name="node", **kwargs):
+    return {"op": op, "name": name, "target": target, "args": list(args), "kwargs": kwargs}
+
+
+def ref(name):
+    return {"ref": name}
+
+
+def graph(*nodes, loss="loss", metrics=None, rank=1, others=()):
+    inputs = [("logprobs", rank), *others]
+    placeholders = [node(name, op="placeholder", name=name) for name, _ in inputs]
+    output = {"tuple": [ref(loss), {"dict": {key: ref(each) for key, each in (metrics or {}).items()}}]}
+    definition = {
+        "name": "mine",
+        "inputs": [{"name": name, "rank": rank} for name, rank in inputs],
+        "graph": {"nodes": [*placeholders, *nodes, node("output", output, op="output", name="output")]},
+    }
+    return json.dumps(definition).encode()
+
+
+def summing(*nodes):
+    """The loss is the sum of the last node."""
+    return graph(*nodes, node("torch.sum", ref(nodes[-1]["name"]), name="loss"))
+
+
+def datums(*lengths):
+    return [[-np.arange(1, length + 1, dtype=np.float32) / 8] for length in lengths]
+
+
+ADDED = [
+    node("torch.sum", ref("big"), name="sum"),
+    node("operator.add", ref("logprobs"), ref("sum"), name="added"),
+]
+FILLING = [
+    *(node("torch.exp", ref("big"), name=f"exp_{number}") for number in range(9)),
+    node("operator.add", ref("added"), 1),
+]
+
+
+def problem(custom_losses, body, data):
+    with pytest.raises(LossProblem) as refused:
+        custom_losses.run(body, data)
+    return str(refused.value)
+
+
+def test_the_same_datums_give_the_same_bits_in_another_process(custom_losses):
+    case = recorded()["smooth_in_time"]
+    first, second = run(custom_losses, case), run(CustomLosses(), case)
+    assert (first.losses_D == second.losses_D).all()
+    for one, other in zip(first.gradients, second.gradients, strict=True):
+        assert (one == other).all()
+
+
+def test_padding_reaches_neither_loss_nor_gradient(custom_losses):
+    """log(1 - exp(x)) is -inf, and its slope infinite, for the zeros behind a datum; a mean spreads it."""
+    body = summing(
+        node("torch.exp", ref("logprobs"), name="exp"),
+        node("operator.sub", 1, ref("exp"), name="sub"),
+        node("torch.log", ref("sub"), name="log"),
+        node("torch.mean", ref("log"), name="mean"),
+        node("operator.mul", ref("log"), ref("mean"), name="mul"),
+        node("torch.cumsum", ref("mul"), 0, name="cumsum"),
+    )
+    results = custom_losses.run(body, datums(3, 31, 32))
+    assert np.isfinite(results.losses_D).all()
+    assert all(np.isfinite(gradient).all() for gradient in results.gradients)
+
+
+def test_many_datums_of_many_lengths_share_few_programs():
+    losses = CustomLosses()
+    body = summing(node("torch.exp", ref("logprobs")))
+    data = datums(*range(1, 65), *range(1, 33))
+    results = losses.run(body, data)
+    np.testing.assert_allclose(results.losses_D, [np.exp(each[0]).sum() for each in data], rtol=1e-6)
+    for gradient, (logprobs,) in zip(results.gradients, data, strict=True):
+        np.testing.assert_allclose(gradient, np.exp(logprobs), rtol=1e-6)
+    assert len(losses._programs) == 2
+
+
+def test_programs_that_nobody_uses_are_forgotten(monkeypatch):
+    monkeypatch.setattr(custom_loss, "MOST_PROGRAMS", 2)
+    losses = CustomLosses()
+    for factor in (1, 2, 3):
+        losses.run(summing(node("operator.mul", ref("logprobs"), factor)), datums(2))
+    assert len(losses._programs) == len(losses._losses) == 2
+
+
+@pytest.mark.parametrize(
+    "nodes, expected",
+    [
+        ([node("operator.getitem", ref("logprobs"), {"slice": [None, None, 2]})], "not taken in steps"),
+        ([node("operator.getitem", ref("logprobs"), {"slice": [-3, 2, None]})], "no fixed length"),
+        (
+            [
+                node("operator.getitem", ref("logprobs"), {"slice": [1, None, None]}, name="later"),
+                node("operator.add", ref("later"), ref("logprobs")),
+            ],
+            "the shapes [T-1] and [T] do not fit together",
+        ),
+        (
+            [
+                node("operator.gt", ref("logprobs"), -1, name="mask"),
+                node("operator.getitem", ref("logprobs"), ref("mask")),
+            ],
+            "without a fixed shape",
+        ),
+        ([node("torch.sum", ref("logprobs"), 1)], "there is no dimension 1 among 1"),
+        ([node("view", ref("logprobs"), 2, -1, op="call_method")], "-1 has no value"),
+        (
+            [node("torch.full", [1 << 13, 1 << 13], 1.0, name="big"), *ADDED],
+            "has 67108864 elements per datum",
+        ),
+        ([node("torch.full", [1 << 50, 1 << 50], 1.0, name="big"), *ADDED], "node 'big'"),
+        (
+            [node("torch.full", [1 << 12, 1 << 12], 1.0, name="big"), *ADDED, *FILLING],
+            "up to here, values have",
+        ),
+        (
+            [node("operator.pow", 9, 2**50, name="big"), node("operator.add", ref("logprobs"), ref("big"))],
+            "node 'big'",
+        ),
+        ([node("torch.diff", ref("logprobs"), 2**50)], "n must be 1 to 8"),
+        ([node("torch.einsum", "i,i,i->i", *[ref("logprobs")] * 3)], "one or two tensors"),
+        ([node("torch.matmul", ref("logprobs"), 1.0)], "takes tensor"),
+        (
+            [
+                node("operator.floordiv", 1, 0, name="zero"),
+                node("operator.add", ref("logprobs"), ref("zero")),
+            ],
+            "zero",
+        ),
+        ([node("torch.norm", ref("logprobs"))], "not among the operations"),
+        ([node("norm", ref("logprobs"), 3, op="call_method")], "p is 3; it takes 1, 2 or inf"),
+    ],
+)
+def test_a_loss_that_does_not_fit_its_shapes_says_where(custom_losses, nodes, expected):
+    with pytest.raises((LossProblem, InvalidRequest)) as refused:
+        custom_losses.run(summing(*nodes), datums(4))
+    assert expected in str(refused.value)
+    assert "node '" in str(refused.value)
+
+
+def test_a_datum_that_is_too_short_is_named_with_what_the_loss_takes(custom_losses):
+    body = summing(node("operator.getitem", ref("logprobs"), {"slice": [None, 5, None]}))
+    assert custom_losses.run(body, datums(5, 9)).losses_D.shape == (2,)
+    message = problem(custom_losses, body, datums(5, 4))
+    assert "datum 1 has 4 tokens; node 'node' (operator.getitem) of loss 'mine' takes at least 5" in message
+
+
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        (graph(node("torch.exp", ref("logprobs"), name="loss")), "this is a tensor [T] of float32"),
+        (graph(node("torch.argmax", ref("logprobs"), name="loss")), "this is a tensor [] of int64"),
+        (graph(node("numel", ref("logprobs"), op="call_method", name="loss")), "this is no tensor"),
+        (
+            graph(node("torch.sum", ref("logprobs"), name="loss"), metrics={"custom/a:sum": "logprobs"}),
+            "the metric custom/a:sum must be one number per datum",
+        ),
+    ],
+)
+def test_a_loss_and_its_metrics_are_numbers(custom_losses, body, expected):
+    assert expected in problem(custom_losses, body, datums(3))
+
+
+def test_datums_may_have_different_numbers_of_targets(custom_losses):
+    body = graph(
+        node("torch.logsumexp", ref("logprobs"), -1, name="node"),
+        node("torch.sum", ref("node"), name="loss"),
+        rank=2,
+    )
+    data = [[np.full((3, 2), -1, np.float32)], [np.full((5, 4), -1, np.float32)]]
+    results = custom_losses.run(body, data)
+    np.testing.assert_allclose(results.losses_D, [3 * (np.log(2) - 1), 5 * (np.log(4) - 1)], rtol=1e-6)
+    assert [gradient.shape for gradient in results.gradients] == [(3, 2), (5, 4)]
+
+
+def test_what_jax_refuses_is_an_error_of_the_loss(custom_losses, monkeypatch):
+    def broken(trace, x):
+        raise TypeError("no such thing\nwith a long story")
+
+    monkeypatch.setitem(custom_loss.FUNCTIONS, "erf", broken)
+    message = problem(custom_losses, summing(node("torch.erf", ref("logprobs"))), datums(3))
+    assert message == "node 'node' (torch.erf) of loss 'mine': no such thing"
+
+
+def test_a_command_is_taken_apart_as_it_was_put_together():
+    command = protocol.CustomLoss(
+        definition=graph(
+            node("torch.sum", ref("logprobs"), name="loss"), rank=2, others=[("a", 1), ("s", 0)]
+        ),
+        lengths=np.array([2, 1], np.int32),
+        widths=np.array([[2, 3], [0, 0], [0, 0]], np.int32),
+        values=[np.arange(7, dtype=np.float32), np.arange(3), np.arange(2)],
+    )
+    first, second = inputs_of(command)
+    assert first[0].tolist() == [[0, 1], [2, 3]]
+    assert second[0].tolist() == [[4, 5, 6]]
+    assert (first[1].tolist(), second[1].tolist()) == ([0, 1], [2])
+    assert (first[2].tolist(), second[2].tolist()) == (0, 1)

@@ -259,3 +259,22 @@ def test_a_tenant_with_huge_weights_spoils_its_own_samples_only(dtype, value):
     for one, wanted in zip(drawn, expected, strict=True):
         assert np.array_equal(one.tokens, wanted.tokens)
         assert np.array_equal(one.logprobs, wanted.logprobs)
+
+
+@pytest.mark.parametrize("first", [PAGE_SIZE, 2 * PAGE_SIZE])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 4)], ids=mesh_name)
+def test_a_prompt_goes_on_behind_the_pages_that_another_one_has_filled(shape, first):
+    """Pages of the first tokens are shared, the others are new and hold rubbish."""
+    sampler = tiny_sampler(shape).reset(stale=np.nan)
+    long = Sample(random_prompt(4, 4 * PAGE_SIZE - 3), slot=1, seed=(5, 6))
+    whole, shared = (stand([each])[0] for each in (long, replace(long, seed=(7, 8))))
+    expected = sampler.prefill([whole])[0]
+    shared = replace(shared, pages=np.concatenate([whole.pages[: first // PAGE_SIZE], whole.pages[2:] + 20]))
+    if first == PAGE_SIZE:
+        shared.pages[1] = 30
+    ((logprobs, _),) = sampler.prefill_all([shared], first=first)
+    np.testing.assert_allclose(logprobs, expected[first:], rtol=0, atol=TOLERANCE)
+    (drawn,) = sampler.decode([shared])
+    alone = run(tiny_sampler().reset(), stand([shared.sample]))[0]
+    np.testing.assert_array_equal(drawn.tokens, alone.tokens[: len(drawn.tokens)])
+    np.testing.assert_allclose(drawn.logprobs, alone.logprobs[: len(drawn.tokens)], rtol=0, atol=TOLERANCE)
