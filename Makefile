@@ -41,7 +41,7 @@ sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train wit
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
 
 fuzz: .venv/installed .venv-fuzz/installed ## send odd requests by the thousand to every route, and odd bodies (installs schemathesis)
-	SPMD_TX_FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/test_fuzz_forward_backward.py $(ARGS)
+	FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/test_fuzz_forward_backward.py $(ARGS)
 
 clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	rm -rf .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo runs

@@ -43,6 +43,9 @@ def create(
     queued_requests: Annotated[
         int | None, typer.Option(help="Most sample requests that the owner may have in the queue.")
     ] = None,
+    queued_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens that those may take: prompts, and max_tokens of all.")
+    ] = None,
     requests_per_second: Annotated[
         float | None, typer.Option(help="Most requests that may be sent with the key.")
     ] = None,
@@ -54,7 +57,7 @@ def create(
     from spmd_tx.coordinator import keys as rows
     from spmd_tx.coordinator.callers import KeyLimits
 
-    limits = KeyLimits(adapters, queued_requests, requests_per_second)
+    limits = KeyLimits(adapters, queued_requests, queued_tokens, requests_per_second)
     wish = rows.Wish(owner, role, None if expires_days is None else expires_days * DAY, limits)
 
     async def work(db: Any) -> rows.NewKey | None:
@@ -152,6 +155,7 @@ def _limits(row: "ApiKey") -> str:
     limits = {
         "adapters": row.adapters,
         "queued requests": row.queued_requests,
+        "queued tokens": row.queued_tokens,
         "requests/s": row.requests_per_second,
     }
     return ", ".join(f"{value:g} {name}" for name, value in limits.items() if value is not None)

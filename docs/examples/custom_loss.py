@@ -30,7 +30,10 @@ def pair(chosen: list[int], rejected: list[int]) -> types.Datum:
     }
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], **masks},  # pyright: ignore[reportArgumentType]
+        loss_fn_inputs={
+            "target_tokens": types.TensorData.from_torch(torch.tensor(tokens[1:])),
+            **{name: types.TensorData.from_torch(torch.tensor(mask)) for name, mask in masks.items()},
+        },
     )
 
 

@@ -5,6 +5,7 @@ import urllib.request
 import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import tinker
 from tinker import types
@@ -21,6 +22,7 @@ def main() -> None:
     with warnings.catch_warnings(action="ignore", category=tinker.ExperimentalWarning):
         wanted = types.SessionSearchRequest(display_name="first steps", user_metadata={"team": "geography"})
         (found, *_) = rest.search_sessions(wanted).result().sessions
+    assert isinstance(found.status, types.ClientSessionFinished)
     print(f"found {found.session_id}: {found.status.type}, {found.status.reason.type}, {found.project_id}")
 
     url = rest.export_session_trace(session_id).result()  # good for an hour
@@ -50,10 +52,9 @@ def work(options: argparse.Namespace) -> str:
     with service:
         trainer = service.create_lora_training_client(options.base_model, rank=4).result()
         tokens = trainer.get_tokenizer().encode(LINE)
-        prompt, targets = types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]}
-        datum = types.Datum(
-            model_input=prompt, loss_fn_inputs=targets | {"weights": [1.0] * (len(tokens) - 1)}
-        )
+        prompt = types.ModelInput.from_ints(tokens[:-1])
+        inputs: dict[str, Any] = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+        datum = types.Datum(model_input=prompt, loss_fn_inputs=inputs)
         trainer.forward_backward([datum], "cross_entropy").result()
         trainer.optim_step(types.AdamParams(learning_rate=1e-3)).result()
         trainer.save_state("first").result()

@@ -1,4 +1,4 @@
-"""What the limits of keys leave: requests per second, sample requests in the queue, adapters."""
+"""What the limits of keys leave: requests per second, samples in the queue, adapters."""
 
 import asyncio
 import time
@@ -80,16 +80,10 @@ class Allowances:
         the first one, and would wait for it while they leave no room.
         """
         await self._check_backlog(caller.owner, tokens)
-        limit = caller.limits.queued_requests
         self._coming[caller.owner] += 1
         self._coming_tokens[caller.owner] += tokens
         try:
-            if limit is not None and await self._queued(caller.owner) > limit:
-                raise TooManyRequests(
-                    f"{caller.owner!r} has {limit} sample requests in the queue, as many as API key "
-                    f"{caller.key_id} allows",
-                    SAMPLE_AGAIN_SECONDS,
-                )
+            await self._check_limits(caller)
             yield
         finally:
             self._coming[caller.owner] -= 1
@@ -111,6 +105,25 @@ class Allowances:
                 )
             yield
 
+    async def _check_limits(self, caller: Caller) -> None:
+        """With what is on its way. One request alone is taken whatever its tokens: it would wait for ever."""
+        limits, owner = caller.limits, caller.owner
+        if limits.queued_requests is None and limits.queued_tokens is None:
+            return
+        requests, tokens = await self._queued(owner)
+        if limits.queued_requests is not None and requests > limits.queued_requests:
+            raise TooManyRequests(
+                f"{owner!r} has {limits.queued_requests} sample requests in the queue, as many as API key "
+                f"{caller.key_id} allows",
+                SAMPLE_AGAIN_SECONDS,
+            )
+        if limits.queued_tokens is not None and tokens > limits.queued_tokens and requests > 1:
+            raise TooManyRequests(
+                f"with this one the samples of {owner!r} in the queue would take {tokens:,} tokens (prompts, "
+                f"and max_tokens of all of them), and API key {caller.key_id} allows {limits.queued_tokens:,}",
+                SAMPLE_AGAIN_SECONDS,
+            )
+
     async def _check_backlog(self, owner: str, tokens: int) -> None:
         """While more is queued than is good, who has more than an even share of it has to wait."""
         if self._queue.samples.total_tokens + self._coming_tokens.total() + tokens <= self.most_queued_tokens:
@@ -127,13 +140,15 @@ class Allowances:
                 SAMPLE_AGAIN_SECONDS,
             )
 
-    async def _queued(self, owner: str) -> int:
-        """Those on their way, too."""
-        count = self._coming[owner]
-        for session_id, samples in list(self._queue.samples.requests.items()):
+    async def _queued(self, owner: str) -> tuple[int, int]:
+        """Sample requests and their tokens; those on their way, too."""
+        requests, tokens = self._coming[owner], self._coming_tokens[owner]
+        samples = self._queue.samples
+        for session_id, of_session in list(samples.requests.items()):
             if (await self._catalog.session(session_id)).owner == owner:
-                count += samples
-        return count
+                requests += of_session
+                tokens += samples.tokens[session_id]
+        return requests, tokens
 
     async def _adapters(self, owner: str, besides: str) -> int:
         """Models of open sessions, but not those whose creation failed."""

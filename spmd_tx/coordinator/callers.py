@@ -14,6 +14,7 @@ class KeyLimits:
 
     adapters: int | None = None  # of the owner, in sessions that are open
     queued_requests: int | None = None  # sample requests of the owner that are not finished
+    queued_tokens: int | None = None  # that those may take: prompts, and max_tokens of all samples
     requests_per_second: float | None = None  # with this key
 
 

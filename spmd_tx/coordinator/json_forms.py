@@ -176,8 +176,8 @@ def _sample_result(response: pb.SampleResponse) -> dict[str, Any]:
         ],
     }
     if response.HasField("prompt_logprobs"):
-        logprobs = np.frombuffer(response.prompt_logprobs, "<f4").tolist()
-        result["prompt_logprobs"] = [None if np.isnan(value) else value for value in logprobs]
+        # NaN, which stands for none, becomes null.
+        result["prompt_logprobs"] = np.frombuffer(response.prompt_logprobs, "<f4").tolist()
     if response.HasField("topk_prompt_logprobs"):
         result["topk_prompt_logprobs"] = list(_candidates(response.topk_prompt_logprobs))
     return result

@@ -57,7 +57,7 @@ class Keyring:
         if problem is not None:
             raise Unauthorized(f"API key {row.id} of {row.owner!r} {problem}; ask the operator for a new one")
         self._used_at[row.id] = now
-        limits = KeyLimits(row.adapters, row.queued_requests, row.requests_per_second)
+        limits = KeyLimits(row.adapters, row.queued_requests, row.queued_tokens, row.requests_per_second)
         return Caller(row.owner, row.role, row.id, limits)
 
     async def watch(self) -> NoReturn:

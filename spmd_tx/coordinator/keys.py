@@ -96,7 +96,7 @@ async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
     if reason is not None:
         raise StartError(f"key {id} {reason}; make a new one with: spmd-tx keys create --owner {old.owner}")
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at
-    limits = KeyLimits(old.adapters, old.queued_requests, old.requests_per_second)
+    limits = KeyLimits(old.adapters, old.queued_requests, old.queued_tokens, old.requests_per_second)
     new = await create(db, Wish(old.owner, old.role, lifetime, limits))
     old.expires_at = now + overlap if old.expires_at is None else min(old.expires_at, now + overlap)
     _note(db, "key_rotated", old, replaced_by=new.row.id)

@@ -2,6 +2,7 @@
 
 from tests.conformance import (  # noqa: F401
     check_admin,
+    check_arguments,
     check_cli,
     check_futures,
     check_losses,

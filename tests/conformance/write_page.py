@@ -31,15 +31,16 @@ command line, by looking at the package, and calls each, with its asynchronous t
 server with keys for two accounts. This page is written from that run. Of the methods, {methods}; of the
 commands, {commands}.
 
-A method that is marked *local* is done by the SDK alone; one that *cannot apply* is refused with the
-error that is shown. Whatever is served is so for the owner of a key: everybody else gets the same 404 as
-for an unknown id.
+What is marked *local* is done by the SDK alone; what *cannot apply* to a server of one's own, or is *not
+yet served*, is refused with the error that is shown. Whatever is served is so for the owner of a key:
+everybody else gets the same 404 as for an unknown id.
 """
 
 OLD_SDKS = """
 `make sdk-matrix` installs tinker {versions}, each in an environment of its own, and runs the same
 training with each: create, forward, forward_backward with every loss that the release knows, steps,
-save, resume, sample, score, list, delete, finish. The losses are equal to the last digit in all of them.
+save, resume, sample, score, download, list, delete, finish. The numbers are equal to the last digit in
+all of them.
 
 Releases before 0.25 send `forward` and `forward_backward` as JSON, and those before 0.18 read samples as
 JSON, too; the server rewrites both at its edge. 0.3.0 trains and samples, but asks for checkpoints at

@@ -148,6 +148,17 @@ async def test_a_full_queue_asks_the_sampler_to_wait(client_for, services):
     assert (await other.post("asample", json=sample(theirs, 0))).status_code == 200
 
 
+async def test_the_tokens_of_queued_samples_are_limited_but_one_is_always_taken(client_for, services):
+    client = await client_for("alice", limits=KeyLimits(queued_tokens=300))
+    session_id = await create_session(client)
+    await add_sampler(client, session_id)
+    services.scheduler.is_paused = True
+    answers = [await ask(client, session_id, number, 100) for number in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert "would take 8" in answers[1].json()["detail"]
+    assert "allows 300" in answers[1].json()["detail"]
+
+
 async def test_a_finished_sample_makes_room_in_the_queue(client_for, services):
     client = await client_for("alice", limits=KeyLimits(queued_requests=1))
     session_id = await create_session(client)

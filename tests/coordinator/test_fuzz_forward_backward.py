@@ -15,7 +15,7 @@ from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.wire import decode_address, decode_forward_backward
 from spmd_tx.errors import RequestError
 
-EXAMPLES = int(os.environ.get("SPMD_TX_FUZZ_EXAMPLES", "150"))  # of each test; `make fuzz` wants more
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))  # of each test; `make fuzz` wants more
 LIMITS = Limits(vocab_size=512, max_context=128, max_rank=16)
 GRID = Grid(1, 256, 128)
 LOSSES = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom nonsense".split()
@@ -28,7 +28,7 @@ SETTINGS = "clip_low_threshold clip_high_threshold beta kl_coeff nonsense".split
 DTYPES = {pb.DTYPE_FLOAT32: "<f4", pb.DTYPE_INT64: "<i8", pb.DTYPE_INT32: "<i4"}
 
 fuzzed = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES == 150
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES == 60
 )
 
 anything = st.binary(max_size=64)

@@ -38,11 +38,16 @@ async def test_no_two_keys_are_alike(change):
 
 
 async def test_a_key_has_the_owner_role_limits_and_end_that_were_wished_for(change):
-    limits = KeyLimits(adapters=2, queued_requests=100, requests_per_second=12.5)
+    limits = KeyLimits(adapters=2, queued_requests=100, queued_tokens=5000, requests_per_second=12.5)
     await change(keys.create, Wish("alice", "read-only", DAY, limits))
     (row,) = await change(keys.listed)
     assert (row.owner, row.role, row.revoked_at, row.last_used_at) == ("alice", "read-only", None, None)
-    assert (row.adapters, row.queued_requests, row.requests_per_second) == (2, 100, 12.5)
+    assert (row.adapters, row.queued_requests, row.queued_tokens, row.requests_per_second) == (
+        2,
+        100,
+        5000,
+        12.5,
+    )
     assert row.expires_at == pytest.approx(time.time() + DAY, abs=60)
 
 

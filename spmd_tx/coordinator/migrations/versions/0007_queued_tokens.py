@@ -1,0 +1,13 @@
+"""A limit of keys: the tokens that queued samples may take."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("keys", sa.Column("queued_tokens", sa.BigInteger()))
