@@ -190,7 +190,7 @@ class ApiKey(Base):
     last_used_at: Mapped[float | None]  # up to a minute old
     adapters: Mapped[int | None]  # limits, see callers.KeyLimits
     queued_requests: Mapped[int | None]
-    queued_tokens: Mapped[int | None]
+    queued_tokens: Mapped[int | None] = mapped_column(BigInteger)
     requests_per_second: Mapped[float | None]
 
 

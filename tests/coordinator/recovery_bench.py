@@ -17,6 +17,7 @@ from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.request_queue import Finished, Outcome, open_queue
@@ -164,7 +165,8 @@ class Coordinator:
         snapshots = Snapshots(self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
         template = ChatTemplate(None, {})
         model = ServedModel(config.data_dir, MODEL, CONTEXT, Words(), template)  # pyright: ignore[reportArgumentType]
-        equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots, Progress())
+        losses, progress = CustomLossCatalog(self.database, self.queue), Progress()
+        equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots, losses, progress)
         self.scheduler = Scheduler(self.queue, self.catalog, snapshots, equip, clock)
         self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self._generations())]
 
