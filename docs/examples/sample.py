@@ -1,6 +1,7 @@
 """Ask a model for text, and for what it thinks of text: every output that sampling has, one by one."""
 
 import argparse
+from typing import Any
 
 import tinker
 from tinker import types
@@ -23,10 +24,12 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder) if folder else sampler.get_tokenizer()
     question = tokenizer.encode("The capital of France is Paris. The capital of Italy is")
 
-    def ask(tokens: list[int], num_samples: int = 1, **more: object) -> types.SampleResponse:
+    def ask(
+        tokens: list[int], num_samples: int = 1, **more: Any
+    ) -> Any:  # what is there depends on what was asked
         params = types.SamplingParams(max_tokens=12, temperature=0.7, seed=1, stop=["."])
         prompt = types.ModelInput.from_ints(tokens)
-        return sampler.sample(prompt, num_samples, params, **more).result(SECONDS)  # pyright: ignore[reportArgumentType]
+        return sampler.sample(prompt, num_samples, params, **more).result(SECONDS)
 
     answers = ask(question, num_samples=2, topk_sample_logprobs=3).sequences
     for answer in answers:

@@ -119,8 +119,8 @@ class Allowances:
             )
         if limits.queued_tokens is not None and tokens > limits.queued_tokens and requests > 1:
             raise TooManyRequests(
-                f"with this one the samples of {owner!r} in the queue would take {tokens:,} tokens (prompts, "
-                f"and max_tokens of all of them), and API key {caller.key_id} allows {limits.queued_tokens:,}",
+                f"with this one the samples of {owner!r} in the queue would take {tokens:,} tokens (prompts "
+                f"and max_tokens of all), and API key {caller.key_id} allows {limits.queued_tokens:,}",
                 SAMPLE_AGAIN_SECONDS,
             )
 

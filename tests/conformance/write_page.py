@@ -43,9 +43,10 @@ save, resume, sample, score, download, list, delete, finish. The numbers are equ
 all of them.
 
 Releases before 0.25 send `forward` and `forward_backward` as JSON, and those before 0.18 read samples as
-JSON, too; the server rewrites both at its edge. 0.3.0 trains and samples, but asks for checkpoints at
-paths that are gone since. 0.1 and 0.2 have no sessions, and are not served. Nor is `unload_model`, which
-no release calls by itself: models leave the device with their session.
+JSON, too; the server rewrites both at its edge. 0.6.3 runs all of it as well, and is left out because it
+installs 5 GB of PyTorch. 0.3.0 trains and samples, but asks for checkpoints at paths that are gone since.
+0.1 and 0.2 have no sessions, and are not served. Nor is `unload_model`, which no release calls by itself:
+models leave the device with their session.
 """
 
 

@@ -101,9 +101,8 @@ async def test_a_running_server_notices_new_and_revoked_keys(make, revoke, keyri
     watching = asyncio.create_task(keyring.watch())
     token, row = await make()
     async with asyncio.timeout(10):
-        while keyring.is_empty:
+        while "every request needs an API key" not in caplog.text:
             await asyncio.sleep(0.01)
-        assert "every request needs an API key" in caplog.text
         keyring.caller(token)
         await revoke(row.id)
         with suppress(Unauthorized):
