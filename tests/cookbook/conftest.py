@@ -11,8 +11,8 @@ from tests.cookbook.cookbook import ENVIRONMENT, Cookbook, Row, Served, offline_
 HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "runs" / "cookbook.md"
 SERVER_OPTIONS = {
-    "SPMD_TX_MAX_CONTEXT_LENGTH": "512",  # and so rows of training: attention over longer ones is slow on a CPU
-    "SPMD_TX_MAX_LORA_ADAPTERS": "32",  # rl_loop and others do not end their sessions, which then have to time out
+    "SPMD_TX_MAX_CONTEXT_LENGTH": "512",  # of rows of training, too: attention over long ones is slow on CPUs
+    "SPMD_TX_MAX_LORA_ADAPTERS": "32",  # most recipes leave it to the server to end their sessions
 }
 ROWS = pytest.StashKey[list[Row]]()
 
