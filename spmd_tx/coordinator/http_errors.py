@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 << 20
 
 ErrorResponse = Response[dict[str, str]]
+CLIENT_LEFT = "client disconnected prematurely"  # the words of Litestar, which has no class for it
 
 
 def error_response(message: str, status: int) -> ErrorResponse:
@@ -99,6 +100,9 @@ def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
 
 
 def _internal_error(request: Request, error: Exception) -> ErrorResponse:
+    if isinstance(error, InternalServerException) and error.detail == CLIENT_LEFT:
+        # Nobody reads this, and nothing is wrong here: a program that ends leaves its polls behind.
+        return error_response(CLIENT_LEFT, HTTP_500_INTERNAL_SERVER_ERROR)
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(
         f"internal error: {type(error).__name__}; the server's log has the details",

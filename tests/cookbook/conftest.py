@@ -10,7 +10,10 @@ from tests.cookbook.cookbook import ENVIRONMENT, Cookbook, Row, Served, offline_
 
 HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "runs" / "cookbook.md"
-SHORT_ROWS = {"SPMD_TX_MAX_CONTEXT_LENGTH": "512"}  # of training: attention over longer ones is slow on a CPU
+SERVER_OPTIONS = {
+    "SPMD_TX_MAX_CONTEXT_LENGTH": "512",  # of rows of training, too: attention over long ones is slow on CPUs
+    "SPMD_TX_MAX_LORA_ADAPTERS": "32",  # most recipes leave it to the server to end their sessions
+}
 ROWS = pytest.StashKey[list[Row]]()
 
 
@@ -53,7 +56,7 @@ def base_server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
 @contextmanager
 def served(model: str, folder: Path, environment: dict[str, str]) -> Iterator[Served]:
     log = ServerLog(folder / "server.log")
-    with serving(model, log, Console(), environment | SHORT_ROWS) as url:
+    with serving(model, log, Console(), environment | SERVER_OPTIONS) as url:
         yield Served(url, model, log)
 
 

@@ -86,7 +86,7 @@ class Cookbook:
         options = {key.replace("__", "."): value for key, value in options.items()}
         started = time.monotonic()
         output = run_python(self.environment, self.command(program, name, options))
-        shown = [f"{key}={value}" for key, value in options.items()]
+        shown = [f"{key}={value}" for key, value in ({"model_name": self.server.model} | options).items()]
         self._last = (" ".join([program, *shown]), time.monotonic() - started)
         return Run(self.folder / name, output)
 
