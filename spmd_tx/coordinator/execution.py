@@ -267,6 +267,8 @@ class Execution:
 
     async def _are_stored(self, requests: list[Request], last: int) -> bool:
         """Wait until requests up to a number are answered durably; False when the workers are lost before."""
+        if self._is_lost():  # nobody would cancel the waiting
+            return False
         ids = [request.id for request in requests if request.seq_id <= last]
         storing = self._spawn(self._log.stored(ids), self._waiting_tasks)
         await asyncio.wait([storing])
