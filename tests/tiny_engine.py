@@ -155,12 +155,13 @@ Row = Sequence[Datum]  # of one adapter and one loss; empty: a free row
 
 def pack(rows: Sequence[Row]) -> tuple[Rows, TokenLossInputs]:
     """Rows as the coordinator packs them, padded to ROWS."""
-    like = next(datum for row in rows for datum in row)
+    like = next((datum for row in rows for datum in row), None)
     integers = {name: np.zeros((ROWS, LENGTH), np.int32) for name in ("tokens", "segments", "positions")}
-    integers["targets"] = np.zeros((ROWS, LENGTH, *like.targets.shape[1:]), np.int32)
+    several = () if like is None else like.targets.shape[1:]
+    integers["targets"] = np.zeros((ROWS, LENGTH, *several), np.int32)
     floats = {name: np.zeros((ROWS, LENGTH), np.float32) for name in ("advantages", "sampling_logprobs")}
     floats["weights"] = np.zeros(integers["targets"].shape, np.float32)
-    if like.ratio_mask is not None:
+    if like is not None and like.ratio_mask is not None:
         floats["ratio_mask"] = np.zeros((ROWS, LENGTH), np.float32)
     slots, kinds = np.zeros(ROWS, np.int32), np.zeros((ROWS, 1), np.int32)
     low, high = np.zeros((2, ROWS, LENGTH), np.float32)

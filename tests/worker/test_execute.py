@@ -40,7 +40,8 @@ OPTIM_STEP = OptimStep(
 DECODE = Decode(
     steps=1,
     **dict.fromkeys(
-        [name for name in Decode.__struct_fields__ if name not in ("steps", "top")], np.zeros((1, 1), np.int32)
+        [name for name in Decode.__struct_fields__ if name not in ("steps", "top")],
+        np.zeros((1, 1), np.int32),
     ),
 )
 EXAMPLES = {

@@ -84,6 +84,6 @@ def test_training_gathers_split_weights_and_decode_does_not():
     )
     placed_rows = rows_to_devices(sampler.mesh, rows)
     state = (engine.base, sampler.bank, sampler.cache, sampler.rows)
-    brought = gathered(sampler._decode.lower(*state, placed_rows, ALL_SLOTS, np.int32(1)))
+    brought = gathered(sampler._decode(0).lower(*state, placed_rows, ALL_SLOTS, np.int32(1)))
     assert brought
     assert all(np.prod(shape) <= count * MODEL.d_ff for shape in brought)

@@ -78,7 +78,9 @@ class SumEngine:
         write_in_background(Path(command.path), self.slot, 3, self.on_snapshot_end)
         return {}, {}
 
-    forward = forward_backward = custom_loss = optim_step = save_sampler = page_out = load_sampler = prefill = None
+    forward = forward_backward = custom_loss = optim_step = save_sampler = page_out = load_sampler = (
+        prefill
+    ) = None
 
 
 if __name__ == "__main__":
