@@ -15,6 +15,7 @@ import numpy as np
 
 from spmd_tx.coordinator import tinker_pb2 as pb
 from spmd_tx.coordinator.request_log import Kind
+from spmd_tx.coordinator.sample_wire import NO_LOGPROB
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, TensorData, TrainingNumber
 from spmd_tx.coordinator.wire import JSON, PROTOBUF, Address
 from spmd_tx.errors import InvalidRequest
@@ -24,7 +25,6 @@ MAX_SEQ_ID = 2**31 - 1  # of the protobuf form
 _DTYPES = {"float32": (pb.DTYPE_FLOAT32, "<f4"), "int64": (pb.DTYPE_INT64, "<i8")}
 _LAST_INTEGER = {"<i4": 2**31 - 1, "<i8": 2**53}  # that both the type and a number of JSON hold exactly
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-_NO_LOGPROB = -99999.0  # fills the rows of top-k log-probabilities that have fewer candidates
 
 
 class JsonDatum(msgspec.Struct, frozen=True):
@@ -158,9 +158,7 @@ def _tensor_json(array: np.ndarray) -> dict[str, Any]:
 
 def _number(value: float) -> float | str:
     """JSON has no infinity; the SDKs read these words as the numbers that they name."""
-    return (
-        value if np.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[repr(value)]
-    )
+    return value if np.isfinite(value) else _NOT_FINITE[repr(value)]
 
 
 def _sample_result(response: pb.SampleResponse) -> dict[str, Any]:
@@ -188,5 +186,5 @@ def _candidates(topk: pb.TopkLogprobs) -> Iterable[list[tuple[int, float]] | Non
     ids = np.frombuffer(topk.token_ids, "<i4").reshape(topk.length, topk.k)
     logprobs = np.frombuffer(topk.logprobs, "<f4").reshape(topk.length, topk.k)
     for row_ids, row_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True):
-        row = [pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] != _NO_LOGPROB]
+        row = [pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] != NO_LOGPROB]
         yield row or None

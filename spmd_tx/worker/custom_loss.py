@@ -53,11 +53,10 @@ class Program:
     def __init__(self, loss: CustomLoss, bucket: int, shapes: Shapes, dtypes: tuple[str, ...]) -> None:
         """Raises LossProblem when the loss cannot be run on these shapes."""
         self._loss, self._bucket = loss, bucket
-        self.needs: list[Need] = []
         inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         tokens = jax.ShapeDtypeStruct((), jnp.int64)
         trace = self._trace(tokens, inputs)
-        self.needs = trace.needs
+        self.needs: list[Need] = trace.needs
         self.datums = power_of_four(min(MOST_DATUMS, max(1, MOST_WORK // max(1, trace.work))))
         differentiate = jax.value_and_grad(self._run, argnums=1, has_aux=True)
         self.run = jax.jit(jax.vmap(differentiate))
