@@ -36,6 +36,7 @@ from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
+from spmd_tx.coordinator.program_menu import SamplingSizes, program_menu
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
@@ -54,7 +55,7 @@ from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import Setup
+from spmd_tx.protocol import ProgramShape, Setup
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,19 @@ def make_equipment(
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear)
     return Equipment(workers, training, versions, batch)
+
+
+def make_menu(config: ServerConfig, max_context: int) -> list[ProgramShape]:
+    """What is to be compiled ahead of need."""
+    sizes = SamplingSizes(
+        shards=config.data_shards,
+        rows=config.decode_rows,
+        page_size=config.page_size,
+        prefill_tokens=config.train_tokens,
+        max_context=max_context,
+        bank_slots=bank_slots(config),
+    )
+    return program_menu(Grid(config.data_shards, config.train_tokens, max_context), sizes)
 
 
 def bank_slots(config: ServerConfig) -> int:
