@@ -251,7 +251,8 @@ class TinyEngine:
     def temporary_bytes(self, rows: Sequence[Row]) -> int:
         """What forward_backward needs per device besides its arguments and results."""
         w = self.place_adapters(random_adapters(0, self.model))
-        lowered = self._forward_backward.lower(self.base, w, w, BOTH_SCALES, *self.batch(rows))
+        step: Any = self._forward_backward
+        lowered = step.lower(self.base, w, w, BOTH_SCALES, *self.batch(rows))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     def optim_step(self, state: TrainState, slot: int, inputs: AdamWInputs) -> tuple[TrainState, float, bool]:

@@ -1,7 +1,7 @@
-"""How much of a training step's activations is kept until the way back: an estimate, and the choice it leads to.
+"""How much of a training step's activations is kept until the way back: an estimate, and a choice from it.
 
-The choice follows from sizes that stay the same when the server is started again, and not from what happens to
-be free: requests that are run again after a crash must meet the same program.
+The choice follows from sizes that stay the same when the server is started again, and not from what
+happens to be free: requests that are run again after a crash must meet the same program.
 """
 
 import jax.numpy as jnp
