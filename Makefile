@@ -4,7 +4,7 @@ ARGS ?=
 SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test chaos hosts check format s3 cookbook sdk-matrix fuzz clean
+.PHONY: help demo test slow chaos hosts check format s3 cookbook sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,9 @@ demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS=
 
 test: .venv/installed ## run the tests, without those marked slow; options: make test ARGS="-k losses"
 	.venv/bin/pytest -m "not slow and not chaos and not cookbook and not sdk_matrix and not fuzz" $(ARGS)
+
+slow: .venv/installed ## run the tests marked slow: meshes over many processes, thousands of stories of crashes
+	.venv/bin/pytest -rs -m slow --ignore tests/hosts --ignore tests/sdk/test_s3.py $(ARGS)
 
 chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)

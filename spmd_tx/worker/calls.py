@@ -15,9 +15,11 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import AdapterSpec, Setup, active_sizes
 from spmd_tx.worker.adapters import make_adapter_steps
 from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.memory import activation_budget
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.programs import Call
 from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
+from spmd_tx.worker.remat import level_of
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
@@ -29,7 +31,8 @@ class Calls:
     def __init__(self, setup: Setup, model: ModelConfig, mesh: Mesh, declared: WorkerState) -> None:
         self._setup, self._model = setup, model
         self._forward = make_forward(model, mesh, declared.base, declared.train)
-        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train)
+        remat = level_of(setup, model, activation_budget(mesh))
+        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train, remat)
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)

@@ -44,14 +44,14 @@ class CompileCounts:
         if event == CACHE_HIT:
             self._here.is_cached = True
 
-    def hear_duration(self, event: str, seconds: float, **_: object) -> None:
+    def hear_duration(self, event: str, duration_secs: float, **_: object) -> None:
         if event != COMPILED:
             return
         key = getattr(self._here, "program", OTHER), getattr(self._here, "is_cached", False)
         self._here.is_cached = False
         with self._lock:
             count, total = self._counts.get(key, (0, 0.0))
-            self._counts[key] = count + 1, total + seconds
+            self._counts[key] = count + 1, total + duration_secs
 
 
 @cache

@@ -34,7 +34,7 @@ from spmd_tx.worker.compile_counts import compile_counts
 logger = logging.getLogger(__name__)
 
 STACK_BYTES = 64 << 20  # XLA recurses deeply, and the stacks of threads are small by default
-NICENESS = 10  # of the thread that compiles ahead: commands go before
+NICENESS = 5  # of the thread that compiles ahead: commands go before
 STOP_SECONDS = 5.0  # for the program that is being compiled when the worker is told to end
 
 
