@@ -19,7 +19,7 @@ FEW_PROGRAMS = {
     "train_tokens": CONTEXT,
     "decode_rows": 4,
     "sampler_slots": 1,
-    "max_lora_adapters": 2,
+    "max_lora_adapters": 3,
     "max_lora_rank": 4,
 }
 
@@ -82,13 +82,14 @@ def test_after_the_warm_up_no_request_of_any_size_compiles_anything(warm_server,
     for answer in answers:
         answer.result(SECONDS)
     path = trainers[0].save_state("state").result(SECONDS).path
-    trainers[1].load_state(path).result(SECONDS)
+    service.create_training_client_from_state_with_optimizer(path).result(SECONDS)
 
     # Something that is not on the menu, whose count says that all before has been counted.
-    trainers[0].forward_backward(batch(0, lengths=[5]), "gspo").result(SECONDS)
+    rare = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    samplers[0].sample(prompt(random_tokens(9, seed=1)), 1, drawn(1), **rare).result(SECONDS)
     deadline = time.monotonic() + SECONDS
     while not (news := compiled(warm_server).keys() - before.keys()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert {program for program, _ in news} == {"forward_backward of sequences"}
+    assert {program for program, _ in news} == {"prefill with scores"}
     assert {key: count for key, count in compiled(warm_server).items() if key not in news} == before
