@@ -11,7 +11,7 @@ from tests.sdk.examples import SECONDS, batch, drawn, prompt, random_tokens, tra
 from tests.sdk.server import BASE_MODEL, Server, serving
 
 CONTEXT = 128  # tokens
-LENGTHS = [*range(2, CONTEXT, 9), CONTEXT - 1]
+LENGTHS = [*range(2, CONTEXT, 17), CONTEXT - 1]
 WARM_UP_SECONDS = 280
 FEW_PROGRAMS = {
     "warm_up": "background",
