@@ -177,8 +177,6 @@ class PrefillPlan:
         fitting = (
             number
             for number, row in enumerate(self._rows[shard])
-            if row.version == version
-            and row.used + length <= row_length
-            and row.segments < SEGMENTS_PER_ROW
+            if row.version == version and row.used + length <= row_length and row.segments < SEGMENTS_PER_ROW
         )
         return next(fitting, None)
