@@ -10,7 +10,7 @@ from spmd_tx.coordinator.buckets import Menu, power_of_four
 from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.prompt_wishes import Wishes
-from spmd_tx.protocol import PackedRows, Prefill
+from spmd_tx.protocol import SEGMENTS_PER_ROW, PackedRows, Prefill
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class _Row:
     version: VersionKey
     bank: int
     used: int = 0
+    segments: int = 0
 
 
 class PrefillPlan:
@@ -101,6 +102,7 @@ class PrefillPlan:
         place = self._rows[piece.shard][row]
         segment = Segment(piece, row, place.used)
         place.used += piece.length
+        place.segments += 1
         self._segments.append(segment)
         return segment
 
@@ -179,6 +181,8 @@ class PrefillPlan:
         fitting = (
             number
             for number, row in enumerate(self._rows[piece.shard])
-            if row.version == piece.version and row.used + piece.length <= row_length
+            if row.version == piece.version
+            and row.used + piece.length <= row_length
+            and row.segments < SEGMENTS_PER_ROW
         )
         return next(fitting, None)
