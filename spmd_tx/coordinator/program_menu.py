@@ -4,44 +4,28 @@ Not among them are those of rare kinds of requests: losses of whole sequences, s
 scores of prompts besides log-probabilities, and custom losses. They are compiled when they are wanted.
 """
 
-from dataclasses import dataclass
-
-from spmd_tx.coordinator.buckets import GROWTH, NARROWEST_TABLE, SHORTEST_ROW, power_of_four, power_of_two
+from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.pages import pages_for
-from spmd_tx.coordinator.prefill import NARROWEST_CONTINUED_TABLE
-from spmd_tx.protocol import ProgramShape, active_sizes
+from spmd_tx.protocol import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"
 LAST = "save_state", "load_state", "page_out"
 
-COMMON_TOKENS = 1024  # of a row: longer ones come last
+SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
 
 
-@dataclass(frozen=True)
-class SamplingSizes:
-    """What the shapes of sampling commands follow from."""
-
-    shards: int
-    rows: int  # most of one Decode, per data shard
-    page_size: int  # tokens
-    prefill_tokens: int  # most of one Prefill, per data shard
-    max_context: int  # tokens
-    bank_slots: int
-
-
-def program_menu(grid: Grid, sizes: SamplingSizes) -> list[ProgramShape]:
+def program_menu(grid: Grid, sampling: Menu, bank_slots: int) -> list[ProgramShape]:
     """Every program once; the first few are enough to begin with."""
-    shapes = [*training_shapes(grid), *prefill_shapes(sizes), *decode_shapes(sizes)]
+    of_rows = [*_training(grid), *_prefills(sampling), *_decodes(sampling, bank_slots)]
     return [
         *(ProgramShape(step=step) for step in FIRST),
-        *sorted(shapes, key=_rank),
+        *sorted(of_rows, key=lambda shape: _rank(shape, sampling)),
         *(ProgramShape(step=step) for step in LAST),
     ]
 
 
-def training_shapes(grid: Grid) -> list[ProgramShape]:
+def _training(grid: Grid) -> list[ProgramShape]:
     return [
         ProgramShape(step=step, rows=rows, row_length=row_length)
         for row_length in grid.row_lengths
@@ -50,65 +34,29 @@ def training_shapes(grid: Grid) -> list[ProgramShape]:
     ]
 
 
-def prefill_shapes(sizes: SamplingSizes) -> list[ProgramShape]:
-    shapes = []
-    for table in (0, *_continued_tables(sizes)):
-        reach = sizes.page_size * table or sizes.max_context  # tokens that a row can be about
-        for row_length in _row_lengths(min(reach, sizes.max_context)):
-            for rows in _row_counts(sizes.prefill_tokens // max(row_length, sizes.page_size * table)):
-                shapes += [
-                    ProgramShape(
-                        step="prefill",
-                        rows=rows * sizes.shards,
-                        row_length=row_length,
-                        logprobs=logprobs,
-                        table=table,
-                    )
-                    for logprobs in (False, True)
-                ]
-    return shapes
-
-
-def decode_shapes(sizes: SamplingSizes) -> list[ProgramShape]:
-    widest = power_of_two(NARROWEST_TABLE, pages_for(sizes.max_context, sizes.page_size))
-    tables = [NARROWEST_TABLE]
-    while tables[-1] < widest:
-        tables.append(2 * tables[-1])
-    counts = {min(power_of_four(rows), sizes.rows) * sizes.shards for rows in range(1, sizes.rows + 1)}
+def _prefills(menu: Menu) -> list[ProgramShape]:
     return [
-        ProgramShape(step="decode", rows=rows, table=table, active=active)
-        for rows in sorted(counts)
-        for active in active_sizes(rows, sizes.bank_slots)
-        for table in tables
+        ProgramShape(step="prefill", rows=rows, row_length=row_length, logprobs=logprobs, table=table)
+        for rows, row_length, table in menu.prefills()
+        for logprobs in (False, True)
     ]
 
 
-def _row_lengths(longest: int) -> list[int]:
-    lengths = [SHORTEST_ROW]
-    while lengths[-1] < longest:
-        lengths.append(2 * lengths[-1])
-    return lengths
+def _decodes(menu: Menu, bank_slots: int) -> list[ProgramShape]:
+    return [
+        ProgramShape(step="decode", rows=rows, table=table, active=active)
+        for rows, table, active in menu.decodes(bank_slots)
+    ]
 
 
-def _row_counts(most: int) -> list[int]:
-    counts = [1]
-    while GROWTH * counts[-1] <= most:
-        counts.append(GROWTH * counts[-1])
-    return counts
-
-
-def _continued_tables(sizes: SamplingSizes) -> list[int]:
-    tables = [NARROWEST_CONTINUED_TABLE]
-    while tables[-1] * sizes.page_size < sizes.max_context:
-        tables.append(GROWTH * tables[-1])
-    return tables
-
-
-def _rank(shape: ProgramShape) -> tuple[int, int, int, int]:
-    """Small commands first, then common ones, and what is long or rare at the end."""
-    stages = {"prefill": 0, "decode": 0, "forward": 0, "forward_backward": 0}
-    tokens = max(shape.row_length, 16 * shape.table)
-    is_small = shape.rows == 1 and tokens <= 256
-    is_rare = tokens > COMMON_TOKENS or shape.logprobs or (shape.step == "prefill" and shape.table > 0)
-    stage = stages[shape.step] if is_small and not is_rare else 2 if is_rare else 1
-    return stage, tokens, -shape.rows, shape.active
+def _rank(shape: ProgramShape, menu: Menu) -> tuple[int, ...]:
+    """First one row, or one per data shard, of few tokens; then common sizes, large batches before small
+    ones; and at the end what is long or rare."""
+    tokens = shape.row_length if shape.step != "decode" else menu.page_size * shape.table
+    is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0)
+    if tokens > COMMON_TOKENS or is_rare:
+        stage = 2
+    else:
+        stage = 0 if shape.rows <= menu.shards and tokens <= SMALL_TOKENS else 1
+    order = ("prefill", "decode", "forward", "forward_backward").index(shape.step) if stage == 0 else 0
+    return stage, order, tokens, -shape.rows, shape.active

@@ -1,6 +1,6 @@
 """Which program each command needs, and its arguments: the same to run it and to compile it ahead."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -28,17 +28,19 @@ from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
 class Calls:
     """All steps of an engine. ``state`` is the worker's, or the same with ShapeDtypeStructs for arrays."""
 
-    def __init__(self, setup: Setup, model: ModelConfig, mesh: Mesh, declared: WorkerState) -> None:
+    def __init__(
+        self, setup: Setup, model: ModelConfig, mesh: Mesh, declared: WorkerState, attention: str
+    ) -> None:
         self._setup, self._model = setup, model
-        self._forward = make_forward(model, mesh, declared.base, declared.train)
+        training = (model, mesh, declared.base, declared.train)
+        self._forward = make_forward(*training, attention=attention)
         remat = level_of(setup, model, activation_budget(mesh))
-        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train, remat)
+        self._forward_backward = make_forward_backward(*training, remat, attention=attention)
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
-        self._prefill = cache(
-            lambda logprobs, widths: make_prefill(*sampling, logprobs=logprobs, widths=widths)
-        )
+        prefill = partial(make_prefill, *sampling, attention=attention)
+        self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
         self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 

@@ -17,6 +17,7 @@ from spmd_tx.protocol import AdapterSpec, Setup
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
+from spmd_tx.worker.accelerator import agreed_attention
 from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
@@ -43,7 +44,8 @@ class Engine:
     ) -> None:
         self.setup, self.model, self.mesh, self.state, self.programs = setup, model, mesh, state, programs
         self.declared = declared
-        self._calls = Calls(setup, model, mesh, declared)
+        self.attention = agreed_attention(setup.attention)
+        self._calls = Calls(setup, model, mesh, declared, self.attention)
         self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
 
@@ -61,8 +63,9 @@ class Engine:
 
     @property
     def device(self) -> str:
-        """The mesh's devices, for people."""
-        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}"
+        """The mesh's devices, for people, and what is not the reference on them."""
+        attention = "" if self.attention == "reference" else f", attention {self.attention}"
+        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
     def warm_up(self, command: protocol.WarmUp) -> Result:
         menu = Menu(self.setup, self.mesh, self.declared, self._calls)
