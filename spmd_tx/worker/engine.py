@@ -24,12 +24,15 @@ from spmd_tx.worker.adapters import make_adapter_steps, one_adapter, slot_weight
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
+from spmd_tx.worker.host_memory import idle_budget
+from spmd_tx.worker.idle_adapters import IdleAdapters
 from spmd_tx.worker.loss_values import LossProblem
 from spmd_tx.worker.losses import TokenLossInputs
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
+from spmd_tx.worker.swap_steps import make_swap_steps
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
 
 ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all
@@ -61,6 +64,9 @@ class Engine:
         self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
         self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
+        self._swap = make_swap_steps(mesh, declared.train)
+        place = f"process-{jax.process_index()}"
+        self._idle = IdleAdapters(Path(setup.idle_adapters) / place, idle_budget(setup.num_processes))
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
     @classmethod
@@ -154,6 +160,22 @@ class Engine:
         self.state.train = self._adapters.write(
             self.state.train, _i32(command.slot), slot, self._scale(command.adapter)
         )
+        return {}, {}
+
+    def swap_out(self, command: protocol.SwapOut) -> Result:
+        with self.log.first("swap_out"):
+            vector = self._swap.out(self.state.train, _i32(command.slot))
+        self._idle.put(command.model, vector)
+        return {}, {"host_bytes": self._idle.host_bytes, "disk_bytes": self._idle.disk_bytes}
+
+    def swap_in(self, command: protocol.SwapIn) -> Result:
+        vector, is_from_disk = self._idle.take(command.model)
+        with self.log.first("swap_in"):
+            self.state.train = self._swap.back(self.state.train, _i32(command.slot), vector)
+        return {}, {"from_disk": is_from_disk}
+
+    def drop_swapped(self, command: protocol.DropSwapped) -> Result:
+        self._idle.drop(command.models)
         return {}, {}
 
     def save_sampler(self, command: protocol.SaveSampler) -> Result:

@@ -45,6 +45,7 @@ def setup(num_processes):
         decode_rows=4,
         decode_steps=4,
         compilation_cache="/cache",
+        idle_adapters="/idle",
     )
 
 

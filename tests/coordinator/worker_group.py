@@ -59,6 +59,7 @@ class WorkerGroup:
             decode_rows=4,
             decode_steps=4,
             compilation_cache="/cache",
+            idle_adapters="/idle",
         )
         plan = Plan(
             setup=setup,

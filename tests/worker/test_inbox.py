@@ -43,6 +43,7 @@ def setup(generation=GENERATION):
         decode_rows=4,
         decode_steps=4,
         compilation_cache="/cache",
+        idle_adapters="/idle",
     )
 
 

@@ -66,6 +66,7 @@ class Group:
             decode_rows=4,
             decode_steps=4,
             compilation_cache=str(CACHE),
+            idle_adapters="/idle",
         )
         self.identities = {}
         self.sequence = 0

@@ -28,7 +28,8 @@ def setup(wish: str) -> Setup:
     sizes = dict.fromkeys(("adapter_slots", "bank_slots", "max_rank", "max_context", "page_size"), 1)
     more = dict.fromkeys(("kv_cache_tokens", "decode_rows", "decode_steps"), 1)
     mesh = dict(zip(("fsdp", "ep", "tp"), MESH, strict=True))
-    return Setup(**nothing, **sizes, **more, **mesh, compilation_cache="", shard_base_weights=wish)
+    folders = dict.fromkeys(("compilation_cache", "idle_adapters"), "")
+    return Setup(**nothing, **sizes, **more, **mesh, **folders, shard_base_weights=wish)
 
 
 def bytes_per_device() -> int:
