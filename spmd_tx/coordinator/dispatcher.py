@@ -167,14 +167,16 @@ class Dispatcher:
                 return False  # it goes on as soon as there is a reply: its turn is not given away
         return False
 
-    def _send_training(self, models: list[TrainedModel]) -> float:
+    def _send_training(self, models: list[TrainedModel]) -> float | None:
         """Send the next step of the model whose turn it is, with chunks of others where there is room.
 
         Who has no slot, and gets none before others have had their turns in theirs, is passed over.
         """
-        is_place = self._slots.has_place()
+        is_place = self._slots.has_place(at_once=not any(sent.side == TRAINING for sent in self._sent))
         ranked = self._in_order(models)  # all of them: who is passed over is owed his share
         order = [each for each in ranked if is_place or each.has_slot or not _needs_slot(each)]
+        if not order:
+            return None  # there is a reply to wait for
         step = order[0].unsent[0]
         if isinstance(step, CommandStep):
             cost = COMMAND_COST + (self._seat(order[0]) if step.needs_slot else 0)

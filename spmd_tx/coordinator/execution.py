@@ -207,7 +207,7 @@ class Execution:
                 self._training.restore(entry.model, entry.start)
             except RequestError as error:
                 entry.refuse(f"{entry.model.id} cannot be restored: {error}")
-        while (request := await entry.turn.get()) is not None:
+        while (request := await entry.next()) is not None:
             await entry.model.room()
             if request.id in entry.again:
                 await self._replay.run_again(entry, request)

@@ -57,6 +57,7 @@ class TrainedModel:
         self.refusal: str | None = None  # why no request is carried out: the creation failed
         self.unsent: deque[Step] = deque()
         self.request_id = ""  # of the request whose steps are put in now
+        self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon put in more steps
         self._lost: MeshError | None = None
         self._slot: int | None = None
         self._adapter: AdapterSpec | None = None

@@ -31,15 +31,18 @@ class TrainingSlots:
         self._dropped: list[str] = []
         self._time = 0
 
-    def has_place(self, beside: Collection[TrainedModel] = ()) -> bool:
-        """Whether a model without a slot could have one now, without taking it from those ``beside`` it."""
-        return self._next_place(beside) is not None
+    def has_place(self, beside: Collection[TrainedModel] = (), *, at_once: bool = False) -> bool:
+        """Whether a model without a slot could have one now, without taking it from those ``beside`` it.
+
+        ``at_once``: from those, too, whose turn is not over, but who have nothing to be sent at this moment.
+        """
+        return self._next_place(beside, at_once) is not None
 
     def seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> list[AnyCommand]:
         """Give a model a slot, if it has none, where there is a place; the result must be sent first."""
         commands: list[AnyCommand] = []
         if not model.has_slot:
-            place = self._next_place(beside)
+            place = self._next_place(beside, at_once=True)
             assert place is not None, f"there is no slot for {model.id}"
             slot = self._slots[place]
             if slot.model is not None:
@@ -79,11 +82,15 @@ class TrainingSlots:
             return None
         return f"waiting for one of the {len(self._slots)} training slots, whose models have work ready"
 
-    def _next_place(self, beside: Collection[TrainedModel]) -> int | None:
+    def _next_place(self, beside: Collection[TrainedModel], at_once: bool) -> int | None:
         """A free slot; else that of the model which was idle for longest, or has had its turn."""
-        places = [
-            (slot.model is not None, slot.model is not None and bool(slot.model.unsent), slot.used_at, place)
-            for place, slot in enumerate(self._slots)
-            if slot.model is None or (slot.model not in beside and (not slot.model.unsent or slot.left <= 0))
-        ]
+        places = []
+        for place, slot in enumerate(self._slots):
+            model = slot.model
+            if model is None:
+                return place
+            is_ready = bool(model.unsent)
+            is_busy = is_ready or model.has_more()
+            if model not in beside and (not is_busy or slot.left <= 0 or (at_once and not is_ready)):
+                places.append((is_ready, is_busy, slot.used_at, place))
         return min(places)[-1] if places else None

@@ -96,6 +96,13 @@ class IdleAdapters:
         for model in models:
             self._delete(self._idle.pop(model))
 
+    def settle(self) -> None:
+        """Return when all that is on its way to disk is there."""
+        for idle in self._idle.values():
+            if idle.writing is not None:
+                self._end_writing(idle)
+        self._writer.submit(lambda: None).result()
+
     def _make_room(self) -> None:
         """Send to disk what was left for longest, until the rest fits."""
         writing = [(idle, idle.writing) for idle in self._idle.values() if idle.writing is not None]
