@@ -11,14 +11,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
 
+SEGMENTS_PER_ROW = 64  # at most, in PackedRows
+
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+
+
+ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all of the bank
+
+
+def active_sizes(rows: int, bank_slots: int) -> list[int]:
+    """How many adapters a decode step of so many rows may be given: each is a program of its own."""
+    sizes = sorted({1, min(ACTIVE_SLOTS, bank_slots), bank_slots})
+    return [size for place, size in enumerate(sizes) if not place or sizes[place - 1] < rows]
 
 
 def expert_rank(rank: int, experts_per_token: int) -> int:
@@ -310,6 +321,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
     idle_adapters: str  # directory for what SwapOut keeps beyond what fits into host memory
+    attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     remat: str = "auto"  # what training computes twice: "none", "mlp", "full", or "auto": as memory allows
