@@ -30,7 +30,7 @@ class SwapSteps:
     """A slot out and in."""
 
     out: Callable[[TrainState, Any], Array]  # (state, slot) -> vector
-    back: Callable[[TrainState, Any, Array], TrainState]  # (state, slot, vector); the state is donated
+    back: Callable[[TrainState, Array, Any], TrainState]  # (state, vector, slot); the state is donated
 
 
 class _Piece(NamedTuple):
@@ -66,8 +66,8 @@ def make_swap_steps(mesh: Mesh, state: TrainState) -> SwapSteps:
         return jnp.concatenate([varying(_own_share(mesh, group, stacks, slot)) for group in groups])
 
     @partial(jax.jit, donate_argnums=0)
-    @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, P(), VECTOR), out_specs=state_specs)
-    def back(state: TrainState, slot: Array, vector: Array) -> TrainState:
+    @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, VECTOR, P()), out_specs=state_specs)
+    def back(state: TrainState, vector: Array, slot: Array) -> TrainState:
         stacks, start = jax.tree.leaves(state), 0
         for group in groups:
             words = _gather(group, vector[start : start + group.share])
@@ -83,9 +83,10 @@ def make_swap_steps(mesh: Mesh, state: TrainState) -> SwapSteps:
     return SwapSteps(out, back)
 
 
-def vector_words(mesh: Mesh, state: TrainState) -> int:
-    """Words of a vector, of 4 bytes each, on one device."""
-    return sum(group.share for group in _groups(mesh, jax.tree.leaves(state, is_leaf=is_weight)))
+def vector(state: TrainState, mesh: Mesh) -> Weight:
+    """Declare the vector of one slot of a declared state."""
+    groups = _groups(mesh, jax.tree.leaves(state, is_leaf=is_weight))
+    return Weight((mesh.size * sum(group.share for group in groups),), VECTOR, jnp.uint32)
 
 
 def _groups(mesh: Mesh, leaves: list[Weight]) -> list[_Group]:
