@@ -94,8 +94,9 @@ def machine() -> dict[str, Any]:
 
 def describe(arguments: argparse.Namespace, about: dict[str, Any]) -> str:
     """Under which conditions the table was made."""
-    options = " ".join(sys.argv[1:])
-    command = f'make bench ARGS="{options}"' if options else "make bench"
+    options = [option for option in ("models", "sections", "rounds", "quick") if option in arguments.given]
+    text = " ".join(f"--{option} {_argument(getattr(arguments, option))}".strip() for option in options)
+    command = f'make bench ARGS="{text}"' if text else "make bench"
     peer = _versions(arguments.peer_python, "jax", "skyrl", "tinker")
     cores = f"{about['cores']} cores ({about['cpu']}), {about['memory_gib']} GiB"
     return " ".join(
@@ -105,6 +106,12 @@ def describe(arguments: argparse.Namespace, about: dict[str, Any]) -> str:
             f"Rounds: {arguments.rounds}{', of few repetitions each' if arguments.quick else ''}.",
         ]
     )
+
+
+def _argument(value: object) -> str:
+    if isinstance(value, bool):
+        return ""
+    return " ".join(value) if isinstance(value, list) else str(value)
 
 
 def _versions(python: Path, *packages: str) -> str:
@@ -131,7 +138,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="is emptied")
     parser.add_argument("--publish", action="store_true", help="put the table into docs/performance.md")
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    given = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
+    arguments.given = given
+    return arguments
 
 
 if __name__ == "__main__":

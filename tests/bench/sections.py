@@ -44,8 +44,8 @@ class Limits:
     seconds: float = 20.0  # of the timed part, after two repetitions
     fresh_rounds: int = 5
     tenants: int = 4
-    tenants_warmup: float = 20.0  # seconds
-    tenants_seconds: float = 25.0
+    tenants_warmup: float = 15.0  # seconds
+    tenants_seconds: float = 20.0
     calls: int = 20  # of the shortest requests
 
 
