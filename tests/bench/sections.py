@@ -34,6 +34,7 @@ LOADS = {
     "tiny": Load(2048, 32, 256, 512, 8, 16, 128, 8),
     "small": Load(8192, 8, 256, 512, 4, 4, 64, 4),
 }
+SMOKE = Load(0, 4, 64, 64, 2, 2, 16, 2)
 
 
 @dataclass(frozen=True)
