@@ -28,6 +28,7 @@ from spmd_tx.protocol import (
 )
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
+MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample waits for no more than these
 
 TRAINING, SAMPLING = "training", "sampling"
 SHARES = {TRAINING: 0.5, SAMPLING: 0.5}  # of the device, when both wait
@@ -77,6 +78,10 @@ class _Sent:
     side: str
     requests: frozenset[str]  # whose command it is
     steps: tuple[Step, ...] = ()
+
+    @property
+    def is_micro_batch(self) -> bool:
+        return any(isinstance(step, ChunkStep) for step in self.steps)
 
 
 class Dispatcher:
@@ -157,7 +162,7 @@ class Dispatcher:
                 return False  # it goes on as soon as there is a reply: its turn is not given away
         return False
 
-    def _send_training(self, models: list[TrainedModel]) -> float:
+    def _send_training(self, models: list[TrainedModel]) -> float | None:
         """Send the next step of the model whose turn it is, with chunks of others where there is room."""
         order = self._in_order(models)
         step = order[0].unsent[0]
@@ -165,6 +170,8 @@ class Dispatcher:
             self._charge({order[0]: COMMAND_COST})
             self._send_step(order[0])
             return COMMAND_COST
+        if sum(sent.is_micro_batch for sent in self._sent) >= MOST_MICRO_BATCHES:
+            return None
         batch = MicroBatch(step.chunk, self._data_shards)
         company = [order[0]]
         for model in order[1:]:
