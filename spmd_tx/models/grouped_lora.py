@@ -1,7 +1,7 @@
 """LoRA for one token per row and several adapters at once, for CPUs: each adapter works on its own rows only.
 
-lora.bank_lora multiplies every row by every adapter. That costs an accelerator little, because it waits for the
-adapters to be read in any case. On a CPU it is arithmetic that counts.
+lora.bank_lora multiplies every row by every adapter. That costs an accelerator little, because it waits for
+the adapters to be read in any case. On a CPU it is arithmetic that counts.
 
 Dimension key as in lora.py; J block of rows of one adapter.
 """
