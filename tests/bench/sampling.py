@@ -2,7 +2,7 @@
 
     python -m tests.bench.sampling [--model DIR] [--rounds N] [--rows N] [CASE ...]
 
-The first round of a case compiles, and does not count. CPU seconds hardly depend on what else the machine does.
+The first round of a case compiles, and does not count. CPU seconds depend little on what else is running.
 """
 
 import argparse
