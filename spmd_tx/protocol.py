@@ -11,12 +11,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
+
+SPARE_BANK_SLOTS = 2  # of the sampler bank: the base model's, and one that is free for the next save
+
+PREFILL_TOKENS = 8192  # most of one Prefill, per data shard, but for a single row; more would delay others
 
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
 
@@ -284,6 +288,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
+    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
+    longest_row: int = 0  # tokens of the longest row of training; 0: the power of two that holds max_context
+    # What forward_backward computes again on the way back: "none", "mlp", "full", or "auto" by free memory
+    remat: str = "auto"
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
@@ -320,11 +328,28 @@ class Progress(Report, frozen=True, tag="progress"):
     message: str  # "loading weights 45 %", "compiling forward_backward 8x256"
 
 
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers have room for, per data shard, and what that takes of each device, in bytes."""
+
+    pages: int  # page 0 included
+    train_tokens: int  # most of a training micro-batch; a single row may be longer
+    decode_rows: int  # most of one Decode
+    device_bytes: int = 0  # that may be used
+    base_bytes: int = 0
+    adapter_bytes: int = 0  # training slots: weights, gradient, two moments
+    bank_bytes: int = 0  # sampler slots
+    cache_bytes: int = 0  # pages of keys and values
+    step_bytes: int = 0  # what is left for steps while they run
+    step_needs: dict[str, int] = {}  # by step, those of its largest batch
+    remat: dict[str, str] = {}  # what is computed again, by micro-batch: "4 rows of 2048" -> "none"
+    splits_base: bool = False  # whether fsdp splits the base weights
+
+
 class Ready(Report, frozen=True, tag="ready"):
     """The worker has its weights and runs commands from now on."""
 
-    pages: int  # per data shard, page 0 included
     device: str  # "8 x cpu"
+    plan: MemoryPlan
 
 
 class Reply(Report, frozen=True, tag="reply"):

@@ -53,8 +53,9 @@ from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.worker_port import WorkerPort
+from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import Setup
+from spmd_tx.protocol import PREFILL_TOKENS, MemoryPlan
 
 
 @dataclass(frozen=True)
@@ -93,31 +94,6 @@ def open_model(config: ServerConfig) -> ServedModel:
     )
 
 
-def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
-    """What the workers are told."""
-    return Setup(
-        generation=0,  # each has its own number, and address
-        num_processes=config.num_processes,
-        jax_coordinator="",
-        model_dir=str(model.directory),
-        model_name=config.model_name,
-        dtype=config.dtype,
-        fsdp=config.fully_sharded_data_parallel_size,
-        ep=config.expert_parallel_size,
-        tp=config.tensor_parallel_size,
-        shard_base_weights=config.shard_base_weights,
-        adapter_slots=config.max_lora_adapters,
-        bank_slots=bank_slots(config),
-        max_rank=config.max_lora_rank,
-        max_context=model.max_context,
-        page_size=config.page_size,
-        kv_cache_tokens=config.kv_cache_tokens,
-        decode_rows=config.decode_rows * config.data_shards,
-        decode_steps=config.decode_steps,
-        compilation_cache=str(config.data_dir / "compilation_cache"),
-    )
-
-
 async def open_parts(
     config: ServerConfig, model: ServedModel, port: WorkerPort, stack: AsyncExitStack
 ) -> Parts:
@@ -140,7 +116,7 @@ async def open_parts(
     hub = Hub(port.send)
     roster = AgentRoster(port.send, config.num_processes, config.devices_per_process)
     plan = Plan(
-        setup=make_setup(config, model),
+        setup=make_setup(config, model.directory, model.max_context),
         devices=config.devices_per_process,
         model_files=await asyncio.to_thread(fingerprint, model.directory),
         command_timeout=config.command_timeout,
@@ -205,10 +181,10 @@ def make_equipment(
     custom_losses: CustomLossCatalog,
     progress: Progress,
     workers: Workers,
-    pages: int,
+    plan: MemoryPlan,
 ) -> Equipment:
     """What one generation of workers, which hold nothing yet, is driven with."""
-    check_pages(pages, config.page_size, model.max_context)
+    check_pages(plan.pages, config.page_size, model.max_context)
     bank = VersionBank(bank_slots(config), config.data_dir / "versions")
     versions = open_versions(catalog, checkpoints, bank, config.data_dir / "versions", config.max_lora_rank)
     training = Training(
@@ -217,7 +193,7 @@ def make_equipment(
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
         limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
-        grid=Grid(config.data_shards, config.train_tokens, model.max_context),
+        grid=Grid(config.data_shards, plan.train_tokens, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),
@@ -226,17 +202,12 @@ def make_equipment(
     )
     limits = SamplingLimits(
         shards=config.data_shards,
-        rows_per_shard=config.decode_rows,
+        rows_per_shard=plan.decode_rows,
         page_size=config.page_size,
-        pages_per_shard=pages,
+        pages_per_shard=plan.pages,
         decode_steps=config.decode_steps,
-        prefill_tokens=config.train_tokens,
+        prefill_tokens=min(plan.train_tokens, PREFILL_TOKENS),
     )
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear)
     return Equipment(workers, training, versions, batch)
-
-
-def bank_slots(config: ServerConfig) -> int:
-    """The versions on the device, the base model, and one that is free for the next save."""
-    return config.sampler_slots + 2

@@ -130,7 +130,7 @@ class _Server:
             print(f"ready: {self._url}", flush=True)
             self._has_been_ready = True
         try:
-            await parts.scheduler.run(parts.hub, ready.pages)
+            await parts.scheduler.run(parts.hub, ready.plan)
         finally:
             parts.health.ready = False
 

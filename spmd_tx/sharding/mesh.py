@@ -1,7 +1,7 @@
 """The device mesh and the names of its axes."""
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from spmd_tx.errors import StartError
 
@@ -21,3 +21,8 @@ def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
             "lower --fully-sharded-data-parallel-size, --expert-parallel-size or --tensor-parallel-size"
         )
     return jax.make_mesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:size])
+
+
+def abstract_mesh(fsdp: int, ep: int, tp: int) -> AbstractMesh:
+    """The same grid without devices, for arithmetic on what each of them would hold."""
+    return AbstractMesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3)

@@ -1,0 +1,167 @@
+"""The memory plan: what a device holds, and how large batches may be. Pure arithmetic.
+
+Arrays that stay come first: base weights, training slots, the sampler bank. Of what is left the steps need
+some while they run, and the pages of keys and values get the rest. How much is computed again on the way
+back, how many tokens a micro-batch has and how many rows are decoded at once are chosen so that pages are
+no bottleneck: the first of a short list of choices with which they are not, else the one that leaves most.
+
+``spmd-tx plan`` and the workers at their start use this same code.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from spmd_tx.protocol import PREFILL_TOKENS
+from spmd_tx.worker.plan_sizes import USUAL_LENGTH, Sizes
+from spmd_tx.worker.step_memory import LEVELS, Shape, Step, StepMemory
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What may be used of a device."""
+
+    bytes: int
+    most_cache_tokens: int | None = None  # per data shard; None: all that fit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes are those of one device; tokens, rows and pages those of one data shard."""
+
+    sizes: Sizes
+    steps: StepMemory
+    memory: Memory
+    base: int
+    adapters: int
+    bank: int
+    cache: int
+    pages: int  # page 0, which holds nothing, included
+    train_tokens: int
+    decode_rows: int
+    levels: tuple[str, ...]  # of recomputation, from that of usual micro-batches to that of the largest
+
+    @property
+    def room(self) -> int:
+        """What steps may use while they run."""
+        return self.memory.bytes - self.base - self.adapters - self.bank - self.cache
+
+    @property
+    def cache_tokens(self) -> int:
+        return (self.pages - 1) * self.sizes.setup.page_size
+
+    def level(self, rows: int, length: int) -> str:
+        """How much of a micro-batch is computed again: the least for which there is room."""
+        shape = Shape(rows, length)
+        fitting = (level for level in self.levels if self.steps.train(level, shape) <= self.room)
+        return next(fitting, self.levels[-1])
+
+    def worst(self) -> dict[Step, tuple[Shape, int]]:
+        """For each step that there will be, its largest batch, and the bytes that it needs."""
+        found: dict[Step, tuple[Shape, int]] = {}
+        for shape in self.sizes.shapes(self.train_tokens):
+            level = self.level(*shape)
+            _keep_largest(found, f"train {level}", shape, self.steps.train(level, shape))
+        for shape in self.sizes.shapes(min(self.train_tokens, PREFILL_TOKENS)):
+            _keep_largest(found, "prefill", shape, self.steps.prefill(shape, 0))
+        rows = Shape(self.decode_rows, self.sizes.widest_table)
+        found["decode"] = (rows, self.steps.decode(*rows))
+        return found
+
+
+def _keep_largest(found: dict[Step, tuple[Shape, int]], step: Step, shape: Shape, size: int) -> None:
+    if step not in found or found[step][1] < size:
+        found[step] = (shape, size)
+
+
+def best_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan | None:
+    """The best plan that fits; None if there is none. ``corrections`` as in StepMemory."""
+    for splits in sizes.ways_to_split(memory.bytes):
+        planner = Planner(sizes, memory, splits, corrections or {})
+        for rows in sizes.row_counts():
+            plan = planner.best(rows)
+            if plan is not None:
+                return plan
+    return None
+
+
+class Planner:
+    """Tries choices, with the base weights split over fsdp or not."""
+
+    def __init__(
+        self, sizes: Sizes, memory: Memory, splits_base: bool, corrections: Mapping[Step, float]
+    ) -> None:
+        self._sizes, self._memory = sizes, memory
+        self.base, self.adapters, self.bank = sizes.base(splits_base), sizes.adapters, sizes.bank
+        self.left = memory.bytes - self.base - self.adapters - self.bank
+        self.steps = StepMemory(
+            model=sizes.model,
+            mesh=sizes.mesh,
+            itemsize=jnp.dtype(sizes.dtype).itemsize,
+            adapter_slots=sizes.setup.adapter_slots,
+            max_rank=sizes.setup.max_rank,
+            bank_bytes=self.bank,
+            splits_base=splits_base,
+            corrections=corrections,
+        )
+
+    def best(self, rows: int) -> Plan | None:
+        """With so many rows of decode."""
+        ample = self._sizes.ample_tokens(rows)
+        if self._memory.most_cache_tokens is not None:
+            ample = min(ample, self._memory.most_cache_tokens)
+        if self._sizes.setup.kv_cache_tokens:
+            ample = 0  # they are as many as was asked for
+        plans = [plan for plan in self._choices(rows) if plan is not None]
+        first_with_enough = next((plan for plan in plans if plan.cache_tokens >= ample), None)
+        return first_with_enough or max(plans, key=lambda plan: plan.pages, default=None)
+
+    def _choices(self, rows: int) -> Iterator[Plan | None]:
+        """The fastest first."""
+        wish = self._sizes.setup.remat
+        levels = LEVELS if wish == "auto" else (wish,)
+        most, *fewer = self._sizes.train_tokens()
+        for start in range(len(levels)):
+            yield self._plan(levels[start:], most, rows)
+        for tokens in fewer:
+            yield self._plan(levels[-1:], tokens, rows)
+
+    def _plan(self, levels: tuple[str, ...], tokens: int, rows: int) -> Plan | None:
+        """None if the cache cannot be as large as it must be."""
+        sizes, setup = self._sizes, self._sizes.setup
+        page, least = sizes.page, sizes.least_pages
+        fitting = (self.left - self.needs(levels, tokens, rows)) // page - 1
+        if setup.kv_cache_tokens:
+            least = pages = max(-(-setup.kv_cache_tokens // setup.page_size), least)
+        elif self._memory.most_cache_tokens is not None:
+            pages = min(fitting, max(self._memory.most_cache_tokens // setup.page_size, least))
+        else:
+            pages = fitting
+        if fitting < least:
+            return None
+        return Plan(
+            sizes=sizes,
+            steps=self.steps,
+            memory=self._memory,
+            base=self.base,
+            adapters=self.adapters,
+            bank=self.bank,
+            cache=(pages + 1) * page,
+            pages=pages + 1,
+            train_tokens=tokens,
+            decode_rows=rows,
+            levels=levels,
+        )
+
+    def needs(self, levels: tuple[str, ...], tokens: int, rows: int) -> int:
+        """Of the steps, with the first level for usual micro-batches and the last for the others."""
+        sizes, steps = self._sizes, self.steps
+        usual = min(tokens, USUAL_LENGTH, sizes.longest_row)
+        return max(
+            steps.train(levels[0], Shape(max(1, tokens // usual), usual)),
+            *(steps.train(levels[-1], shape) for shape in sizes.shapes(tokens)),
+            *(steps.prefill(shape, 0) for shape in sizes.shapes(min(tokens, PREFILL_TOKENS))),
+            steps.prefill(Shape(1, sizes.longest_row), sizes.widest_table),
+            steps.decode(rows, sizes.widest_table),
+        )
