@@ -68,10 +68,10 @@ HELP = {
         "max_checkpoint_cache": "Most bytes of local copies of checkpoints that are kept at a URL, as 50GiB.",
     },
     "Advanced": {
-        "train_tokens": "Most tokens of one training micro-batch, per data shard; 0 takes as many as fit and are "
-        "of use. A single sequence may be longer.",
+        "train_tokens": "Most tokens of a training micro-batch, per data shard; 0 takes as many as fit and "
+        "are of use. A single sequence may be longer.",
         "sampler_slots": "Saved versions of adapters that are on the device at once, for sampling.",
-        "decode_rows": "Sequences that are sampled at once, per data shard; fewer if memory does not allow them.",
+        "decode_rows": "Sequences that are sampled at once, per data shard; fewer if memory forbids it.",
         "decode_steps": "Tokens sampled per sequence before new sequences can join.",
         "page_size": "Tokens per page of the key-value cache.",
         "kv_cache_tokens": "Tokens in the key-value cache, per data shard; 0 takes what memory is left.",

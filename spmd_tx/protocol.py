@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from spmd_tx.memory_plan import MemoryPlan
+
 PROTOCOL_VERSION = 5
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
@@ -290,8 +292,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
     longest_row: int = 0  # tokens of the longest row of training; 0: the power of two that holds max_context
-    # What forward_backward computes again on the way back: "none", "mlp", "full", or "auto" by free memory
-    remat: str = "auto"
+    remat: str = "auto"  # what training computes twice: of qwen3.REMAT_LEVELS, or "auto": as memory allows
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
@@ -326,23 +327,6 @@ class Progress(Report, frozen=True, tag="progress"):
     """What the worker is busy with; empty when it is back to running commands."""
 
     message: str  # "loading weights 45 %", "compiling forward_backward 8x256"
-
-
-class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers have room for, per data shard, and what that takes of each device, in bytes."""
-
-    pages: int  # page 0 included
-    train_tokens: int  # most of a training micro-batch; a single row may be longer
-    decode_rows: int  # most of one Decode
-    device_bytes: int = 0  # that may be used
-    base_bytes: int = 0
-    adapter_bytes: int = 0  # training slots: weights, gradient, two moments
-    bank_bytes: int = 0  # sampler slots
-    cache_bytes: int = 0  # pages of keys and values
-    step_bytes: int = 0  # what is left for steps while they run
-    step_needs: dict[str, int] = {}  # by step, those of its largest batch
-    remat: dict[str, str] = {}  # what is computed again, by micro-batch: "4 rows of 2048" -> "none"
-    splits_base: bool = False  # whether fsdp splits the base weights
 
 
 class Ready(Report, frozen=True, tag="ready"):

@@ -124,7 +124,7 @@ class _Server:
     async def _work(self, ready: Ready) -> NoReturn:
         """Serve requests, now that the workers of a generation are ready."""
         parts = self._parts
-        logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.pages)
+        logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.plan.pages)
         parts.health.ready = True
         if not self._has_been_ready:
             print(f"ready: {self._url}", flush=True)

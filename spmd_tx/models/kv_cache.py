@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
@@ -18,7 +17,7 @@ from jaxtyping import Int
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import QUERY_BLOCK, attend_keys, attend_segments
 from spmd_tx.models.qwen3 import Attend
-from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP
+from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 
@@ -31,7 +30,7 @@ class KvCache:
     values: Any
 
 
-def cache_weights(model: ModelConfig, mesh: Mesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
+def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
     """Declare a cache with ``pages`` pages per data shard."""
     heads = max(
         model.n_kv_heads, mesh.shape[TP]

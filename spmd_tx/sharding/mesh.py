@@ -11,6 +11,8 @@ TP = "tp"  # heads, feed-forward width and vocabulary are split over it (Megatro
 DATA = (FSDP, EP)  # the axes that split rows, major first: a data shard is one point of them
 AXES = (FSDP, EP, TP)
 
+AnyMesh = Mesh | AbstractMesh  # for what needs the axes only
+
 
 def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
     """Lay the devices of all processes out as an [fsdp, ep, tp] grid."""

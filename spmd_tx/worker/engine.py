@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx import protocol
 from spmd_tx.models import lora, peft
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
 from spmd_tx.models.lora import Adapters
 from spmd_tx.protocol import AdapterSpec, Setup
 from spmd_tx.sharding.mesh import make_mesh
@@ -26,7 +26,9 @@ from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
 from spmd_tx.worker.loss_values import LossProblem
 from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.memory import plan_memory
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.plan import Plan, report
 from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
@@ -42,17 +44,18 @@ class Engine:
 
     def __init__(
         self,
-        setup: Setup,
-        model: ModelConfig,
+        plan: Plan,
         mesh: Mesh,
         declared: WorkerState,
         state: WorkerState,
         log: CompileLog,
     ) -> None:
-        self.setup, self.model, self.mesh, self.state, self.log = setup, model, mesh, state, log
-        self.declared = declared
+        setup, model = plan.sizes.setup, plan.sizes.model
+        self._plan, self.setup, self.model, self.mesh = plan, setup, model, mesh
+        self.state, self.log, self.declared = state, log, declared
         self._forward = make_forward(model, mesh, declared.base, declared.train)
-        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train)
+        training = (model, mesh, declared.base, declared.train)
+        self._forward_backward = {level: make_forward_backward(*training, level) for level in plan.levels}
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
@@ -68,12 +71,13 @@ class Engine:
         """Load the base model and allocate everything else."""
         model = read_model_config(Path(setup.model_dir))
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
-        declared, state, pages = allocate(setup, model, mesh, progress)
-        engine = cls(setup, model, mesh, declared, state, log)
-        engine.pages = pages
-        return engine
+        plan = plan_memory(setup, model, mesh, progress)
+        return cls(plan, mesh, *allocate(plan, progress), log)
 
-    pages: int = 0  # per data shard, page 0 included
+    @property
+    def plan(self) -> protocol.MemoryPlan:
+        """What there is room for."""
+        return report(self._plan)
 
     @property
     def device(self) -> str:
@@ -98,8 +102,10 @@ class Engine:
     def forward_backward(self, command: protocol.ForwardBackward) -> Result:
         rows, loss = self._batch(command.rows, command.loss)
         train = self.state.train
+        count, length = command.rows.tokens.shape
+        level = self._plan.level(count // (self.setup.fsdp * self.setup.ep), length)
         with self.log.first(_program("forward_backward", loss), rows.targets.shape):
-            grad_sum, logprobs, losses = self._forward_backward(
+            grad_sum, logprobs, losses = self._forward_backward[level](
                 self.state.base, train.w, train.grad_sum, train.scale, rows, loss
             )
         self.state.train = train.with_gradient(grad_sum)

@@ -16,7 +16,7 @@ import jax
 import msgspec
 
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
-from spmd_tx.protocol import Failure, Progress, Ready, Setup, Written
+from spmd_tx.protocol import Failure, MemoryPlan, Progress, Ready, Setup, Written
 from spmd_tx.secret import Keys, read_secret
 from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.compile_log import CompileLog
@@ -24,6 +24,7 @@ from spmd_tx.worker.execute import Steps
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
+from spmd_tx.worker.memory import ACCELERATOR_SHARE
 
 HELLO_SECONDS = 120.0  # until the coordinator must have answered, which waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes
@@ -46,7 +47,7 @@ class LoadedEngine(Steps, Protocol):
     """An engine that can run commands."""
 
     @property
-    def pages(self) -> int: ...
+    def plan(self) -> MemoryPlan: ...
     @property
     def device(self) -> str: ...
 
@@ -89,7 +90,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine) 
 
     engine = start_engine(setup, CompileLog(progress), progress)
     engine.on_snapshot_end = written
-    inbox.report(Ready, pages=engine.pages, device=engine.device)
+    inbox.report(Ready, device=engine.device, plan=engine.plan)
     Loop(engine, inbox, is_leader).run()
 
 
@@ -98,6 +99,8 @@ def configure_jax(setup: Setup, devices: int) -> None:
     jax.config.update("jax_num_cpu_devices", devices)  # accelerators are as many as there are
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_compilation_cache_dir", setup.compilation_cache)
+    # The rest is for what takes memory beside JAX, as NCCL and libraries of kernels.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(ACCELERATOR_SHARE))
     # Restarts should be fast: keep every program, even if it is small or was compiled quickly.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,6 +1,7 @@
 """How much memory the devices have, and what is planned with it. All processes decide alike."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,31 +12,40 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import Setup
-from spmd_tx.worker.plan import Memory, Plan, best_plan
+from spmd_tx.worker.plan import Memory, Plan
 from spmd_tx.worker.plan_measure import measured_plan
-from spmd_tx.worker.plan_refusal import refusal
+from spmd_tx.worker.plan_refusal import make_plan
 from spmd_tx.worker.plan_sizes import Sizes
 
-CPU_CACHE_TOKENS = 32768  # per data shard, where device memory is host memory
-HOST_SHARE = 0.6  # of a host's memory, where it is the devices': others work there, too
-FREE_SHARE = 0.8  # of what is free there, that arrays may take which stay
-USABLE_SHARE = 0.96  # of an accelerator's memory: what is freed and taken again leaves gaps
-MIB = 2**20
+ACCELERATOR_SHARE = 0.9  # of an accelerator's memory that JAX takes at its start
+USABLE_SHARE = 0.96  # of that: what is freed and taken again leaves gaps
 
+# Where device memory is host memory:
+HOST_SHARE = 0.6  # of a host's memory; others work there, too
+FREE_SHARE = 0.8  # of what is free at the start, for the arrays that stay
+CPU_CACHE_TOKENS = 32768  # per data shard
+CPU_SAVED_BYTES = 512 * 2**20  # per device; fresh pages cost a CPU more than doing a product twice
+
+MIB = 2**20
 MEMINFO = Path("/proc/meminfo")
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUPS = (  # limit and use
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
 
 
 def compute_dtype(setup: Setup) -> DTypeLike:
     """The dtype of base weights, activations and the bank."""
-    return dtype_on(setup.dtype, jax.default_backend())
+    return dtype_on(jax.default_backend(), setup.dtype)
 
 
-def dtype_on(name: str, platform: str) -> DTypeLike:
-    """The type that an option's value means."""
+def dtype_on(platform: str, name: str) -> DTypeLike:
+    """What the option means there."""
     if name == "auto":
         name = "float32" if platform == "cpu" else "bfloat16"
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
@@ -45,18 +55,67 @@ def plan_memory(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable
     """Decide what goes where, before anything is allocated. Raises StartError if there is no room.
 
     The choices follow from how much memory there is, not from how much is free now, so that they are the
-    same whenever requests are run again. Where memory is the host's, only the cache depends on the latter.
+    same whenever requests are run again. Where it is the host's, the size of the cache looks at both.
     """
     sizes = Sizes(setup, model, mesh, compute_dtype(setup))
-    limits = _limits(mesh)
-    if limits is not None:
-        return measured_plan(sizes, Memory(_agreed(USABLE_SHARE * limits)), progress, _most)
+    limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
+    if limits:
+        memory = Memory(_least_of_all(int(USABLE_SHARE * min(limits))))
+        return measured_plan(sizes, memory, progress, _most_of_all)
     share = 1 / (setup.num_processes * jax.local_device_count())
-    return make_plan(
-        sizes,
-        Memory(
-            bytes=_agreed(HOST_SHARE * host_bytes() * share),
-            most_cache_tokens=CPU_CACHE_TOKENS,
-            most_resident=_agreed(FREE_SHARE * free_host_bytes() * share),
-        ),
+    return make_plan(sizes, of_host(share, _least_of_all))
+
+
+def of_host(share: float, agreed: Callable[[int], int] = int) -> Memory:
+    """What a device may use that has this share of the host's memory as its own."""
+    total, free = _host_bytes()
+    return Memory(
+        bytes=agreed(int(HOST_SHARE * share * total)),
+        most_cache_tokens=CPU_CACHE_TOKENS,
+        most_resident=agreed(int(FREE_SHARE * share * free)),
+        most_saved=CPU_SAVED_BYTES,
     )
+
+
+def _host_bytes() -> tuple[int, int]:
+    """(all, free): of this host, or of what this container may use of it."""
+    total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if MEMINFO.exists():
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), flags=re.MULTILINE)
+        free = 1024 * int(available[1]) if available else free
+    for limit_path, use_path in CGROUPS:
+        limit, use = _number(limit_path), _number(use_path)
+        if limit is not None:
+            total = min(total, limit)
+            free = min(free, max(0, limit - (use or 0)))
+    return total, free
+
+
+def _number(path: Path) -> int | None:
+    """What a file of cgroups says; None if it is not there, or there is no limit."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _memory_stats(mesh: Mesh) -> list[dict[str, int]]:
+    """Of this process's devices; none where the platform does not tell (CPU)."""
+    all_stats = [device.memory_stats() for device in mesh.local_devices]
+    return [stats for stats in all_stats if stats]
+
+
+def _least_of_all(size: int) -> int:
+    """That of the process which has least: all must decide alike."""
+    return MIB * int(_everybodys(size // MIB).min())
+
+
+def _most_of_all(ratio: float) -> float:
+    return float(_everybodys(ratio).max())
+
+
+def _everybodys(amount: float) -> np.ndarray:
+    if jax.process_count() == 1:
+        return np.array([amount])
+    return np.asarray(multihost_utils.process_allgather(np.float32(amount)))

@@ -8,12 +8,13 @@ no bottleneck: the first of a short list of choices with which they are not, els
 ``spmd-tx plan`` and the workers at their start use this same code.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from spmd_tx.protocol import PREFILL_TOKENS
+from spmd_tx.protocol import PREFILL_TOKENS, MemoryPlan
 from spmd_tx.worker.plan_sizes import USUAL_LENGTH, Sizes
 from spmd_tx.worker.step_memory import LEVELS, Shape, Step, StepMemory
 
@@ -24,6 +25,8 @@ class Memory:
 
     bytes: int
     most_cache_tokens: int | None = None  # per data shard; None: all that fit
+    most_resident: int | None = None  # bytes that all arrays that stay may have, the cache among them
+    most_saved: int | None = None  # bytes that a training step should keep until its way back
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Plan:
     levels: tuple[str, ...]  # of recomputation, from that of usual micro-batches to that of the largest
 
     @property
+    def splits_base(self) -> bool:
+        """Whether fsdp splits the base weights."""
+        return self.steps.splits_base
+
+    @property
     def room(self) -> int:
         """What steps may use while they run."""
         return self.memory.bytes - self.base - self.adapters - self.bank - self.cache
@@ -54,8 +62,13 @@ class Plan:
     def level(self, rows: int, length: int) -> str:
         """How much of a micro-batch is computed again: the least for which there is room."""
         shape = Shape(rows, length)
-        fitting = (level for level in self.levels if self.steps.train(level, shape) <= self.room)
-        return next(fitting, self.levels[-1])
+        return next((level for level in self.levels if self._allows(level, shape)), self.levels[-1])
+
+    def _allows(self, level: str, shape: Shape) -> bool:
+        most = self.memory.most_saved
+        if most is not None and self.steps.saved(level, shape) > most:
+            return False
+        return self.steps.train(level, shape) <= self.room
 
     def worst(self) -> dict[Step, tuple[Shape, int]]:
         """For each step that there will be, its largest batch, and the bytes that it needs."""
@@ -134,10 +147,8 @@ class Planner:
         fitting = (self.left - self.needs(levels, tokens, rows)) // page - 1
         if setup.kv_cache_tokens:
             least = pages = max(-(-setup.kv_cache_tokens // setup.page_size), least)
-        elif self._memory.most_cache_tokens is not None:
-            pages = min(fitting, max(self._memory.most_cache_tokens // setup.page_size, least))
         else:
-            pages = fitting
+            pages = min(fitting, max(self._most_pages(), least))
         if fitting < least:
             return None
         return Plan(
@@ -154,6 +165,16 @@ class Planner:
             levels=levels,
         )
 
+    def _most_pages(self) -> int:
+        """Of those that the memory is to be used for."""
+        memory, most = self._memory, sys.maxsize
+        if memory.most_cache_tokens is not None:
+            most = memory.most_cache_tokens // self._sizes.setup.page_size
+        if memory.most_resident is not None:
+            arrays = self.base + self.adapters + self.bank
+            most = min(most, (memory.most_resident - arrays) // self._sizes.page - 1)
+        return most
+
     def needs(self, levels: tuple[str, ...], tokens: int, rows: int) -> int:
         """Of the steps, with the first level for usual micro-batches and the last for the others."""
         sizes, steps = self._sizes, self.steps
@@ -165,3 +186,25 @@ class Planner:
             steps.prefill(Shape(1, sizes.longest_row), sizes.widest_table),
             steps.decode(rows, sizes.widest_table),
         )
+
+
+def report(plan: Plan) -> MemoryPlan:
+    """The plan as the coordinator hears of it, and people."""
+    shapes, needs = plan.sizes.shapes(plan.train_tokens), plan.worst().items()
+    return MemoryPlan(
+        pages=plan.pages,
+        page_size=plan.sizes.setup.page_size,
+        train_tokens=plan.train_tokens,
+        decode_rows=plan.decode_rows,
+        device_bytes=plan.memory.bytes,
+        base_bytes=plan.base,
+        adapter_bytes=plan.adapters,
+        bank_bytes=plan.bank,
+        cache_bytes=plan.cache,
+        step_bytes=plan.room,
+        step_needs={
+            f"{step} {rows} x {length}": size for step, ((rows, length), size) in plan.worst().items()
+        },
+        remat={f"{rows} x {length}": plan.level(rows, length) for rows, length in shapes},
+        splits_base=plan.splits_base,
+    )

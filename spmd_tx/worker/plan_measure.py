@@ -74,7 +74,7 @@ class _Programs:
         self._shards = setup.fsdp * setup.ep
 
     def train(self, level: str, shape: Shape) -> Any:
-        step = make_forward_backward(self._model, self._mesh, self._base, self._train, level)
+        step: Any = make_forward_backward(self._model, self._mesh, self._base, self._train, level)
         state = self._place(self._train)
         loss = TokenLossInputs(
             kinds=self._rows(shape.rows, 1),
@@ -90,15 +90,15 @@ class _Programs:
         return step.lower(self._place(self._base), state.w, state.grad_sum, state.scale, rows, loss)
 
     def prefill(self, shape: Shape) -> Any:
-        step = make_prefill(
-            self._model, self._mesh, self._base, self._bank, self._cache, logprobs=True
-        )
+        step: Any = make_prefill(self._model, self._mesh, self._base, self._bank, self._cache, logprobs=True)
         pages, copies = self._rows(*shape), self._rows(self._setup.decode_rows // self._shards, 2)
         return step.lower(*self._sampling(), self._packed(shape), pages, copies, None, None)
 
     def decode(self, shape: Shape) -> Any:
         setup, rows = self._setup, shape.rows
-        step = make_decode(self._model, self._mesh, self._base, self._bank, self._cache, setup.decode_steps)
+        step: Any = make_decode(
+            self._model, self._mesh, self._base, self._bank, self._cache, setup.decode_steps
+        )
         numbers = {name: self._rows(rows) for name in DecodeRows.__dataclass_fields__}
         numbers |= {name: self._rows(rows, dtype=jnp.float32) for name in ("temperatures", "top_p")}
         numbers |= {

@@ -10,8 +10,8 @@ import msgspec
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.protocol import SPARE_BANK_SLOTS
+from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.plan import Memory, Plan, Planner, best_plan
 from spmd_tx.worker.plan_sizes import Sizes
 from spmd_tx.worker.step_memory import LEVELS, Step
@@ -49,14 +49,14 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
     told = ", ".join(f"{show_size(size)} for {name}" for name, size in parts.items())
     remedies = list(_remedies(sizes, fit))
     message = (
-        f"this does not fit: a device has {show_size(memory.bytes)} for it, but at least {show_size(total)} are "
-        f"needed: {told}. "
+        f"this does not fit: a device has {show_size(memory.bytes)} for it, and at least {show_size(total)} "
+        f"are needed: {told}. "
     )
     if remedies:
         return message + "Each of these alone would make it fit: " + "; ".join(remedies)
     return message + (
-        "No single option would make it fit; use more devices with a larger --tensor-parallel-size, and lower "
-        "--max-lora-adapters, --max-lora-rank and --max-context-length"
+        "No single option would make it fit; use more devices, with a larger --tensor-parallel-size, and "
+        "lower --max-lora-adapters, --max-lora-rank and --max-context-length"
     )
 
 
@@ -77,9 +77,7 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
     if setup.shard_base_weights == "no":
         yield from first("--shard-base-weights", ["auto"], lambda value: {"shard_base_weights": value})
     contexts = _halves(setup.max_context, LEAST_CONTEXT)
-    yield from first(
-        "--max-context-length", contexts, lambda value: {"max_context": value, "longest_row": 0}
-    )
+    yield from first("--max-context-length", contexts, lambda value: {"max_context": value, "longest_row": 0})
     yield from first(
         "--max-lora-adapters", _halves(setup.adapter_slots), lambda value: {"adapter_slots": value}
     )

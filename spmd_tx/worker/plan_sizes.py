@@ -1,4 +1,4 @@
-"""What decides a memory plan besides the memory: the options, the model and the mesh, and what follows from them.
+"""What decides a memory plan besides the memory: options, model and mesh, and what follows from them.
 
 No array is made, and no device is needed: an AbstractMesh will do.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from spmd_tx.models import qwen3
@@ -17,7 +17,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.protocol import Setup
-from spmd_tx.sharding.mesh import DATA, FSDP
+from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import is_weight
 from spmd_tx.worker.step_memory import Shape
 from spmd_tx.worker.train_state import train_weights
@@ -36,7 +36,7 @@ class Sizes:
 
     setup: Setup
     model: ModelConfig
-    mesh: Mesh | AbstractMesh
+    mesh: AnyMesh
     dtype: DTypeLike
 
     @property
@@ -114,7 +114,7 @@ class Sizes:
         return math.prod(self.mesh.shape[axis] for axis in DATA)
 
 
-def bytes_per_device(mesh: Mesh | AbstractMesh, declared: Any) -> int:
+def bytes_per_device(mesh: AnyMesh, declared: Any) -> int:
     """What one device holds of declared arrays."""
     total = 0
     for weight in jax.tree.leaves(declared, is_leaf=is_weight):

@@ -1,4 +1,4 @@
-"""How much memory the steps need while they run, besides the arrays that stay: estimated, nothing is compiled.
+"""How much memory the steps need while they run, besides the arrays that stay: estimated, not compiled.
 
 The estimates follow what the steps hold at their worst moment. How often each kind of intermediate is
 there at once was read off XLA's memory analysis of the compiled programs, with which tests compare them.
@@ -10,21 +10,20 @@ Bytes are those of one device, and rows those of one data shard.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
-
-from jax.sharding import AbstractMesh, Mesh
+from typing import NamedTuple
 
 from spmd_tx.models import lora
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import QUERY_BLOCK
 from spmd_tx.models.moe import GROUP_ELEMENTS
-from spmd_tx.sharding.mesh import EP, FSDP, TP
+from spmd_tx.models.qwen3 import REMAT_LEVELS
+from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.worker.train import HEAD_TOKENS
 
 FP32 = 4  # bytes
-LEVELS = ("none", "mlp", "full")  # how much of a layer is computed again on the way back, the least first
+LEVELS = tuple(REMAT_LEVELS)  # how much of a layer is computed again on the way back, the least first
 
-Step = Literal["train none", "train mlp", "train full", "prefill", "decode"]
+Step = str  # "prefill", "decode", or "train " and a level
 
 
 class Shape(NamedTuple):
@@ -43,7 +42,7 @@ class StepMemory:
     """Of the steps of one model on one mesh."""
 
     model: ModelConfig
-    mesh: Mesh | AbstractMesh
+    mesh: AnyMesh
     itemsize: int  # bytes of a number in the compute dtype
     adapter_slots: int
     max_rank: int
@@ -53,13 +52,17 @@ class StepMemory:
 
     def train(self, level: str, shape: Shape) -> int:
         """forward_backward, which is the largest of the training steps."""
-        saved = self.model.n_layers * self._saved(level, shape)
+        saved = self.saved(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
         working = max(layer + self._experts(shape, FP32 * 8), self._head(shape, copies=3))
         copies = 1 if self.mesh.shape[FSDP] == 1 else 2  # the gradient; and what is gathered over fsdp
         whole = copies * self._adapters() + self._gathered_base() + self._head_factors(shape.rows)
-        return self._corrected(cast("Step", f"train {level}"), saved + working + self._stream(shape, 4) + whole)
+        return self._corrected(f"train {level}", saved + working + self._stream(shape, 4) + whole)
+
+    def saved(self, level: str, shape: Shape) -> float:
+        """What all layers leave until the way back."""
+        return self.model.n_layers * self._saved(level, shape)
 
     def prefill(self, shape: Shape, table_tokens: int) -> int:
         """``table_tokens``: what the pages of a row hold, for rows that go on behind them; else 0."""
@@ -128,8 +131,9 @@ class StepMemory:
         entry = self._stream(shape, 1) / self._tp  # between the blocks tp splits the tokens
         if level == "full":
             return entry
-        if level == "mlp":
-            return 2 * entry + shape.tokens * self.itemsize * self._numbers(0, 2, 2, 0)
+        if level != "none":
+            widths = 2 if level == "light" else 0
+            return 2 * entry + shape.tokens * self.itemsize * self._numbers(0, 2, 2, widths)
         in_blocks = shape.length > 2 * QUERY_BLOCK  # whose scores are always computed again
         scores = 0 if in_blocks else (FP32 + self.itemsize) * self._scores(shape, shape.length)
         return self._kept(shape.tokens) + scores + self._factors(shape.rows)
@@ -160,9 +164,10 @@ class StepMemory:
         """The weights of all adapters in fp32, as each device of fsdp holds them while it trains."""
         numbers = 0.0
         for name, (width_in, width_out) in lora.widths(self.model).items():
-            split_in, split_out = (self._tp, 1) if name in lora.ROW_PARALLEL else (1, self._tp)
-            one = lora.rank_of(self.model, name, self.max_rank) * (width_in / split_in + width_out / split_out)
-            numbers += math.prod(lora.lead(self.model, name)) * one / self._experts_axis(name)
+            of_row, of_column = (self._tp, 1) if name in lora.ROW_PARALLEL else (1, self._tp)
+            rank, count = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
+            one = rank * (width_in / of_row + width_out / of_column)
+            numbers += math.prod(count) * one / self._experts_axis(name)
         return self.adapter_slots * numbers * FP32
 
     def _experts_axis(self, name: str) -> int:
@@ -177,8 +182,12 @@ class StepMemory:
         one = ep * shape.tokens * max(self.model.d_model, self.model.d_ff / self._tp)
         local = self.model.n_experts // ep
         together = min(local, max(1, GROUP_ELEMENTS // int(one)))
-        factors = ep * shape.rows * lora.rank_of(self.model, "up", self.max_rank) * 3 * (
-            self.model.d_model + self.model.d_ff / self._tp
+        factors = (
+            ep
+            * shape.rows
+            * lora.rank_of(self.model, "up", self.max_rank)
+            * 3
+            * (self.model.d_model + self.model.d_ff / self._tp)
         )
         gates = 4 * shape.tokens * self.model.n_experts * FP32
         return together * (bytes_per_number * one + 2 * self.itemsize * factors) + gates

@@ -8,8 +8,8 @@ from spmd_tx.protocol import (
     CreateAdapter,
     Envelope,
     Hello,
+    MemoryPlan,
     Ready,
-    Setup,
     Shutdown,
     decode_report,
     encode,
@@ -17,33 +17,17 @@ from spmd_tx.protocol import (
 from spmd_tx.secret import Keys
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
+from tests.tiny_setup import tiny_setup
 
 GENERATION = 3
+PLAN = MemoryPlan(pages=9, train_tokens=64, decode_rows=2)
 COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
 KEYS = Keys.of("the secret of this test")
 SECONDS = 30.0  # until a test that waits for a message gives up
 
 
 def setup(generation=GENERATION):
-    return Setup(
-        generation=generation,
-        num_processes=1,
-        jax_coordinator="127.0.0.1:1",
-        model_dir="/model",
-        dtype="auto",
-        fsdp=1,
-        ep=1,
-        tp=1,
-        adapter_slots=1,
-        bank_slots=3,
-        max_rank=8,
-        max_context=64,
-        page_size=4,
-        kv_cache_tokens=0,
-        decode_rows=4,
-        decode_steps=4,
-        compilation_cache="/cache",
-    )
+    return tiny_setup(generation=generation, jax_coordinator="127.0.0.1:1")
 
 
 class Coordinator:
@@ -166,8 +150,8 @@ def test_commands_of_another_generation_are_ignored(coordinator, welcome):
 
 
 def test_reports_carry_who_sent_them(coordinator, welcome):
-    welcome.report(Ready, pages=9, device="1 x fake")
-    assert coordinator.receive() == Ready(generation=GENERATION, process=1, pages=9, device="1 x fake")
+    welcome.report(Ready, plan=PLAN, device="1 x fake")
+    assert coordinator.receive() == Ready(generation=GENERATION, process=1, plan=PLAN, device="1 x fake")
 
 
 def test_a_worker_beats_with_what_it_carries_out_until_it_ends(coordinator, inbox, monkeypatch):

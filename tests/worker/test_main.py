@@ -17,11 +17,11 @@ from spmd_tx.protocol import (
     Failure,
     Hello,
     LoadState,
+    MemoryPlan,
     Progress,
     Ready,
     Reply,
     SaveState,
-    Setup,
     Shutdown,
     Snapshot,
     Written,
@@ -29,6 +29,7 @@ from spmd_tx.protocol import (
     encode,
 )
 from spmd_tx.secret import Keys
+from tests.tiny_setup import tiny_setup
 from tests.worker.test_execute import DECODE
 
 SECRET = "the secret of this test"
@@ -36,6 +37,7 @@ PROGRAM = Path(__file__).parent / "worker_with_a_sum.py"
 CACHE = Path(__file__).parents[2] / ".cache" / "jax-tests"
 ADAPTER = AdapterSpec(rank=4)
 GENERATION = 5
+PLAN = MemoryPlan(pages=5, train_tokens=64, decode_rows=2)
 SECONDS = 120
 
 
@@ -48,23 +50,12 @@ class Group:
         self.socket.setsockopt(zmq.RCVTIMEO, 1000 * SECONDS)
         Keys.of(SECRET).guard(self.socket)
         port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-        self.setup = Setup(
+        self.setup = tiny_setup(
             generation=GENERATION,
             num_processes=count,
             jax_coordinator="127.0.0.1",
-            model_dir="/model",
-            dtype="auto",
             fsdp=count,
-            ep=1,
             tp=devices,
-            adapter_slots=1,
-            bank_slots=3,
-            max_rank=8,
-            max_context=64,
-            page_size=4,
-            kv_cache_tokens=0,
-            decode_rows=4,
-            decode_steps=4,
             compilation_cache=str(CACHE),
         )
         self.identities = {}
@@ -152,7 +143,7 @@ def number(value):
 def test_a_worker_gets_ready_runs_commands_and_ends(start):
     group = start()
     (ready,), before = group.until(Ready)
-    assert ready == Ready(generation=GENERATION, process=0, pages=5, device="2 x cpu")
+    assert ready == Ready(generation=GENERATION, process=0, plan=PLAN, device="2 x cpu")
     assert [report.message for report in before if isinstance(report, Progress)] == ["loading weights 50 %"]
     for value in (3, 4):
         group.send(number(value))
