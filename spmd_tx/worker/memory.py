@@ -108,7 +108,7 @@ def _memory_stats(mesh: Mesh) -> list[dict[str, int]]:
 
 def _least_of_all(size: int) -> int:
     """That of the process which has least: all must decide alike."""
-    return MIB * int(_everybodys(size // MIB).min())
+    return MIB * int(_everybodys(size / MIB).min())
 
 
 def _most_of_all(ratio: float) -> float:

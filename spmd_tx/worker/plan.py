@@ -107,6 +107,7 @@ class Planner:
     ) -> None:
         self._sizes, self._memory = sizes, memory
         self.base, self.adapters, self.bank = sizes.base(splits_base), sizes.adapters, sizes.bank
+        self._needs: dict[tuple[tuple[str, ...], int], int] = {}
         self.left = memory.bytes - self.base - self.adapters - self.bank
         self.steps = StepMemory(
             model=sizes.model,
@@ -127,8 +128,11 @@ class Planner:
         if self._sizes.setup.kv_cache_tokens:
             ample = 0  # they are as many as was asked for
         plans = [plan for plan in self._choices(rows) if plan is not None]
-        first_with_enough = next((plan for plan in plans if plan.cache_tokens >= ample), None)
-        return first_with_enough or max(plans, key=lambda plan: plan.pages, default=None)
+        for enough in (ample, ample // 4):
+            for plan in plans:
+                if plan.cache_tokens >= enough:
+                    return plan
+        return max(plans, key=lambda plan: plan.pages, default=None)
 
     def _choices(self, rows: int) -> Iterator[Plan | None]:
         """The fastest first."""
@@ -177,6 +181,11 @@ class Planner:
 
     def needs(self, levels: tuple[str, ...], tokens: int, rows: int) -> int:
         """Of the steps, with the first level for usual micro-batches and the last for the others."""
+        if (levels, tokens) not in self._needs:
+            self._needs[levels, tokens] = self._without_decode(levels, tokens)
+        return max(self._needs[levels, tokens], self.steps.decode(rows, self._sizes.widest_table))
+
+    def _without_decode(self, levels: tuple[str, ...], tokens: int) -> int:
         sizes, steps = self._sizes, self.steps
         usual = min(tokens, USUAL_LENGTH, sizes.longest_row)
         return max(
@@ -184,7 +193,6 @@ class Planner:
             *(steps.train(levels[-1], shape) for shape in sizes.shapes(tokens)),
             *(steps.prefill(shape, 0) for shape in sizes.shapes(min(tokens, PREFILL_TOKENS))),
             steps.prefill(Shape(1, sizes.longest_row), sizes.widest_table),
-            steps.decode(rows, sizes.widest_table),
         )
 
 
@@ -202,9 +210,7 @@ def report(plan: Plan) -> MemoryPlan:
         bank_bytes=plan.bank,
         cache_bytes=plan.cache,
         step_bytes=plan.room,
-        step_needs={
-            f"{step} {rows} x {length}": size for step, ((rows, length), size) in plan.worst().items()
-        },
+        step_needs={f"{step} {rows} x {length}": size for step, ((rows, length), size) in needs},
         remat={f"{rows} x {length}": plan.level(rows, length) for rows, length in shapes},
         splits_base=plan.splits_base,
     )

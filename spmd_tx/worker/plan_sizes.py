@@ -5,6 +5,7 @@ No array is made, and no device is needed: an AbstractMesh will do.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -93,18 +94,18 @@ class Sizes:
         declared = qwen3.weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)
         return bytes_per_device(self.mesh, declared)
 
-    @property
+    @cached_property
     def adapters(self) -> int:
         slots, rank = self.setup.adapter_slots, self.setup.max_rank
         return bytes_per_device(self.mesh, train_weights(self.model, self.mesh, slots, rank))
 
-    @property
+    @cached_property
     def bank(self) -> int:
         slots, rank = self.setup.bank_slots, self.setup.max_rank
         declared = adapter_weights(self.model, self.mesh, slots, rank, self.dtype, zero=False)
         return bytes_per_device(self.mesh, declared)
 
-    @property
+    @cached_property
     def page(self) -> int:
         declared = cache_weights(self.model, self.mesh, 1, self.setup.page_size, self.dtype)
         return bytes_per_device(self.mesh, declared)

@@ -10,6 +10,7 @@ Bytes are those of one device, and rows those of one data shard.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from spmd_tx.models import lora
@@ -23,6 +24,7 @@ from spmd_tx.worker.train import HEAD_TOKENS
 FP32 = 4  # bytes
 LEVELS = tuple(REMAT_LEVELS)  # how much of a layer is computed again on the way back, the least first
 
+Amount = int | float  # of bytes, or of numbers
 Step = str  # "prefill", "decode", or "train " and a level
 
 
@@ -57,10 +59,10 @@ class StepMemory:
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
         working = max(layer + self._experts(shape, FP32 * 8), self._head(shape, copies=3))
         copies = 1 if self.mesh.shape[FSDP] == 1 else 2  # the gradient; and what is gathered over fsdp
-        whole = copies * self._adapters() + self._gathered_base() + self._head_factors(shape.rows)
+        whole = copies * self._adapters + self._gathered_base + self._head_factors(shape.rows)
         return self._corrected(f"train {level}", saved + working + self._stream(shape, 4) + whole)
 
-    def saved(self, level: str, shape: Shape) -> float:
+    def saved(self, level: str, shape: Shape) -> Amount:
         """What all layers leave until the way back."""
         return self.model.n_layers * self._saved(level, shape)
 
@@ -70,7 +72,7 @@ class StepMemory:
         layer = self._kept(shape.tokens) + keys + self._factors(shape.rows)
         layer += 2 * FP32 * self._scores(shape, max(shape.length, table_tokens))
         working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
-        whole = self._stream(shape, 2) + self._gathered_base() + self._head_factors(shape.rows)
+        whole = self._stream(shape, 2) + self._gathered_base + self._head_factors(shape.rows)
         return self._corrected("prefill", working + whole)
 
     def decode(self, rows: int, table_tokens: int) -> int:
@@ -83,33 +85,33 @@ class StepMemory:
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
         return self._corrected("decode", self.bank_bytes + working)
 
-    def _corrected(self, step: Step, estimate: float) -> int:
+    def _corrected(self, step: Step, estimate: Amount) -> int:
         return int(estimate * self.corrections.get(step, 1.0))
 
-    @property
+    @cached_property
     def _tp(self) -> int:
         return self.mesh.shape[TP]
 
-    @property
+    @cached_property
     def _heads(self) -> int:
         return self.model.n_heads // self._tp
 
-    @property
+    @cached_property
     def _queries(self) -> int:
         """Numbers of a token's queries."""
         return self._heads * self.model.head_dim
 
-    @property
+    @cached_property
     def _key_values(self) -> int:
         """Numbers of a token's keys, or of its values."""
         return max(1, self.model.n_kv_heads // self._tp) * self.model.head_dim
 
-    @property
-    def _width(self) -> float:
+    @cached_property
+    def _width(self) -> Amount:
         """Numbers of a token in a dense feed-forward block."""
         return 0 if self.model.n_experts else self.model.d_ff / self._tp
 
-    def _numbers(self, stream: float, queries: float, key_values: float, width: float) -> float:
+    def _numbers(self, stream: int, queries: int, key_values: int, width: int) -> Amount:
         """Of a token, when so many of each are there at once."""
         return (
             stream * self.model.d_model
@@ -118,15 +120,15 @@ class StepMemory:
             + width * self._width
         )
 
-    def _kept(self, tokens: int) -> float:
+    def _kept(self, tokens: int) -> Amount:
         """All that a layer's way back wants of its way there, but the scores."""
         return tokens * (self.itemsize * self._numbers(4, 3, 4, 4) + FP32 * self._numbers(3, 1, 2, 3))
 
-    def _slopes(self, tokens: int) -> float:
+    def _slopes(self, tokens: int) -> Amount:
         """Gradients that a layer's way back holds at once."""
         return tokens * (self.itemsize * self._numbers(1, 1, 1, 1) + FP32 * self._numbers(0, 0, 1, 1))
 
-    def _saved(self, level: str, shape: Shape) -> float:
+    def _saved(self, level: str, shape: Shape) -> Amount:
         """What one layer leaves until the way back."""
         entry = self._stream(shape, 1) / self._tp  # between the blocks tp splits the tokens
         if level == "full":
@@ -138,29 +140,30 @@ class StepMemory:
         scores = 0 if in_blocks else (FP32 + self.itemsize) * self._scores(shape, shape.length)
         return self._kept(shape.tokens) + scores + self._factors(shape.rows)
 
-    def _stream(self, shape: Shape, copies: int) -> float:
+    def _stream(self, shape: Shape, copies: int) -> Amount:
         return copies * shape.tokens * self.model.d_model * self.itemsize
 
-    def _scores(self, shape: Shape, keys: int) -> float:
+    def _scores(self, shape: Shape, keys: int) -> Amount:
         """How many scores of queries and keys are held at once."""
         queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
         return shape.rows * self._heads * queries * keys
 
-    def _head(self, shape: Shape, copies: int) -> float:
+    def _head(self, shape: Shape, copies: int) -> Amount:
         """Logits of some tokens."""
         return copies * min(shape.tokens, HEAD_TOKENS) * self.model.vocab_size / self._tp * FP32
 
-    def _factors(self, rows: int) -> float:
+    def _factors(self, rows: int) -> Amount:
         """Each row's own LoRA factors, of one layer."""
         maps = lora.widths(self.model)
         dense = [maps[name] for name in (*lora.ATTENTION, *(() if self.model.n_experts else lora.MLP))]
         return 1.25 * rows * self.max_rank * sum(map(sum, dense)) * self.itemsize / self._tp
 
-    def _head_factors(self, rows: int) -> float:
+    def _head_factors(self, rows: int) -> Amount:
         width = self.model.d_model + self.model.vocab_size / self._tp
         return 1.25 * rows * self.max_rank * width * self.itemsize
 
-    def _adapters(self) -> float:
+    @cached_property
+    def _adapters(self) -> Amount:
         """The weights of all adapters in fp32, as each device of fsdp holds them while it trains."""
         numbers = 0.0
         for name, (width_in, width_out) in lora.widths(self.model).items():
@@ -174,7 +177,7 @@ class StepMemory:
         """How many ways a map's experts are split."""
         return self.mesh.shape[EP] if len(lora.lead(self.model, name)) == 2 else 1
 
-    def _experts(self, shape: Shape, bytes_per_number: int) -> float:
+    def _experts(self, shape: Shape, bytes_per_number: int) -> Amount:
         """What the experts hold that run at once, over the rows of all devices of ep."""
         if not self.model.n_experts:
             return 0
@@ -192,7 +195,8 @@ class StepMemory:
         gates = 4 * shape.tokens * self.model.n_experts * FP32
         return together * (bytes_per_number * one + 2 * self.itemsize * factors) + gates
 
-    def _gathered_base(self) -> float:
+    @cached_property
+    def _gathered_base(self) -> Amount:
         """The weights of a layer, and the head's, that fsdp splits and a step gathers."""
         if not self.splits_base:
             return 0
