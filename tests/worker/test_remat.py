@@ -42,6 +42,5 @@ def test_every_level_leads_to_the_same_gradients(shape, kind, level):
 
 
 def test_a_higher_level_keeps_less():
-    needed = [tiny_engine(remat=level).temporary_bytes(rows()) for level in REMAT_LEVELS]
-    assert needed == sorted(needed, reverse=True)
-    assert len(set(needed)) == len(needed)
+    needed = {level: tiny_engine(remat=level).temporary_bytes(rows()) for level in REMAT_LEVELS}
+    assert needed["none"] > max(needed["light"], needed["mlp"]) > needed["full"]
