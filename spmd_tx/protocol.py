@@ -13,7 +13,7 @@ import numpy as np
 
 from spmd_tx.memory_plan import MemoryPlan
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 7
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
@@ -22,9 +22,20 @@ BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
 
 SPARE_BANK_SLOTS = 2  # of the sampler bank: the base model's, and one that is free for the next save
 
-PREFILL_TOKENS = 8192  # most of one Prefill, per data shard, but for a single row; more would delay others
+PREFILL_TOKENS = 1024  # most of one Prefill, per data shard
+
+SEGMENTS_PER_ROW = 64  # at most, in PackedRows
 
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+
+
+ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all of the bank
+
+
+def active_sizes(rows: int, bank_slots: int) -> list[int]:
+    """How many adapters a decode step of so many rows may be given: each is a program of its own."""
+    sizes = sorted({1, min(ACTIVE_SLOTS, bank_slots), bank_slots})
+    return [size for place, size in enumerate(sizes) if not place or sizes[place - 1] < rows]
 
 
 def expert_rank(rank: int, experts_per_token: int) -> int:
@@ -289,6 +300,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # most rows of one Decode, over all data shards
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
+    attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
     longest_row: int = 0  # tokens of the longest row of training; 0: the power of two that holds max_context

@@ -1,25 +1,28 @@
 """The commands of protocol.py as methods: host arrays in, device steps, arrays out."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx import protocol
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models import lora, peft
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.lora import Adapters
-from spmd_tx.protocol import AdapterSpec, Setup
+from spmd_tx.protocol import AdapterSpec, Setup, active_sizes
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import abstract, shardings
+from spmd_tx.worker.accelerator import agreed_attention
 from spmd_tx.worker.adapters import make_adapter_steps, one_adapter, slot_weights
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.compile_log import CompileLog
@@ -33,8 +36,6 @@ from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
-
-ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
 
@@ -53,14 +54,18 @@ class Engine:
         setup, model = plan.sizes.setup, plan.sizes.model
         self._plan, self.setup, self.model, self.mesh = plan, setup, model, mesh
         self.state, self.log, self.declared = state, log, declared
-        self._forward = make_forward(model, mesh, declared.base, declared.train)
+        attention = self.attention = setup.attention
         training = (model, mesh, declared.base, declared.train)
-        self._forward_backward = {level: make_forward_backward(*training, level) for level in plan.levels}
+        self._forward = make_forward(*training, attention=attention)
+        self._forward_backward = {
+            level: make_forward_backward(*training, level, attention=attention) for level in plan.levels
+        }
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
-        self._prefill = {wanted: make_prefill(*sampling, logprobs=wanted) for wanted in (False, True)}
-        self._scored_prefill = cache(lambda widths: make_prefill(*sampling, logprobs=True, widths=widths))
+        prefill = partial(make_prefill, *sampling, attention=attention)
+        self._prefill = {wanted: prefill(logprobs=wanted) for wanted in (False, True)}
+        self._scored_prefill = cache(lambda widths: prefill(logprobs=True, widths=widths))
         self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
         self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
@@ -71,18 +76,20 @@ class Engine:
         """Load the base model and allocate everything else."""
         model = read_model_config(Path(setup.model_dir))
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
+        setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
         plan = plan_memory(setup, model, mesh, progress)
         return cls(plan, mesh, *allocate(plan, progress), log)
 
     @property
-    def plan(self) -> protocol.MemoryPlan:
+    def plan(self) -> MemoryPlan:
         """What there is room for."""
         return report(self._plan)
 
     @property
     def device(self) -> str:
-        """The mesh's devices, for people."""
-        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}"
+        """The mesh's devices, for people, and what is not the reference on them."""
+        attention = "" if self.attention == "reference" else f", attention {self.attention}"
+        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
     def create_adapter(self, command: protocol.CreateAdapter) -> Result:
         adapter, seed = command.adapter, command.seed
@@ -265,7 +272,7 @@ def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray
     """
     is_used = (command.source >= 0) | (command.remaining > 0)
     used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
-    size = next(size for size in (1, ACTIVE_SLOTS, bank_slots) if size >= used.size)
+    size = next(size for size in active_sizes(is_used.size, bank_slots) if size >= used.size)
     index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
 

@@ -18,13 +18,13 @@ import msgspec
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
 from spmd_tx.protocol import Failure, MemoryPlan, Progress, Ready, Setup, Written
 from spmd_tx.secret import Keys, read_secret
+from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.execute import Steps
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
-from spmd_tx.worker.memory import ACCELERATOR_SHARE
 
 HELLO_SECONDS = 120.0  # until the coordinator must have answered, which waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes
@@ -77,12 +77,14 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine) 
     setup = inbox.hello(HELLO_SECONDS, jax_port=_free_port() if is_leader else 0)
     if options.model_dir is not None:
         setup = msgspec.structs.replace(setup, model_dir=options.model_dir)
-    configure_jax(setup, options.devices)
-    if setup.num_processes > 1:
-        _join(setup, options)
 
     def progress(message: str) -> None:
         inbox.report(Progress, message=message)
+
+    configure_jax(setup, options.devices)
+    setup = prepare_accelerator(setup, options.device_ids, progress)
+    if setup.num_processes > 1:
+        _join(setup, options)
 
     def written(path: str, problem: str | None) -> None:
         if is_leader:
@@ -99,8 +101,6 @@ def configure_jax(setup: Setup, devices: int) -> None:
     jax.config.update("jax_num_cpu_devices", devices)  # accelerators are as many as there are
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_compilation_cache_dir", setup.compilation_cache)
-    # The rest is for what takes memory beside JAX, as NCCL and libraries of kernels.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(ACCELERATOR_SHARE))
     # Restarts should be fast: keep every program, even if it is small or was compiled quickly.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

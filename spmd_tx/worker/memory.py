@@ -19,8 +19,7 @@ from spmd_tx.worker.plan_measure import measured_plan
 from spmd_tx.worker.plan_refusal import make_plan
 from spmd_tx.worker.plan_sizes import Sizes
 
-ACCELERATOR_SHARE = 0.9  # of an accelerator's memory that JAX takes at its start
-USABLE_SHARE = 0.96  # of that: what is freed and taken again leaves gaps
+USABLE_SHARE = 0.96  # of what JAX takes of an accelerator's memory: what is freed and taken again leaves gaps
 
 # Where device memory is host memory:
 HOST_SHARE = 0.6  # of a host's memory; others work there, too

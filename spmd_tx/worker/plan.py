@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from spmd_tx.protocol import PREFILL_TOKENS, MemoryPlan
+from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.protocol import PREFILL_TOKENS
 from spmd_tx.worker.plan_sizes import USUAL_LENGTH, Sizes
 from spmd_tx.worker.step_memory import LEVELS, Shape, Step, StepMemory
 
@@ -76,7 +77,7 @@ class Plan:
         for shape in self.sizes.shapes(self.train_tokens):
             level = self.level(*shape)
             _keep_largest(found, f"train {level}", shape, self.steps.train(level, shape))
-        for shape in self.sizes.shapes(min(self.train_tokens, PREFILL_TOKENS)):
+        for shape in self.sizes.prefill_shapes():
             _keep_largest(found, "prefill", shape, self.steps.prefill(shape, 0))
         rows = Shape(self.decode_rows, self.sizes.widest_table)
         found["decode"] = (rows, self.steps.decode(*rows))
@@ -117,6 +118,7 @@ class Planner:
             max_rank=sizes.setup.max_rank,
             bank_bytes=self.bank,
             splits_base=splits_base,
+            attention="reference" if sizes.setup.attention == "auto" else sizes.setup.attention,
             corrections=corrections,
         )
 
@@ -191,8 +193,8 @@ class Planner:
         return max(
             steps.train(levels[0], Shape(max(1, tokens // usual), usual)),
             *(steps.train(levels[-1], shape) for shape in sizes.shapes(tokens)),
-            *(steps.prefill(shape, 0) for shape in sizes.shapes(min(tokens, PREFILL_TOKENS))),
-            steps.prefill(Shape(1, sizes.longest_row), sizes.widest_table),
+            *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
+            steps.prefill(Shape(1, min(PREFILL_TOKENS, sizes.longest_row)), sizes.widest_table),
         )
 
 

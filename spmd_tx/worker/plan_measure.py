@@ -71,10 +71,13 @@ class _Programs:
         )
         self._bank = Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32))
         self._cache = cache_weights(sizes.model, sizes.mesh, plan.pages, setup.page_size, sizes.dtype)
+        self._attention = plan.steps.attention
         self._shards = setup.fsdp * setup.ep
 
     def train(self, level: str, shape: Shape) -> Any:
-        step: Any = make_forward_backward(self._model, self._mesh, self._base, self._train, level)
+        step: Any = make_forward_backward(
+            self._model, self._mesh, self._base, self._train, level, attention=self._attention
+        )
         state = self._place(self._train)
         loss = TokenLossInputs(
             kinds=self._rows(shape.rows, 1),
@@ -90,7 +93,8 @@ class _Programs:
         return step.lower(self._place(self._base), state.w, state.grad_sum, state.scale, rows, loss)
 
     def prefill(self, shape: Shape) -> Any:
-        step: Any = make_prefill(self._model, self._mesh, self._base, self._bank, self._cache, logprobs=True)
+        arrays = (self._base, self._bank, self._cache)
+        step: Any = make_prefill(self._model, self._mesh, *arrays, logprobs=True, attention=self._attention)
         pages, copies = self._rows(*shape), self._rows(self._setup.decode_rows // self._shards, 2)
         return step.lower(*self._sampling(), self._packed(shape), pages, copies, None, None)
 

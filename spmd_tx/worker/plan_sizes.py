@@ -17,7 +17,7 @@ from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol import Setup
+from spmd_tx.protocol import PREFILL_TOKENS, Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import is_weight
 from spmd_tx.worker.step_memory import Shape
@@ -28,7 +28,6 @@ TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly 
 SHORTEST_ROW = 64  # tokens
 USUAL_LENGTH = 2048  # tokens of a sequence when it is asked whether pages are enough
 FEWER_ROWS = 4  # a plan that does not fit is tried with this many times fewer rows of decode
-NARROWEST_TABLE = 4  # pages
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,8 @@ class Sizes:
 
     @property
     def widest_table(self) -> int:
-        """Tokens that the pages of a row may have room for."""
-        pages = -(-self.setup.max_context // self.setup.page_size)
-        return _doubled(NARROWEST_TABLE, pages) * self.setup.page_size
+        """Tokens that the pages of a row have room for."""
+        return -(-self.setup.max_context // self.setup.page_size) * self.setup.page_size
 
     @property
     def least_pages(self) -> int:
@@ -89,6 +87,10 @@ class Sizes:
         while lengths[-1] < self.longest_row:
             lengths.append(min(2 * lengths[-1], self.longest_row))
         return [Shape(max(1, tokens // length), length) for length in lengths]
+
+    def prefill_shapes(self) -> list[Shape]:
+        """The same of prefills."""
+        return [shape for shape in self.shapes(PREFILL_TOKENS) if shape.tokens <= PREFILL_TOKENS]
 
     def base(self, splits: bool) -> int:
         declared = qwen3.weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)

@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from spmd_tx.models import lora
+from spmd_tx.models.attention import QUERY_BLOCK
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import QUERY_BLOCK
+from spmd_tx.models.kv_cache import MOST_SCORES
 from spmd_tx.models.moe import GROUP_ELEMENTS
 from spmd_tx.models.qwen3 import REMAT_LEVELS
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
@@ -50,6 +51,7 @@ class StepMemory:
     max_rank: int
     bank_bytes: int
     splits_base: bool  # so that weights are gathered over fsdp, layer by layer
+    attention: str  # of attention.IMPLEMENTATIONS; only the reference holds scores
     corrections: Mapping[Step, float] = field(default_factory=dict)  # measured bytes over estimated ones
 
     def train(self, level: str, shape: Shape) -> int:
@@ -69,8 +71,11 @@ class StepMemory:
     def prefill(self, shape: Shape, table_tokens: int) -> int:
         """``table_tokens``: what the pages of a row hold, for rows that go on behind them; else 0."""
         keys = 3 * shape.rows * table_tokens * 2 * self._key_values * self.itemsize
-        layer = self._kept(shape.tokens) + keys + self._factors(shape.rows)
-        layer += 2 * FP32 * self._scores(shape, max(shape.length, table_tokens))
+        scores = self._scores(shape, shape.length)
+        if table_tokens:
+            seen = shape.rows * table_tokens
+            scores = self._heads * min(shape.length * seen, max(MOST_SCORES, seen))
+        layer = self._kept(shape.tokens) + keys + self._factors(shape.rows) + 2 * FP32 * scores
         working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
         whole = self._stream(shape, 2) + self._gathered_base + self._head_factors(shape.rows)
         return self._corrected("prefill", working + whole)
@@ -145,6 +150,8 @@ class StepMemory:
 
     def _scores(self, shape: Shape, keys: int) -> Amount:
         """How many scores of queries and keys are held at once."""
+        if self.attention != "reference":
+            return 0
         queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
         return shape.rows * self._heads * queries * keys
 
