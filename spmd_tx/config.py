@@ -62,6 +62,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_compilation_cache: str = "10GiB"
     max_checkpoint_cache: str = "50GiB"  # of checkpoints that are elsewhere
 
+    warm_up: Literal["background", "off"] = "background"  # whether programs are compiled ahead of need
     train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
     sampler_slots: int = 8  # saved versions on the device at once
     decode_rows: int = 64  # sequences drawn at once, per data shard; fewer if memory does not allow them

@@ -71,6 +71,7 @@ class _Programs:
         )
         self._bank = Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32))
         self._cache = cache_weights(sizes.model, sizes.mesh, plan.pages, setup.page_size, sizes.dtype)
+        self._decode_rows = plan.decode_rows
         self._attention = plan.steps.attention
         self._shards = setup.fsdp * setup.ep
 
@@ -95,7 +96,7 @@ class _Programs:
     def prefill(self, shape: Shape) -> Any:
         arrays = (self._base, self._bank, self._cache)
         step: Any = make_prefill(self._model, self._mesh, *arrays, logprobs=True, attention=self._attention)
-        pages, copies = self._rows(*shape), self._rows(self._setup.decode_rows // self._shards, 2)
+        pages, copies = self._rows(*shape), self._rows(self._decode_rows, 2)
         return step.lower(*self._sampling(), self._packed(shape), pages, copies, None, None)
 
     def decode(self, shape: Shape) -> Any:

@@ -72,7 +72,7 @@ class Sizes:
 
     def row_counts(self) -> list[int]:
         """How many rows may be decoded at once: what is to be tried, the most first."""
-        counts = [max(1, self.setup.decode_rows // self._data_shards)]
+        counts = [max(1, self.setup.decode_rows // self.data_shards)]
         while counts[-1] > 1:
             counts.append(max(1, counts[-1] // FEWER_ROWS))
         return counts
@@ -113,7 +113,7 @@ class Sizes:
         return bytes_per_device(self.mesh, declared)
 
     @property
-    def _data_shards(self) -> int:
+    def data_shards(self) -> int:
         return math.prod(self.mesh.shape[axis] for axis in DATA)
 
 

@@ -116,9 +116,9 @@ def test_with_little_memory_more_is_computed_twice():
 
 def test_with_little_memory_fewer_rows_are_decoded_at_once():
     """Attention gathers what the tables of all rows have room for."""
-    server = sizes(max_context=40960)
-    assert make_plan(server, gib(130)).decode_rows == 64
-    assert make_plan(server, gib(least_memory(server))).decode_rows < 64
+    server = sizes(decode_rows=1024)
+    assert make_plan(server, gib(200)).decode_rows == 1024
+    assert make_plan(server, gib(60)).decode_rows < 1024
 
 
 def test_long_rows_are_computed_twice_where_short_ones_need_not():
