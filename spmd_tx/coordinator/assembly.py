@@ -50,8 +50,8 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
-from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.worker_port import WorkerPort

@@ -10,7 +10,7 @@ from spmd_tx.protocol import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"
-LAST = "save_state", "load_state", "page_out"
+LAST = "swap_out", "swap_in", "save_state", "load_state", "page_out"
 
 SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
 

@@ -29,6 +29,7 @@ def make_setup(config: ServerConfig, directory: Path, max_context: int) -> Setup
         decode_rows=config.decode_rows * config.data_shards,
         decode_steps=config.decode_steps,
         compilation_cache=str(config.data_dir / "compilation_cache"),
+        idle_adapters=str(config.data_dir / "idle_adapters"),
         train_tokens=config.train_tokens,
         longest_row=Grid(config.data_shards, config.train_tokens, max_context).row_lengths[-1],
     )
