@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmd_tx.coordinator.pages import pages_for
-from spmd_tx.protocol import active_sizes
+from spmd_tx.protocol import PREFILL_TOKENS, active_sizes
 
-PIECE = 1024  # tokens: the most of a Prefill on each data shard
+PIECE = PREFILL_TOKENS  # the most of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
 NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
 NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
