@@ -58,7 +58,7 @@ from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import ProgramShape
+from spmd_tx.programs_protocol import ProgramShape
 
 
 @dataclass(frozen=True)
