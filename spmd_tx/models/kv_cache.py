@@ -16,8 +16,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import QUERY_BLOCK, attend_keys, attend_segments
+from spmd_tx.models.layers import QUERY_BLOCK, attend_keys
 from spmd_tx.models.qwen3 import Attend
+from spmd_tx.models.segment_attention import attend_segments
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP
 from spmd_tx.sharding.weight import Weight
 
