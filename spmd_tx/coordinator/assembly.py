@@ -34,7 +34,7 @@ from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
-from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
@@ -218,7 +218,9 @@ def make_equipment(
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
         limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
-        grid=Grid(config.data_shards, config.train_tokens, model.max_context),
+        grid=Grid(
+            config.data_shards, config.train_tokens, model.max_context, attention_share(model.config)
+        ),
         base_model=config.model_name,
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),

@@ -17,8 +17,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-MOST_BLOCKS = 8  # each is a part of the program of its own
-SHORTEST_BLOCK = 64  # queries; shorter ones make products that are too small
+MOST_BLOCKS = 4  # each is a part of the program of its own, which takes a second or two to be compiled
+SHORTEST_BLOCK, GOOD_BLOCK = 128, 256  # queries; rows are cut in two, and in more if blocks are as long as that
 QUERIES_AT_ONCE = 512  # whose scores are held
 
 MASKED = -1e30  # not -inf: rows of pure padding must stay finite
@@ -26,7 +26,7 @@ MASKED = -1e30  # not -inf: rows of pure padding must stay finite
 
 def blocks(length: int) -> list[tuple[int, int]]:
     """The first and the last query, plus one, of each block."""
-    size = max(SHORTEST_BLOCK, -(-length // MOST_BLOCKS))
+    size = max(SHORTEST_BLOCK, min(GOOD_BLOCK, -(-length // 2)), -(-length // MOST_BLOCKS))
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
