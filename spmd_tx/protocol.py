@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
+
+SEGMENTS_PER_ROW = 64  # at most, in PackedRows
 
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
 
@@ -283,6 +285,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # most rows of one Decode, over all data shards
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
+    attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     remat: str = "auto"  # what training computes twice: "none", "mlp", "full", or "auto": as memory allows

@@ -218,9 +218,7 @@ def make_equipment(
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
         limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
-        grid=Grid(
-            config.data_shards, config.train_tokens, model.max_context, attention_share(model.config)
-        ),
+        grid=Grid(config.data_shards, config.train_tokens, model.max_context, attention_share(model.config)),
         base_model=config.model_name,
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol import SEGMENTS_PER_ROW
 
 SHORTEST_ROW = 64  # tokens
 SIZE_STEP = 8  # micro-batches have 1, 8, 64, ... rows per data shard
@@ -169,12 +170,14 @@ def _first_fit_decreasing(lengths: np.ndarray, row_length: int) -> tuple[np.ndar
     rows = np.zeros(len(lengths), np.int64)
     starts = np.zeros(len(lengths), np.int64)
     free = np.full(len(lengths), row_length)
+    places = np.full(len(lengths), SEGMENTS_PER_ROW)
     opened = 0
     for segment in np.argsort(-lengths, kind="stable").tolist():
         length = lengths[segment]
-        row = int((free[: opened + 1] >= length).argmax())
+        row = int(((free[: opened + 1] >= length) & (places[: opened + 1] > 0)).argmax())
         rows[segment] = row
         starts[segment] = row_length - free[row]
         free[row] -= length
+        places[row] -= 1
         opened = max(opened, row + 1)
     return rows, starts

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.shard import Start
-from spmd_tx.protocol import PackedRows, Prefill
+from spmd_tx.protocol import SEGMENTS_PER_ROW, PackedRows, Prefill
 
 NARROWEST_CONTINUED_TABLE = 16  # pages
 
@@ -42,6 +42,7 @@ class _Row:
     version: VersionKey
     bank: int
     used: int = 0
+    segments: int = 0
 
 
 class PrefillPlan:
@@ -99,6 +100,7 @@ class PrefillPlan:
         place = self._rows[shard][row]
         segment = Segment(shard, row, place.used, content, pages, first)
         place.used += length
+        place.segments += 1
         self._segments.append(segment)
         return segment
 
@@ -175,6 +177,6 @@ class PrefillPlan:
         fitting = (
             number
             for number, row in enumerate(self._rows[shard])
-            if row.version == version and row.used + length <= row_length
+            if row.version == version and row.used + length <= row_length and row.segments < SEGMENTS_PER_ROW
         )
         return next(fitting, None)

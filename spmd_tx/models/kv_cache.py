@@ -15,10 +15,9 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from spmd_tx.models.attention import QUERY_BLOCK, attend_keys, segment_attention
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import QUERY_BLOCK, attend_keys
 from spmd_tx.models.qwen3 import Attend
-from spmd_tx.models.segment_attention import attend_segments
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP
 from spmd_tx.sharding.weight import Weight
 
@@ -48,13 +47,17 @@ def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v
 
 
 def prefill_attend(
-    segments_BT: Int[Array, "B T"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]
+    implementation: str,
+    segments_BT: Int[Array, "B T"],
+    pages_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
 ) -> Attend:
     """Attend as training does, and write every token's keys and values to its page."""
+    attention = segment_attention(implementation, segments_BT)
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
-        return attend_segments(q, k, v, segments_BT), cache
+        return attention(q, k, v), cache
 
     return attend
 

@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models import moe
+from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import embed, rms_norm, rotate, silu
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora
@@ -120,14 +121,17 @@ Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
 
 # What each level keeps of a layer until the way back, besides its input. The rest is computed again: with
 # "none" only what is cheap (norms, elementwise products), with "mlp" the products of the feed-forward block,
-# with "full" everything. "attended" is named in segment_attention.py, "low_rank" in lora.py.
+# with "full" everything. "attended" is named in blockwise_attention.py, "low_rank" in lora.py.
 _ATTENTION = ("query", "key", "value", "attended", "after_attention", "low_rank")
 REMAT_LEVELS = {"none": (*_ATTENTION, "gate", "up"), "mlp": _ATTENTION, "full": ()}
 
 
 def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
     """One layer, as a level of REMAT_LEVELS has it."""
-    policy = jax.checkpoint_policies.save_only_these_names(*REMAT_LEVELS[level])
+    names = REMAT_LEVELS[level]
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    if names:
+        policy = jax.checkpoint_policies.save_from_both_policies(policy, saves_attention)
     return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
 
 

@@ -1,7 +1,7 @@
 """The commands of protocol.py as methods: host arrays in, device steps, arrays out."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from spmd_tx.protocol import AdapterSpec, Setup
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import abstract, shardings
+from spmd_tx.worker.accelerator import agreed_attention
 from spmd_tx.worker.adapters import make_adapter_steps, one_adapter, slot_weights
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.compile_log import CompileLog
@@ -53,14 +54,17 @@ class Engine:
     ) -> None:
         self.setup, self.model, self.mesh, self.state, self.log = setup, model, mesh, state, log
         self.declared = declared
-        self._forward = make_forward(model, mesh, declared.base, declared.train)
+        attention = self.attention = agreed_attention(setup.attention)
+        training = (model, mesh, declared.base, declared.train)
+        self._forward = make_forward(*training, attention=attention)
         remat = level_of(setup, model, activation_budget(mesh))
-        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train, remat)
+        self._forward_backward = make_forward_backward(*training, remat, attention=attention)
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
-        self._prefill = {wanted: make_prefill(*sampling, logprobs=wanted) for wanted in (False, True)}
-        self._scored_prefill = cache(lambda widths: make_prefill(*sampling, logprobs=True, widths=widths))
+        prefill = partial(make_prefill, *sampling, attention=attention)
+        self._prefill = {wanted: prefill(logprobs=wanted) for wanted in (False, True)}
+        self._scored_prefill = cache(lambda widths: prefill(logprobs=True, widths=widths))
         self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
         self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
@@ -80,8 +84,9 @@ class Engine:
 
     @property
     def device(self) -> str:
-        """The mesh's devices, for people."""
-        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}"
+        """The mesh's devices, for people, and what is not the reference on them."""
+        attention = "" if self.attention == "reference" else f", attention {self.attention}"
+        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
     def create_adapter(self, command: protocol.CreateAdapter) -> Result:
         adapter, seed = command.adapter, command.seed

@@ -18,6 +18,7 @@ import msgspec
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
 from spmd_tx.protocol import Failure, Progress, Ready, Setup, Written
 from spmd_tx.secret import Keys, read_secret
+from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.execute import Steps
@@ -76,12 +77,14 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine) 
     setup = inbox.hello(HELLO_SECONDS, jax_port=_free_port() if is_leader else 0)
     if options.model_dir is not None:
         setup = msgspec.structs.replace(setup, model_dir=options.model_dir)
-    configure_jax(setup, options.devices)
-    if setup.num_processes > 1:
-        _join(setup, options)
 
     def progress(message: str) -> None:
         inbox.report(Progress, message=message)
+
+    configure_jax(setup, options.devices)
+    setup = prepare_accelerator(setup, options.device_ids, progress)
+    if setup.num_processes > 1:
+        _join(setup, options)
 
     def written(path: str, problem: str | None) -> None:
         if is_leader:

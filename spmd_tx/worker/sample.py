@@ -112,6 +112,7 @@ def make_prefill(
     *,
     logprobs: bool,
     widths: Widths | None = None,
+    attention: str = "reference",
 ) -> Callable[..., Any]:
     """(weights, bank, cache, rows, pages, copies, tables, inputs) -> (cache, scores, experts).
 
@@ -136,7 +137,7 @@ def make_prefill(
     ) -> Any:
         loras = both_loras(row_lora, rows.slots, bank.scale)
         adapters = jax.tree.map(varying, bank.w)
-        attend = prefill_attend(rows.segments, pages, rows.positions)
+        attend = prefill_attend(attention, rows.segments, pages, rows.positions)
         if tables is not None:
             attend = continue_attend(tables, pages, rows.positions)
         how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts)

@@ -24,7 +24,7 @@ class Client:
         self.service = tinker.ServiceClient(base_url=url, api_key=API_KEY)
         self._vocab_size = vocab_size
         self._random = random.Random(seed)
-        self._trainer: tinker.TrainingClient | None = None
+        self._trainers: list[tinker.TrainingClient] = []
 
     def done(self, future: Any) -> Any:
         """The value; older releases of the SDK return some values at once."""
@@ -35,12 +35,18 @@ class Client:
     @property
     def trainer(self) -> tinker.TrainingClient:
         """The one that most sections share."""
-        if self._trainer is None:
-            self._trainer = self.new_trainer()
-        return self._trainer
+        return self.trainers(1)[0]
+
+    def trainers(self, count: int) -> list[tinker.TrainingClient]:
+        """The first of all, made when they are missing: the peer has room for seven."""
+        while len(self._trainers) < count:
+            self.new_trainer()
+        return self._trainers[:count]
 
     def new_trainer(self) -> tinker.TrainingClient:
-        return self.done(self.service.create_lora_training_client(base_model=self.model, rank=RANK, seed=1))
+        made = self.service.create_lora_training_client(base_model=self.model, rank=RANK, seed=1)
+        self._trainers.append(self.done(made))
+        return self._trainers[-1]
 
     def base_sampler(self) -> tinker.SamplingClient:
         return self.done(self.service.create_sampling_client(base_model=self.model))

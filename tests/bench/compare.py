@@ -37,7 +37,7 @@ def main() -> None:
         turns = take_turns(arguments, out, model)
         report["models"][model] = turns
         (out / "result.json").write_text(json.dumps(report, indent=1) + "\n")
-        found = figures.rows(turns["ours"], turns["peer"])
+        found = figures.rows(turns["ours"], turns["peer"], has_bounds=model == "tiny")
         lines = [tables.cells(row) for row in found]
         print(f"\n{model}\n{tables.text(tables.HEADER, lines)}\n", flush=True)
         notes = [f"- {row.figure.name}: {row.error}" for row in found if row.error]

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Turn = dict[str, Any]  # results by section, of one turn of one server
@@ -123,15 +123,15 @@ FIGURES = (
 )
 
 
-def rows(ours: list[Turn], peer: list[Turn]) -> list[Row]:
-    """One row per figure that either side has tried."""
+def rows(ours: list[Turn], peer: list[Turn], has_bounds: bool = True) -> list[Row]:
+    """One row per figure that either side has tried; bounds are for the model tiny."""
     found = []
     for figure in FIGURES:
         if not any(figure.section in turn for turn in ours + peer):
             continue
         mine, theirs = _succeeded(ours, figure.section), _succeeded(peer, figure.section)
         row = Row(
-            figure,
+            figure if has_bounds else replace(figure, must=None, aim=None),
             ours=figure.read(mine) if mine else None,
             peer=figure.read(theirs) if theirs else None,
             cpu_ratio=_work_per_cpu(mine) / _work_per_cpu(theirs)

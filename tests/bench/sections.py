@@ -76,7 +76,7 @@ class Sections:
         return self._calls(lambda: urllib.request.urlopen(url, timeout=30).read())
 
     def create_model(self) -> Result:
-        return self._repeat(lambda: bool(self.client.new_trainer()), repeats=3)
+        return self._repeat(lambda: bool(self.client.new_trainer()), repeats=2)
 
     def train_uniform(self) -> Result:
         data = [self.client.datum(self.load.row_tokens) for _ in range(self.load.rows)]
@@ -142,8 +142,9 @@ class Sections:
         return self._repeat(run, warmup=2, repeats=2 * self.limits.repeats, seconds=2 * self.limits.seconds)
 
     def tenants(self) -> Result:
-        """Four users, with a session and an adapter each, who sample, learn from it, and sample again."""
-        loops = [TenantLoop(self, seed) for seed in range(self.limits.tenants)]
+        """Four users, with an adapter each, who sample, learn from it, and sample again."""
+        trainers = self.client.trainers(self.limits.tenants)
+        loops = [TenantLoop(self.client, self.load, trainer) for trainer in trainers]
         threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]
         for thread in threads:
             thread.start()
@@ -209,31 +210,28 @@ class Sections:
 class TenantLoop:
     """One of several users at the same time."""
 
-    def __init__(self, sections: Sections, seed: int) -> None:
-        self.client = Client(sections.url, sections.model, sections.load.vocab_size, seed=100 + seed)
-        self.client.deadline = sections.client.deadline
-        self.load = sections.load
+    def __init__(self, client: Client, load: Load, trainer: tinker.TrainingClient) -> None:
+        self.client, self.load, self.trainer = client, load, trainer
         self.is_over = False
         self.requests: list[tuple[float, float]] = []  # when each was answered, and seconds that it took
         self.errors: list[str] = []
 
     def run(self) -> None:
         try:
-            trainer = self.client.new_trainer()
-            sampler = self.client.sampler_of(trainer)
+            sampler = self.client.sampler_of(self.trainer)
             while not self.is_over:
-                self._iterate(trainer, sampler)
+                self._iterate(sampler)
         except (tinker.TinkerError, TimeoutError, RuntimeError, ValueError) as error:
             self.errors.append(repr(error)[:300])
 
-    def _iterate(self, trainer: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
+    def _iterate(self, sampler: tinker.SamplingClient) -> None:
         prompts = [self.client.text(32)]
         limits = [self.load.answer // 2]
         groups = self._timed(lambda: self.client.sample(sampler, prompts, limits, self.load.group))
         data = policy_data(prompts, groups)
-        self._timed(lambda: self.client.done(trainer.forward_backward(data, "importance_sampling")))
+        self._timed(lambda: self.client.done(self.trainer.forward_backward(data, "importance_sampling")))
         step = types.AdamParams(learning_rate=1e-5)
-        self._timed(lambda: self.client.done(trainer.optim_step(step)))
+        self._timed(lambda: self.client.done(self.trainer.optim_step(step)))
 
     def _timed(self, call: Callable[[], Any]) -> Any:
         seconds, value = timed(call)

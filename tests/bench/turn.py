@@ -5,6 +5,7 @@ Runs in the environment of the peer, whose release of the SDK talks to both serv
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -130,6 +131,9 @@ def main() -> None:
     parser.add_argument("--settle-seconds", type=float, default=240.0)
     parser.add_argument("--section-deadline", type=float, default=240.0, help="seconds")
     parser.add_argument("--quick", action="store_true")
+    logging.getLogger("tinker").setLevel(
+        logging.ERROR
+    )  # that sampling waits while something compiles is known
     Turn(parser.parse_args()).run()
     sys.stdout.flush()
     os._exit(0)  # the SDK's threads would wait for more

@@ -18,7 +18,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 MOST_BLOCKS = 4  # each is a part of the program of its own, which takes a second or two to be compiled
-SHORTEST_BLOCK, GOOD_BLOCK = 128, 256  # queries; rows are cut in two, and in more if blocks are as long as that
+SHORTEST_BLOCK, GOOD_BLOCK = (
+    128,
+    256,
+)  # queries; rows are cut in two, and in more if blocks are as long as that
 QUERIES_AT_ONCE = 512  # whose scores are held
 
 MASKED = -1e30  # not -inf: rows of pure padding must stay finite
@@ -104,9 +107,7 @@ def _backward(kept: tuple[Array, ...], grad_y_BTNE: Array) -> tuple[Array, Array
         sums = grad_k[:, :, :end], grad_v[:, :, :end]
         part, sums = _back_over_queries(partial(_back_block, *keys), start, queries, sums)
         grad_q.append(part)
-        grad_k, grad_v = (
-            x.at[:, :, :end].set(new) for x, new in zip((grad_k, grad_v), sums, strict=True)
-        )
+        grad_k, grad_v = (x.at[:, :, :end].set(new) for x, new in zip((grad_k, grad_v), sums, strict=True))
     grad_q_BTNE = _by_token(jnp.concatenate(grad_q, axis=3))
     grad_k, grad_v = (x.swapaxes(1, 2).astype(k_BTKE.dtype) for x in (grad_k, grad_v))
     return grad_q_BTNE, grad_k, grad_v, None

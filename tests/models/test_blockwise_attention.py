@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models import segment_attention
-from spmd_tx.models.segment_attention import attend_segments, blocks
+from spmd_tx.models import blockwise_attention
+from spmd_tx.models.blockwise_attention import attend_segments, blocks
 
 HEADS, KV_HEADS, WIDTH, ROWS = 4, 2, 8, 2
 
@@ -36,9 +36,9 @@ def inputs(length):
     return arrays, jnp.asarray(segments)
 
 
-@pytest.mark.parametrize("length, at_once", [(16, 512), (320, 512), (1024, 32)])
+@pytest.mark.parametrize("length, at_once", [(16, 512), (320, 512), (1024, 64)])
 def test_results_and_gradients_are_the_textbooks(monkeypatch, length, at_once):
-    monkeypatch.setattr(segment_attention, "QUERIES_AT_ONCE", at_once)
+    monkeypatch.setattr(blockwise_attention, "QUERIES_AT_ONCE", at_once)
     (q, k, v, grad_y), segments = inputs(length)
     found = jax.jit(lambda *x: _both(attend_segments, segments, *x))(q, k, v, grad_y)
     expected = jax.jit(lambda *x: _both(textbook, segments, *x))(q, k, v, grad_y)
@@ -62,6 +62,6 @@ def test_no_score_is_computed_for_keys_behind_a_block():
 @pytest.mark.parametrize("length", [1, 63, 64, 100, 512, 4096, 32768])
 def test_blocks_are_few_and_cover_the_row(length):
     found = blocks(length)
-    assert len(found) <= segment_attention.MOST_BLOCKS
+    assert len(found) <= blockwise_attention.MOST_BLOCKS
     assert [start for start, _ in found[1:]] == [end for _, end in found[:-1]]
     assert (found[0][0], found[-1][1]) == (0, length)
