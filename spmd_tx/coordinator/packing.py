@@ -59,8 +59,8 @@ class Grid:
         """The grid with this layout; rows cannot be split over another number of data shards, though."""
         if not layout:
             return self
-        *sizes, share = [*layout.split("x"), None][:4]
-        recorded = Grid(*map(int, sizes), None if share is None else float(share))
+        shards, tokens, context, *share = layout.split("x")
+        recorded = Grid(int(shards), int(tokens), int(context), float(share[0]) if share else None)
         return recorded if recorded.data_shards == self.data_shards else self
 
     def menu(self) -> list[tuple[int, int]]:

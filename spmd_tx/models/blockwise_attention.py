@@ -10,6 +10,7 @@ head, E head width, Q queries of a block, X = G·Q.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +132,7 @@ def _back_block(
     return _times(grad_scores, k_BKSE), added
 
 
-def _over_queries(attend: Callable[..., tuple[Array, Array]], start: int, queries: tuple[Array, ...]):
+def _over_queries(attend: Callable[..., tuple[Array, Array]], start: int, queries: tuple[Array, ...]) -> Any:
     """A block at once, or if it is long by parts of QUERIES_AT_ONCE."""
     count = queries[0].shape[3]
     if count <= QUERIES_AT_ONCE or count % QUERIES_AT_ONCE:
@@ -148,7 +149,7 @@ def _back_over_queries(
 ) -> tuple[Array, tuple[Array, Array]]:
     """The same on the way back; the gradients of keys and values are added to ``sums`` in order."""
 
-    def step(sums: tuple[Array, Array], part: tuple[Array, tuple[Array, ...]]):
+    def step(sums: tuple[Array, Array], part: tuple[Array, tuple[Array, ...]]) -> Any:
         grad_q, added = back(*part)
         return jax.tree.map(jnp.add, sums, added), grad_q
 
@@ -161,7 +162,7 @@ def _back_over_queries(
 
 
 def _parts(start: int, queries: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-    """Place of the first query of each part, and the arrays [..., Q, ...] cut along their fourth dimension."""
+    """Place of the first query of each part, and the arrays [..., Q, ...] cut along the fourth dimension."""
     count = queries[0].shape[3] // QUERIES_AT_ONCE
     first = start + QUERIES_AT_ONCE * jnp.arange(count, dtype=jnp.int32)
 

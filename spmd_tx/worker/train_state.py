@@ -64,7 +64,7 @@ def active_slots(slots_B: Array, total: int) -> tuple[Array, Array]:
 
 
 def take_slots(stack: Any, slots_A: Array) -> Any:
-    """Some slots of a tree of stacked leaves [..., S, R, X]: [..., A, R, X]. The stack itself if it is all."""
+    """Some slots of a tree of stacked leaves [..., S, R, X]: [..., A, R, X]. The stack itself if all."""
     return jax.tree.map(
         lambda x: x if x.shape[-3] == slots_A.shape[0] else jnp.take(x, slots_A, axis=x.ndim - 3), stack
     )

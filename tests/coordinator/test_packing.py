@@ -9,7 +9,6 @@ from spmd_tx.coordinator.packing import Grid, attention_share, cheapest_chunks, 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 
-EARLIER = Grid(data_shards=2, train_tokens=1024, max_context=1000)
 GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
 NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
 MODEL = ModelConfig(
