@@ -23,6 +23,15 @@ SEGMENTS_PER_ROW = 64  # at most, in PackedRows
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
 
 
+ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all of the bank
+
+
+def active_sizes(rows: int, bank_slots: int) -> list[int]:
+    """How many adapters a decode step of so many rows may be given: each is a program of its own."""
+    sizes = sorted({1, min(ACTIVE_SLOTS, bank_slots), bank_slots})
+    return [size for place, size in enumerate(sizes) if not place or sizes[place - 1] < rows]
+
+
 def expert_rank(rank: int, experts_per_token: int) -> int:
     """The rank of each expert's factors in an adapter of a mixture of experts."""
     return max(1, rank // experts_per_token)

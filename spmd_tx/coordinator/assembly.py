@@ -14,6 +14,7 @@ from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
@@ -225,17 +226,16 @@ def make_equipment(
         custom_losses=custom_losses,
         routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
     )
-    limits = SamplingLimits(
-        shards=config.data_shards,
-        rows_per_shard=config.decode_rows,
-        page_size=config.page_size,
-        pages_per_shard=pages,
-        decode_steps=config.decode_steps,
-        prefill_tokens=config.train_tokens,
-    )
+    menu = sampling_menu(config, model.max_context)
+    limits = SamplingLimits(menu=menu, pages_per_shard=pages, decode_steps=config.decode_steps)
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear)
     return Equipment(workers, training, versions, batch)
+
+
+def sampling_menu(config: ServerConfig, max_context: int) -> Menu:
+    """The sizes of sampling commands."""
+    return Menu(config.data_shards, max_context, config.page_size, config.decode_rows)
 
 
 def bank_slots(config: ServerConfig) -> int:

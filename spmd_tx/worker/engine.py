@@ -16,7 +16,7 @@ from spmd_tx import protocol
 from spmd_tx.models import lora, peft
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.lora import Adapters
-from spmd_tx.protocol import AdapterSpec, Setup
+from spmd_tx.protocol import AdapterSpec, Setup, active_sizes
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import abstract, shardings
@@ -34,8 +34,6 @@ from spmd_tx.worker.remat import level_of
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
-
-ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
 
@@ -267,7 +265,7 @@ def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray
     """
     is_used = (command.source >= 0) | (command.remaining > 0)
     used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
-    size = next(size for size in (1, ACTIVE_SLOTS, bank_slots) if size >= used.size)
+    size = next(size for size in active_sizes(is_used.size, bank_slots) if size >= used.size)
     index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
 
