@@ -19,10 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 MOST_BLOCKS = 4  # each is a part of the program of its own, which takes a second or two to be compiled
-SHORTEST_BLOCK, GOOD_BLOCK = (
-    128,
-    256,
-)  # queries; rows are cut in two, and in more if blocks are as long as that
+SHORTEST_BLOCK = 128  # queries, so that products are not too small
+GOOD_BLOCK = 256  # queries; a row is cut in more than two blocks only if they are as long as that
 QUERIES_AT_ONCE = 512  # whose scores are held
 
 MASKED = -1e30  # not -inf: rows of pure padding must stay finite
