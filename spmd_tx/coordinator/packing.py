@@ -40,7 +40,7 @@ class Grid:
     data_shards: int
     train_tokens: int  # most tokens of a micro-batch, per data shard
     max_context: int  # tokens
-    attention_share: float | None = None  # None: layouts are chosen as they were before it counted
+    attention_share: float | None  # of ``attention_share``; None: as layouts were chosen before it counted
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:

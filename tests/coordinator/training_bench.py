@@ -47,7 +47,7 @@ from spmd_tx.protocol import (
 BASE_MODEL = "tiny"
 SHARDS = 2
 LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
-GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=256)
+GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
 
 
 class FakeLog:
