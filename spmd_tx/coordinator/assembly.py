@@ -37,6 +37,7 @@ from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
+from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
@@ -55,7 +56,7 @@ from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import Setup
+from spmd_tx.protocol import ProgramShape, Setup
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,12 @@ def make_equipment(
 def sampling_menu(config: ServerConfig, max_context: int) -> Menu:
     """The sizes of sampling commands."""
     return Menu(config.data_shards, max_context, config.page_size, config.decode_rows)
+
+
+def make_menu(config: ServerConfig, max_context: int) -> list[ProgramShape]:
+    """What is to be compiled ahead of need."""
+    grid = Grid(config.data_shards, config.train_tokens, max_context)
+    return program_menu(grid, sampling_menu(config, max_context), bank_slots(config))
 
 
 def bank_slots(config: ServerConfig) -> int:
