@@ -30,7 +30,8 @@ HELP = {
         "multiply to the number of devices.",
     },
     "Adapters": {
-        "max_lora_adapters": "LoRA adapters that can be trained at the same time.",
+        "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Others, however "
+        "many, wait in host memory or on disk.",
         "max_lora_rank": "Largest LoRA rank that a client may ask for.",
     },
     "Server": {

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
@@ -167,6 +167,29 @@ class Snapshot(Command, frozen=True, tag="snapshot"):
     adapter: AdapterSpec
 
 
+class SwapOut(Command, frozen=True, tag="swap_out"):
+    """Keep all that a slot holds, gradient and moments too, off the device, so that another model can use it.
+
+    Replies the metrics ``host_bytes`` and ``disk_bytes`` that process 0 keeps so.
+    """
+
+    slot: int
+    model: str
+
+
+class SwapIn(Command, frozen=True, tag="swap_in"):
+    """Fill a slot with what SwapOut has kept of a model, bit for bit. Replies ``from_disk``, 1 or 0."""
+
+    slot: int
+    model: str
+
+
+class DropSwapped(Command, frozen=True, tag="drop_swapped"):
+    """Forget what SwapOut has kept of these models."""
+
+    models: list[str]
+
+
 class SaveSampler(Command, frozen=True, tag="save_sampler"):
     """Copy a training slot's weights into a bank slot; with ``path``, also write them as a PEFT folder."""
 
@@ -261,6 +284,8 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         "page_out",
         "save_state",
         "load_state",
+        "swap_out",
+        "swap_in",
         "forward",
         "forward_backward",
         "prefill",
@@ -292,6 +317,9 @@ AnyCommand = (
     | SaveState
     | LoadState
     | Snapshot
+    | SwapOut
+    | SwapIn
+    | DropSwapped
     | SaveSampler
     | PageOut
     | LoadSampler
@@ -323,6 +351,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # most rows of one Decode, over all data shards
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
+    idle_adapters: str  # directory for what SwapOut keeps beyond what fits into host memory
     attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard

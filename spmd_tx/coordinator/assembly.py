@@ -50,8 +50,8 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
-from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.worker_port import WorkerPort
@@ -118,6 +118,7 @@ def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
         decode_rows=config.decode_rows * config.data_shards,
         decode_steps=config.decode_steps,
         compilation_cache=str(config.data_dir / "compilation_cache"),
+        idle_adapters=str(config.data_dir / "idle_adapters"),
     )
 
 
@@ -220,7 +221,7 @@ def make_equipment(
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
         limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
-        grid=Grid(config.data_shards, config.train_tokens, model.max_context, attention_share(model.config)),
+        grid=training_grid(config, model.config, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),
@@ -239,9 +240,14 @@ def sampling_menu(config: ServerConfig, max_context: int) -> Menu:
     return Menu(config.data_shards, max_context, config.page_size, config.decode_rows)
 
 
-def make_menu(config: ServerConfig, max_context: int) -> list[ProgramShape]:
+def training_grid(config: ServerConfig, model: ModelConfig, max_context: int) -> Grid:
+    """The sizes of training commands."""
+    return Grid(config.data_shards, config.train_tokens, max_context, attention_share(model))
+
+
+def make_menu(config: ServerConfig, model: ModelConfig, max_context: int) -> list[ProgramShape]:
     """What is to be compiled ahead of need."""
-    grid = Grid(config.data_shards, config.train_tokens, max_context)
+    grid = training_grid(config, model, max_context)
     return program_menu(grid, sampling_menu(config, max_context), bank_slots(config))
 
 

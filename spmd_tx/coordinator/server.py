@@ -130,7 +130,8 @@ class _Server:
             print(f"ready: {self._url}", flush=True)
             self._has_been_ready = True
         if self._config.warm_up == "background":
-            parts.hub.send(WarmUp(programs=make_menu(self._config, parts.services.max_context)))
+            menu = make_menu(self._config, parts.services.model, parts.services.max_context)
+            parts.hub.send(WarmUp(programs=menu))
         try:
             await parts.scheduler.run(parts.hub, ready.pages)
         finally:

@@ -22,6 +22,7 @@ from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.remat import level_of
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.swap_steps import make_swap_steps
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
 
 
@@ -38,6 +39,7 @@ class Calls:
         self._forward_backward = make_forward_backward(*training, remat, attention=attention)
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
+        self._swap = make_swap_steps(mesh, declared.train)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
         prefill = partial(make_prefill, *sampling, attention=attention)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
@@ -79,6 +81,12 @@ class Calls:
     def write_adapter(self, state: WorkerState, slot: int, content: Any, adapter: AdapterSpec) -> Call:
         rest = (_i32(slot), self._scale(adapter))
         return Call("write_adapter", (), self._adapters.write, (state.train, content), rest=rest)
+
+    def swap_out(self, state: WorkerState, slot: int) -> Call:
+        return Call("swap_out", (), self._swap.out, (state.train,), rest=(_i32(slot),))
+
+    def swap_in(self, state: WorkerState, slot: int, vector: Any) -> Call:
+        return Call("swap_in", (), self._swap.back, (state.train, vector), rest=(_i32(slot),))
 
     def weights_of_slot(self, state: WorkerState, slot: int) -> Call:
         return Call("weights_of_slot", (), self._adapters.weights_of, (state.train.w,), rest=(_i32(slot),))

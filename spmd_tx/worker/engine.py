@@ -22,6 +22,8 @@ from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
+from spmd_tx.worker.host_memory import idle_budget
+from spmd_tx.worker.idle_adapters import IdleAdapters
 from spmd_tx.worker.loss_values import LossProblem
 from spmd_tx.worker.menu import Menu
 from spmd_tx.worker.programs import Call, Programs
@@ -48,6 +50,8 @@ class Engine:
         self._calls = Calls(setup, model, mesh, declared, self.attention)
         self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
+        place = f"process-{jax.process_index()}"
+        self._idle = IdleAdapters(Path(setup.idle_adapters) / place, idle_budget(setup.num_processes))
 
     @classmethod
     def start(cls, setup: Setup, programs: Programs, progress: Callable[[str], None]) -> "Engine":
@@ -118,6 +122,19 @@ class Engine:
         content = restore_state(Path(command.path), like, command.optimizer)
         call = self._calls.write_adapter(self.state, command.slot, content, command.adapter)
         self.state.train = self._run(call)
+        return {}, {}
+
+    def swap_out(self, command: protocol.SwapOut) -> Result:
+        self._idle.put(command.model, self._run(self._calls.swap_out(self.state, command.slot)))
+        return {}, {"host_bytes": self._idle.host_bytes, "disk_bytes": self._idle.disk_bytes}
+
+    def swap_in(self, command: protocol.SwapIn) -> Result:
+        vector, is_from_disk = self._idle.take(command.model)
+        self.state.train = self._run(self._calls.swap_in(self.state, command.slot, vector))
+        return {}, {"from_disk": is_from_disk}
+
+    def drop_swapped(self, command: protocol.DropSwapped) -> Result:
+        self._idle.drop(command.models)
         return {}, {}
 
     def save_sampler(self, command: protocol.SaveSampler) -> Result:

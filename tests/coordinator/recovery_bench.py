@@ -139,7 +139,7 @@ class Coordinator:
         self.config = ServerConfig(
             base_model="tiny",
             data_dir=folder,
-            max_lora_adapters=4,
+            max_lora_adapters=2,
             max_lora_rank=4,
             train_tokens=128,
             decode_rows=4,

@@ -24,8 +24,8 @@ from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
-from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.custom_loss import Definition, LossInput, WireGraph, WireNode
@@ -33,6 +33,7 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     CreateAdapter,
     CustomLoss,
+    DropSwapped,
     Forward,
     ForwardBackward,
     LoadState,
@@ -41,6 +42,8 @@ from spmd_tx.protocol import (
     SaveSampler,
     SaveState,
     Snapshot,
+    SwapIn,
+    SwapOut,
     Written,
 )
 
@@ -131,6 +134,7 @@ class FakeTrainer:
         self.holds = ()  # kinds of commands whose replies are held back all the same
         self.gradients = defaultdict(float)
         self.weights = {}
+        self.swapped = {}
 
     def send(self, command):
         self.commands.append(command)
@@ -179,6 +183,15 @@ class FakeTrainer:
                 applied = bool(np.isfinite(gradient))
                 self.weights[slot] -= learning_rate * gradient if applied else 0.0
                 return {}, {"grad_norm": abs(gradient), "applied": float(applied)}
+            case SwapOut(slot=slot, model=model):
+                self.swapped[model] = self.weights.pop(slot), self.gradients.pop(slot, 0.0)
+                return {}, {"host_bytes": float(len(self.swapped)), "disk_bytes": 0.0}
+            case SwapIn(slot=slot, model=model):
+                self.weights[slot], self.gradients[slot] = self.swapped.pop(model)
+                return {}, {"from_disk": 0.0}
+            case DropSwapped(models=models):
+                for model in models:
+                    del self.swapped[model]
             case SaveState(slot=slot, path=path):
                 _write(path, "state", self.weights[slot])
             case Snapshot(slot=slot, path=path):
