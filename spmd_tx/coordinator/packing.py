@@ -33,6 +33,14 @@ def attention_share(model: ModelConfig) -> float:
     return float(f"{7 * heads * model.n_layers / (4 * weights):.3g}")
 
 
+def row_lengths(max_context: int) -> tuple[int, ...]:
+    """Powers of two; the longest holds a sequence of ``max_context`` tokens."""
+    lengths = [SHORTEST_ROW]
+    while lengths[-1] < max_context:
+        lengths.append(2 * lengths[-1])
+    return tuple(lengths)
+
+
 @dataclass(frozen=True)
 class Grid:
     """The few shapes that micro-batches come in; each is compiled once."""
@@ -44,10 +52,7 @@ class Grid:
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:
-        lengths = [SHORTEST_ROW]
-        while lengths[-1] < self.max_context:
-            lengths.append(2 * lengths[-1])
-        return tuple(lengths)
+        return row_lengths(self.max_context)
 
     @property
     def layout(self) -> str:

@@ -2,7 +2,7 @@
 
     python -m tests.bench.h200 --parts ceilings,attention,draws,swap --seconds 500
     python -m tests.bench.h200 --parts train --seconds 560
-    python -m tests.bench.h200 --parts decode,prefill --seconds 560
+    python -m tests.bench.h200 --parts decode,paged,prefill --seconds 560
     python -m tests.bench.h200 --smoke                all parts with tiny shapes, on any machine
 
 Three commands for half an hour with an H200. Each part runs in a process of its own with the environment that
@@ -25,7 +25,7 @@ import msgspec
 from tests.bench.meter import Meter, markdown
 from tests.bench.roofline import Ceilings
 
-PARTS = ("ceilings", "attention", "train", "decode", "prefill", "draws", "swap")  # of h200_parts.py
+PARTS = ("ceilings", "attention", "train", "decode", "paged", "prefill", "draws", "swap")  # of h200_parts.py
 GRACE_SECONDS = 60  # for the figure that was begun when a part's time was over
 
 

@@ -9,18 +9,21 @@ from importlib import metadata
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from spmd_tx.models import sampling
 from spmd_tx.models.attention import IMPLEMENTATIONS
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.kv_cache import KvCache, decode_attend
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.adapters import make_adapter_steps
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.sample import make_decode, make_prefill
-from spmd_tx.worker.self_test import implementation, with_gradients
+from spmd_tx.worker.self_test import implementation, with_gradients, worst_error
 from spmd_tx.worker.train import make_forward_backward
 from tests.bench.dummy import PAGE, Dummy
 from tests.bench.meter import Meter
+from tests.bench.paged import attend_paged
 from tests.bench.roofline import (
     QWEN3_4B,
     QWEN3_8B,
@@ -179,6 +182,38 @@ def decode(meter: Meter, scale: Scale) -> None:
             )
 
 
+def paged(meter: Meter, scale: Scale) -> None:
+    """One layer's attention of decode: pages gathered first, as decode does, and cuDNN's own page tables."""
+    heads, kv_heads, width, layers = scale.pick((32, 8, 128, 2), (4, 2, 16, 2))
+    for rows, context in scale.pick(((64, 1024), (256, 1024), (64, 8192)), ((4, 128),)):
+        pages = rows * context // PAGE
+        keys = jax.random.split(jax.random.key(0), 3)
+        shape = (layers, pages, PAGE, kv_heads, width)
+        pools = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys[:2])
+        # What an earlier owner left behind a row's last token may be infinite, and must not be seen.
+        order = np.random.default_rng(0).permutation(pages).astype(np.int32).reshape(rows, -1)
+        pools = tuple(pool.at[:, order[:, -1], PAGE // 2 :].set(jnp.inf) for pool in pools)
+        positions = np.full(rows, context - PAGE // 2 - 1, np.int32)
+        q = jax.random.normal(keys[2], (rows, heads, width), jnp.bfloat16)
+        args = (q, pools, jnp.int32(1), order, positions)
+        least = scale.ceilings.seconds(0, 2.0 * rows * context * kv_heads * width * 2)
+        want = np.asarray(jax.jit(_gathered)(*args), np.float32)
+        for name, attend in (("gathered", _gathered), ("cudnn", attend_paged)):
+            what = f"{name}, {rows} rows, context {context}"
+            meter.measure(what, jax.jit(attend), *args, floor=least)
+            with meter.guard(what):
+                got = np.asarray(jax.jit(attend)(*args), np.float32)
+                meter.row(f"{what}, error", error=float(worst_error(got, want)))
+
+
+def _gathered(q: Array, pools: tuple[Array, Array], index: Array, tables: Array, positions: Array) -> Array:
+    """decode_attend, with the new token's keys and values being there already."""
+    page = jnp.take_along_axis(tables, (positions // PAGE)[:, None], axis=1)[:, 0]
+    k, v = (pool[index, page, positions % PAGE][:, None] for pool in pools)
+    attend = decode_attend(tables, positions, jnp.ones(len(tables), bool), row_by_row=False)
+    return attend(index, q[:, None], k, v, KvCache(*pools))[0][:, 0]
+
+
 def prefill(meter: Meter, scale: Scale) -> None:
     """Prompts into pages, without and with their log-probabilities."""
     dummy = scale.dummy(QWEN3_8B)
@@ -260,6 +295,7 @@ PARTS: dict[str, Callable[[Meter, Scale], None]] = {
     "attention": attention,
     "train": train,
     "decode": decode,
+    "paged": paged,
     "prefill": prefill,
     "draws": draws,
     "swap": swap,

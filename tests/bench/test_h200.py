@@ -2,9 +2,13 @@ import json
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from tests.bench import h200, meter, roofline
+from tests.bench.paged import attend_paged
 from tests.bench.roofline import QWEN3_4B, QWEN3_8B, Ceilings
 
 
@@ -56,6 +60,21 @@ def test_the_ceilings_are_those_of_the_machine():
         {"name": "an empty program", "least_milliseconds": 0.1},
     ]
     assert h200.measured_ceilings(rows) == {"teraflops": 500.0, "gigabytes": Ceilings().gigabytes}
+
+
+def test_cudnn_would_read_the_pages_of_all_layers_in_place(monkeypatch):
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91500)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+    q = jax.ShapeDtypeStruct((4, 8, 64), jnp.bfloat16)
+    pool = jax.ShapeDtypeStruct((3, 20, 16, 2, 64), jnp.bfloat16)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    tables, positions = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4, 8), (4,)))
+    traced = jax.jit(attend_paged).trace(q, (pool, pool), number, tables, positions)
+    program = traced.lower(lowering_platforms=("cuda",)).as_text()
+    call = next(line for line in program.splitlines() if "@__cudnn$fmhaSoftmax(" in line)
+    assert "tensor<60x16x2x64xbf16>" in call, "the pages of three layers"
+    assert "tensor<4x1x15x1xi32>" in call, "and tables for all of them"
+    assert "is_paged_attention\\22: true" in call
 
 
 @pytest.mark.slow
