@@ -64,7 +64,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     warm_up: Literal["background", "off"] = "background"  # whether programs are compiled ahead of need
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     sampler_slots: int = 8  # saved versions on the device at once
-    decode_rows: int = 64  # sequences drawn at once, per data shard
+    decode_rows: int = 128  # sequences drawn at once, per data shard
     decode_steps: int = 16  # tokens drawn per row and dispatch
     page_size: int = 16  # tokens
     kv_cache_tokens: int = 0  # per data shard; 0: as many as fit

@@ -12,7 +12,7 @@ SHORTEST_ROW = 64  # tokens of a prefill row
 NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
 NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
 MOST_SEEN = 8  # pieces: what all tables of a Prefill hold, unless it has one row only
-GROWTH = 4  # rows come in 1, 4, 16, ..., and so do their lengths
+GROWTH = 4  # the factor between one size and the next
 FEWEST_STEPS = 4  # of a Decode
 
 
@@ -33,6 +33,14 @@ class Menu:
         while lengths[-1] < min(self.piece, self.context - 1):
             lengths.append(min(lengths[-1] * GROWTH, self.piece))
         return lengths
+
+    @cached_property
+    def decode_sizes(self) -> list[int]:
+        """Rows of a Decode: one, the most, and quarters of it in between."""
+        sizes = [self.decode_rows]
+        while sizes[0] > 1:
+            sizes.insert(0, -(-sizes[0] // GROWTH) if sizes[0] > 2 * GROWTH else 1)
+        return sizes
 
     @cached_property
     def tables(self) -> list[int]:
@@ -77,16 +85,15 @@ class Menu:
 
     def decodes(self, bank_slots: int) -> list[tuple[int, int, int]]:
         """(rows of all data shards, width of their tables, adapters at once) of every possible Decode."""
-        sizes = sorted({self.rows_of_decode(count) for count in range(1, self.decode_rows + 1)})
         return [
             (rows * self.shards, table, active)
-            for rows in sizes
+            for rows in self.decode_sizes
             for table in self.tables
             for active in active_sizes(rows * self.shards, bank_slots)
         ]
 
     def rows_of_decode(self, samples: int) -> int:
-        return min(power_of_four(samples), self.decode_rows)
+        return _smallest(self.decode_sizes, samples)
 
 
 def power_of_two(least: int, count: int) -> int:

@@ -33,6 +33,7 @@ from spmd_tx.protocol import (
 )
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
+MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample waits for no more than these
 
 TRAINING, SAMPLING = "training", "sampling"
 SHARES = {TRAINING: 0.5, SAMPLING: 0.5}  # of the device, when both wait
@@ -82,6 +83,10 @@ class _Sent:
     side: str
     requests: frozenset[str]  # whose command it is
     steps: tuple[Step, ...] = ()
+
+    @property
+    def is_micro_batch(self) -> bool:
+        return any(isinstance(step, ChunkStep) for step in self.steps)
 
 
 class Dispatcher:
@@ -183,6 +188,8 @@ class Dispatcher:
             self._charge({order[0]: cost})
             self._send_step(order[0])
             return cost
+        if sum(sent.is_micro_batch for sent in self._sent) >= MOST_MICRO_BATCHES:
+            return None
         swapping = {order[0]: self._seat(order[0])}
         batch = MicroBatch(step.chunk.in_slot(order[0].slot), self._data_shards)
         for model in order[1:]:

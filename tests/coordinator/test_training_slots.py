@@ -89,7 +89,7 @@ async def test_a_model_keeps_its_slot_while_it_has_work_until_its_turn_is_over(b
     for model in (B, C):
         for seq_id in range(1, rounds + 1):
             bench.train(model, seq_id, *LONG)
-    await bench.until(lambda: len(bench.workers.held) == 3)
+    await bench.until(lambda: len(bench.workers.held) == 2)
     stepped = bench.step(A, 1)
     await bench.prepared(A)
     lines = bench.scheduler._execution.lines
@@ -114,7 +114,7 @@ async def test_those_who_wait_for_a_slot_are_told_so(bench):
     for model in (B, C):
         for seq_id in range(1, 9):
             bench.train(model, seq_id, *LONG)
-    await bench.until(lambda: len(bench.workers.held) == 3)
+    await bench.until(lambda: len(bench.workers.held) == 2)
     await bench.prepared(B, 4)
     await bench.prepared(C, 4)
     waiting = bench.step(A, 1)
