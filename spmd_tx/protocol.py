@@ -11,12 +11,18 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 8
+from spmd_tx.memory_plan import MemoryPlan
+
+PROTOCOL_VERSION = 9
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
+
+SPARE_BANK_SLOTS = 2  # of the sampler bank: the base model's, and one that is free for the next save
+
+PREFILL_TOKENS = 1024  # most of one Prefill, per data shard
 
 SEGMENTS_PER_ROW = 64  # at most, in PackedRows
 
@@ -354,8 +360,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     idle_adapters: str  # directory for what SwapOut keeps beyond what fits into host memory
     attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
-    train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
-    remat: str = "auto"  # what training computes twice: "none", "mlp", "full", or "auto": as memory allows
+    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
+    longest_row: int = 0  # tokens of the longest row of training; 0: the power of two that holds max_context
+    remat: str = "auto"  # what training computes twice: of qwen3.REMAT_LEVELS, or "auto": as memory allows
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
@@ -414,8 +421,8 @@ class Progress(Report, frozen=True, tag="progress"):
 class Ready(Report, frozen=True, tag="ready"):
     """The worker has its weights and runs commands from now on."""
 
-    pages: int  # per data shard, page 0 included
     device: str  # "8 x cpu"
+    plan: MemoryPlan
 
 
 class Reply(Report, frozen=True, tag="reply"):

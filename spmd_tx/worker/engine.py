@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from spmd_tx import protocol
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models import peft
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol import AdapterSpec, Setup
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
@@ -25,7 +27,9 @@ from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
 from spmd_tx.worker.host_memory import idle_budget
 from spmd_tx.worker.idle_adapters import IdleAdapters
 from spmd_tx.worker.loss_values import LossProblem
+from spmd_tx.worker.memory import plan_memory
 from spmd_tx.worker.menu import Menu
+from spmd_tx.worker.plan import Plan, report
 from spmd_tx.worker.programs import Call, Programs
 from spmd_tx.worker.state import WorkerState, allocate
 
@@ -37,17 +41,17 @@ class Engine:
 
     def __init__(
         self,
-        setup: Setup,
-        model: ModelConfig,
+        plan: Plan,
         mesh: Mesh,
         declared: WorkerState,
         state: WorkerState,
         programs: Programs,
     ) -> None:
-        self.setup, self.model, self.mesh, self.state, self.programs = setup, model, mesh, state, programs
-        self.declared = declared
-        self.attention = agreed_attention(setup.attention)
-        self._calls = Calls(setup, model, mesh, declared, self.attention)
+        rows = plan.decode_rows * plan.sizes.data_shards
+        self.setup = setup = msgspec.structs.replace(plan.sizes.setup, decode_rows=rows)
+        self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
+        self._plan, self.declared, self.attention = plan, declared, setup.attention
+        self._calls = Calls(plan, setup, mesh, declared)
         self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
         place = f"process-{jax.process_index()}"
@@ -58,12 +62,14 @@ class Engine:
         """Load the base model and allocate everything else."""
         model = read_model_config(Path(setup.model_dir))
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
-        declared, state, pages = allocate(setup, model, mesh, progress)
-        engine = cls(setup, model, mesh, declared, state, programs)
-        engine.pages = pages
-        return engine
+        setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
+        plan = plan_memory(setup, model, mesh, progress)
+        return cls(plan, mesh, *allocate(plan, progress), programs)
 
-    pages: int = 0  # per data shard, page 0 included
+    @property
+    def plan(self) -> MemoryPlan:
+        """What there is room for."""
+        return report(self._plan)
 
     @property
     def device(self) -> str:

@@ -37,6 +37,7 @@ from spmd_tx.protocol import (
     Forward,
     ForwardBackward,
     LoadState,
+    MemoryPlan,
     OptimStep,
     Reply,
     SaveSampler,
@@ -288,7 +289,7 @@ class TrainingBench:
         self.custom_losses = FakeCustomLosses()
         self.scheduler = Scheduler(self.log, self.models, self.snapshots, self.equip, clock)
 
-    def equip(self, workers, pages):
+    def equip(self, workers, plan):
         self.bank = VersionBank(slots=6, page_out_dir=self.directory / "versions")
         versions = open_versions(
             self.catalog, self.checkpoints, self.bank, self.directory / "versions", LIMITS.max_rank
@@ -311,7 +312,9 @@ class TrainingBench:
 
     async def start(self):
         """Begin a generation with the present workers."""
-        self.run = asyncio.create_task(self.scheduler.run(self.workers, 1))
+        self.run = asyncio.create_task(
+            self.scheduler.run(self.workers, MemoryPlan(pages=1, train_tokens=1, decode_rows=1))
+        )
         await self.until(lambda: self.scheduler._execution is not None)
 
     def create(self, model, seed=0, **lora):
