@@ -12,7 +12,7 @@ SHORTEST_ROW = 64  # tokens of a prefill row
 NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
 NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
 MOST_SEEN = 8  # pieces: what all tables of a Prefill hold, unless it has one row only
-GROWTH = 4  # the factor between one size and the next
+GROWTH = 4  # rows come in 1, 4, 16, ..., and so do their lengths
 FEWEST_STEPS = 4  # of a Decode
 
 
@@ -36,11 +36,8 @@ class Menu:
 
     @cached_property
     def decode_sizes(self) -> list[int]:
-        """Rows of a Decode: one, the most, and quarters of it in between."""
-        sizes = [self.decode_rows]
-        while sizes[0] > 1:
-            sizes.insert(0, -(-sizes[0] // GROWTH) if sizes[0] > 2 * GROWTH else 1)
-        return sizes
+        """Rows of a Decode."""
+        return sorted({*_powers_of_four(self.decode_rows), self.decode_rows})
 
     @cached_property
     def tables(self) -> list[int]:
