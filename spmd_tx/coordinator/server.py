@@ -134,7 +134,9 @@ class _Server:
             print(f"ready: {self._url}", flush=True)
             self._has_been_ready = True
         if self._config.warm_up == "background":
-            parts.hub.send(WarmUp(programs=make_menu(self._config, parts.services.max_context, ready.plan)))
+            services = parts.services
+            menu = make_menu(self._config, services.model, services.max_context, ready.plan)
+            parts.hub.send(WarmUp(programs=menu))
         try:
             await parts.scheduler.run(parts.hub, ready.plan)
         finally:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.packing import row_lengths
 from spmd_tx.protocol import SPARE_BANK_SLOTS, Setup
 
 
@@ -31,7 +31,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -
         compilation_cache=str(config.data_dir / "compilation_cache"),
         idle_adapters=str(config.data_dir / "idle_adapters"),
         train_tokens=config.train_tokens,
-        longest_row=Grid(config.data_shards, config.train_tokens, max_context).row_lengths[-1],
+        longest_row=row_lengths(max_context)[-1],
     )
 
 
