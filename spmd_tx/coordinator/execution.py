@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.json_bodies import read_body
-from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.model_line import ModelLine, WaitingLines
 from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.recovery import Restoration
@@ -52,6 +52,8 @@ class Execution:
         jobs: dict[str, SampleJob],
     ) -> None:
         self.lines: dict[str, ModelLine] = {}  # by model
+        self._waiting = WaitingLines()
+        self._ready: dict[str, None] = {}  # models with steps that may be sent
         self.remains = Remains(set(), set(), {})
         self._log = log
         self._snapshots = snapshots
@@ -147,14 +149,18 @@ class Execution:
             self._take_in(request)
         self._admit_those_who_may()
         self._release()
-        self._dispatcher.dispatch([entry.model for entry in self.lines.values()])
+        ready = [self.lines[model_id].model for model_id in self._ready if model_id in self.lines]
+        self._dispatcher.dispatch(ready)
+        self._ready = {model.id: None for model in ready if model.unsent}
 
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
             self._held.append(request)
             return
         try:
-            self._line_of(request).line.arrive(request, self._clock())
+            entry = self._line_of(request)
+            entry.line.arrive(request, self._clock())
+            self._waiting.add(entry)
         except RequestError as error:
             self._finish(request, Failed(str(error), "user"))
 
@@ -168,20 +174,21 @@ class Execution:
         return entry or self._add_line(request.line, request.session_id)
 
     def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
-        model = TrainedModel(model_id, session_id, on_step=self._work.set)
+        model = TrainedModel(model_id, session_id, on_step=partial(self._note_step, model_id))
         entry = self.lines[model_id] = ModelLine(model, restoration)
         entry.task = self._spawn(self._carry_out(entry))
         return entry
 
+    def _note_step(self, model_id: str) -> None:
+        self._ready[model_id] = None
+        self._work.set()
+
     def _release(self) -> None:
-        """Move all lines on, and set the alarm for the first gap that may have to be closed."""
+        """Move the lines on that can, and set the alarm for the first gap that may have to be closed."""
         now = self._clock()
-        for entry in self.lines.values():
-            for request in entry.line.release(now):
-                entry.turn.put_nowait(request)
+        wake_at = self._waiting.release(now)
         if self._alarm is not None:
             self._alarm.cancel()
-        wake_at = min(filter(None, (entry.line.wake_at() for entry in self.lines.values())), default=None)
         if wake_at is not None:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(0.0, wake_at - now), self._work.set)
@@ -319,6 +326,7 @@ class Execution:
         for model_id, entry in list(self.lines.items()):
             if entry.model.session_id == session_id:
                 del self.lines[model_id]
+                self._waiting.discard(entry)
                 self._training.free(entry.model)
                 entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:

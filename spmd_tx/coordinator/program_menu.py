@@ -26,8 +26,7 @@ def program_menu(grid: Grid, sampling: Menu, bank_slots: int) -> list[ProgramSha
 def _training(grid: Grid) -> list[ProgramShape]:
     return [
         ProgramShape(step=step, rows=rows, row_length=row_length)
-        for row_length in grid.row_lengths
-        for rows in grid.sizes(row_length)
+        for rows, row_length in grid.menu()
         for step in ("forward_backward", "forward")
     ]
 

@@ -9,7 +9,7 @@ BANK_SLOTS = 10
 
 def menu_of(context, shards=1):
     sampling = Menu(shards, context, page_size=16, decode_rows=64)
-    return program_menu(Grid(shards, 8192, context), sampling, BANK_SLOTS)
+    return program_menu(Grid(shards, 8192, context, 5e-4), sampling, BANK_SLOTS)
 
 
 @pytest.mark.parametrize("context, most", [(512, 90), (2048, 120), (32768, 160)])
