@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from spmd_tx import memory_plan
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.assembly import Parts, make_menu, open_model, open_parts
@@ -125,6 +127,8 @@ class _Server:
         """Serve requests, now that the workers of a generation are ready."""
         parts = self._parts
         logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.plan.pages)
+        logger.info("memory of each device: %s", memory_plan.summary(ready.plan))
+        metrics.show_plan(ready.plan)
         parts.health.ready = True
         if not self._has_been_ready:
             print(f"ready: {self._url}", flush=True)
