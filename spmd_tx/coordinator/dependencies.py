@@ -117,12 +117,12 @@ def give_services(state: State) -> Services:
     return state.services
 
 
-def give_access(request: Request, state: State) -> Access:
-    services: Services = state.services
+def give_access(request: Request, services: Service) -> Access:
+    """Asks for the services, so that the two are not looked up side by side, in tasks of their own."""
     return Access(request.auth, services.catalog, services.checkpoints, services.queue)
 
 
-def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
+async def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
     """Guards the routes that take work: it waits while workers start, and is refused at the end.
 
     While it could not be stored, it is refused, too; clients send it again for some minutes.

@@ -19,6 +19,7 @@ from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.json_bodies import json_result, read_body
+from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
@@ -88,10 +89,10 @@ class Training:
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 grid = self.grid.as_recorded(layout)
-                sent = await asyncio.to_thread(decode_forward_backward, body)
+                sent = await compute(len(body), decode_forward_backward, body)
                 if sent.loss_fn == custom_training.LOSS:
                     return await self._custom(model, request, sent, grid)
-                packed = await asyncio.to_thread(self._pack, model, sent, grid, layout is not None)
+                packed = await compute(self._size(sent), self._pack, model, sent, grid, layout is not None)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
                 return Begun(partial(training_results.of_loss, packed, outputs, grid.layout))
             case "optim_step":
@@ -215,6 +216,12 @@ class Training:
             model.request_id = request.id
             outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
         return Begun(partial(training_results.of_loss, packed, outputs, grid.layout, found))
+
+    def _size(self, request: ForwardBackwardRequest) -> int:
+        """Bytes that packing goes through; what has to read files counts as large."""
+        if self.routing is not None or request.loss_fn == "stable_reinforce":
+            return SMALL_BYTES
+        return sum(array.nbytes for datum in request.data for array in datum.loss_inputs.values())
 
     def _pack(
         self, model: TrainedModel, request: ForwardBackwardRequest, grid: Grid, is_again: bool = False

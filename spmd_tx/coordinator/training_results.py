@@ -1,15 +1,17 @@
 """What forward and forward_backward answer: logprobs of every datum, and metrics."""
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
+from spmd_tx.coordinator.offloading import compute
 from spmd_tx.coordinator.request_queue import Finished, Outcome
 from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
+
+BYTES_PER_TOKEN = 8  # logprob and loss, in float32
 
 
 @dataclass(frozen=True)
@@ -48,4 +50,4 @@ async def of_loss(
         spent = Spent(forwarded=tokens)
     else:
         spent = Spent(trained=tokens, forwarded=0 if custom is None else tokens)
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout, spent=spent)
+    return Finished(PROTOBUF, await compute(BYTES_PER_TOKEN * tokens, encode), layout, spent=spent)
