@@ -1,7 +1,7 @@
 """What a route is handed: everything the application is made of."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from litestar import Request
@@ -22,6 +22,7 @@ from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.notices import Notices
+from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
@@ -99,6 +100,7 @@ class Services:
     progress: Progress
     implicit_samplers: ImplicitSamplers
     notices: Notices
+    polls: Polls = field(default_factory=Polls)
 
     @property
     def limits(self) -> Limits:

@@ -67,6 +67,8 @@ class Execution:
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
+        self._restless: dict[str, ModelLine] = {}  # lines in which requests wait for their turn
+        self._ready: dict[str, TrainedModel] = {}  # models with steps that may be sent
         self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
         self._alone: str | None = None  # the suspected sample that is on the device
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,14 +149,16 @@ class Execution:
             self._take_in(request)
         self._admit_those_who_may()
         self._release()
-        self._dispatcher.dispatch([entry.model for entry in self.lines.values()])
+        self._dispatcher.dispatch(self._models_with_steps())
 
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
             self._held.append(request)
             return
         try:
-            self._line_of(request).line.arrive(request, self._clock())
+            entry = self._line_of(request)
+            entry.line.arrive(request, self._clock())
+            self._restless[request.line] = entry
         except RequestError as error:
             self._finish(request, Failed(str(error), "user"))
 
@@ -168,20 +172,29 @@ class Execution:
         return entry or self._add_line(request.line, request.session_id)
 
     def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
-        model = TrainedModel(model_id, session_id, on_step=self._work.set)
+        model = TrainedModel(model_id, session_id, on_step=lambda: self._has_step(model))
         entry = self.lines[model_id] = ModelLine(model, restoration)
         entry.task = self._spawn(self._carry_out(entry))
         return entry
 
+    def _has_step(self, model: TrainedModel) -> None:
+        self._ready[model.id] = model
+        self._work.set()
+
+    def _models_with_steps(self) -> list[TrainedModel]:
+        self._ready = {id: model for id, model in self._ready.items() if model.unsent and id in self.lines}
+        return list(self._ready.values())
+
     def _release(self) -> None:
-        """Move all lines on, and set the alarm for the first gap that may have to be closed."""
+        """Move lines on, and set the alarm for the first gap that may have to be closed."""
         now = self._clock()
-        for entry in self.lines.values():
+        for entry in self._restless.values():
             for request in entry.line.release(now):
                 entry.turn.put_nowait(request)
+        self._restless = {id: entry for id, entry in self._restless.items() if entry.line.missing is not None}
         if self._alarm is not None:
             self._alarm.cancel()
-        wake_at = min(filter(None, (entry.line.wake_at() for entry in self.lines.values())), default=None)
+        wake_at = min(filter(None, (entry.line.wake_at() for entry in self._restless.values())), default=None)
         if wake_at is not None:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(0.0, wake_at - now), self._work.set)
@@ -319,6 +332,7 @@ class Execution:
         for model_id, entry in list(self.lines.items()):
             if entry.model.session_id == session_id:
                 del self.lines[model_id]
+                self._restless.pop(model_id, None)
                 self._training.free(entry.model)
                 entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:

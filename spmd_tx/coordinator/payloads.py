@@ -167,6 +167,9 @@ class Recent(Generic[T]):
         self._size = 0
         self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
     def put(self, key: str, value: T, size: int) -> None:
         if key in self._values or size > self._capacity:
             return

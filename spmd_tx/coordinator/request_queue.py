@@ -186,6 +186,10 @@ class RequestQueue:
             self._outcomes[request_id] = outcome
             self._wake()
 
+    def has_at_hand(self, request_id: str) -> bool:
+        """Whether ``wait`` and ``session_of`` need not wait for anything."""
+        return request_id in self._results and request_id in self._sessions
+
     async def wait(self, request_id: str, timeout: float) -> Outcome | None:
         """Give the outcome as soon as it is there, or None after ``timeout`` seconds."""
         waiting = self._waiting.get(request_id)
