@@ -2,9 +2,11 @@
 PYTHON ?= python3
 ARGS ?=
 SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
+# Where the peer of `make bench` may find a Python 3.12; PEER_PYTHON=/path/to/python3.12 says it.
+PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test chaos hosts check format s3 cookbook sdk-matrix fuzz clean
+.PHONY: help demo test slow bench chaos hosts check format s3 cookbook sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +16,12 @@ demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS=
 
 test: .venv/installed ## run the tests, without those marked slow; options: make test ARGS="-k losses"
 	.venv/bin/pytest -m "not slow and not chaos and not cookbook and not sdk_matrix and not fuzz" $(ARGS)
+
+slow: .venv/installed ## run the tests marked slow: meshes over many processes, thousands of stories of crashes
+	.venv/bin/pytest -rs -m slow --ignore tests/hosts --ignore tests/sdk/test_s3.py $(ARGS)
+
+bench: .venv/installed .venv-peer/installed ## compare speed and memory with SkyRL's JAX backend (installs it); ARGS="--help"
+	.venv/bin/python -m tests.bench.compare $(ARGS)
 
 chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
@@ -55,6 +63,18 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 .venv-s3/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-s3
 	.venv-s3/bin/$(PIP_INSTALL) -e '.[dev,s3]' 'moto[server]==5.2.5'
+	touch $@
+
+.venv-peer/installed:
+	@for python in $(PEER_PYTHONS); do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then \
+			exec "$$python" -m venv .venv-peer; \
+		fi; \
+	done; \
+	echo "the peer needs Python 3.12; install it, as with: pyenv install 3.12 or: apt install python3.12-venv" >&2; \
+	echo "or say where it is: make bench PEER_PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+	.venv-peer/bin/pip install --quiet --disable-pip-version-check 'skyrl[jax,tinker]==0.3.0' tinker==0.24.1 psutil
 	touch $@
 
 # PyTorch comes first: with the other packages in one command pip would look at many of its versions.

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
@@ -284,6 +284,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
+    train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
+    remat: str = "auto"  # what training computes twice: "none", "mlp", "full", or "auto": as memory allows
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):

@@ -207,7 +207,9 @@ class Gradient:
 class TinyEngine:
     """The random model on one mesh. The seed of its weights is fixed: meshes hold the same numbers."""
 
-    def __init__(self, shape: tuple[int, int, int], dtype: Any, kind: str, split_base: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: Any, kind: str, split_base: bool, remat: str
+    ) -> None:
         self.mesh, self.data_shards = make_mesh(*shape), shape[0] * shape[1]
         self.kind, self.model = kind, MODELS[kind]
         self.declared_base = qwen3.weights(self.model, self.mesh, dtype, split_over_fsdp=split_base)
@@ -215,7 +217,7 @@ class TinyEngine:
         self.base = self.place(random_arrays(self.declared_base, seed=0), self.declared_base)
         declared = (self.model, self.mesh, self.declared_base, self.declared_train)
         self._forward = train.make_forward(*declared)
-        self._forward_backward = train.make_forward_backward(*declared)
+        self._forward_backward = train.make_forward_backward(*declared, remat)
         self._optim_step = make_optim_step(self.mesh, self.declared_train)
 
     def batch(self, rows: Sequence[Row], experts: np.ndarray | None = None) -> Any:
@@ -246,6 +248,13 @@ class TinyEngine:
         w, grad_sum = self.place_adapters(w), self.place_adapters(grad_sum)
         return Gradient(*to_numpy(self._forward_backward(self.base, w, grad_sum, BOTH_SCALES, *batch)))
 
+    def temporary_bytes(self, rows: Sequence[Row]) -> int:
+        """What forward_backward needs per device besides its arguments and results."""
+        w = self.place_adapters(random_adapters(0, self.model))
+        step: Any = self._forward_backward
+        lowered = step.lower(self.base, w, w, BOTH_SCALES, *self.batch(rows))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
     def optim_step(self, state: TrainState, slot: int, inputs: AdamWInputs) -> tuple[TrainState, float, bool]:
         """(state, gradient norm, applied); NumPy in and out."""
         placed = self.place(state, self.declared_train)
@@ -260,6 +269,9 @@ def tiny_engine(
     dtype: str = "float32",
     kind: str = "dense",
     split_base: bool = False,
+    remat: str = "full",
 ) -> TinyEngine:
     """One of each for the whole test session: its steps stay compiled."""
-    return TinyEngine(shape, {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[dtype], kind, split_base)
+    return TinyEngine(
+        shape, {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[dtype], kind, split_base, remat
+    )

@@ -18,7 +18,7 @@ from spmd_tx.coordinator.checkpoint_schemas import (
     CopyWeightsResponse,
     SaveWeightsExternalRequest,
 )
-from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services, takes_work
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.schemas import (
     CheckpointsResponse,
@@ -132,13 +132,11 @@ class CheckpointsController(Controller):
     @delete(CHECKPOINT, status_code=HTTP_200_OK)
     async def delete_checkpoint(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        own = await _own(access, run_id, kind, name)
+        own = await _own(access, address)
         await services.checkpoints.delete(own.path)
         await _note(services, access, "checkpoint_deleted", own)
         return StatusResponse("ok")
@@ -146,15 +144,13 @@ class CheckpointsController(Controller):
     @put(CHECKPOINT + "/ttl")
     async def set_ttl(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         data: JSONBody[SetTtlRequest],
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
         """Set how long a checkpoint is kept from now on; null keeps it."""
-        own = await _own(access, run_id, kind, name)
+        own = await _own(access, address)
         await services.checkpoints.set_ttl(own.path, data.ttl_seconds)
         await _note(services, access, "checkpoint_ttl_set", own, ttl_seconds=data.ttl_seconds)
         return StatusResponse("ok")
@@ -162,13 +158,11 @@ class CheckpointsController(Controller):
     @post(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
     async def publish(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        own = await _own(access, run_id, kind, name)
+        own = await _own(access, address)
         await services.checkpoints.set_public(own.path, True)
         await _note(services, access, "checkpoint_published", own)
         return StatusResponse("ok")
@@ -176,13 +170,11 @@ class CheckpointsController(Controller):
     @delete(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
     async def unpublish(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        own = await _own(access, run_id, kind, name)
+        own = await _own(access, address)
         await services.checkpoints.set_public(own.path, False)
         await _note(services, access, "checkpoint_unpublished", own)
         return StatusResponse("ok")
@@ -195,9 +187,8 @@ class _Own(NamedTuple):
     owner: str
 
 
-async def _own(access: Access, run_id: str, kind: str, name: str) -> _Own:
-    path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
-    return _Own(path, (await access.checkpoint(path)).owner)
+async def _own(access: Access, address: CheckpointPath) -> _Own:
+    return _Own(address, (await access.checkpoint(address)).owner)
 
 
 async def _note(services: Services, access: Access, event: str, of: _Own, **details: object) -> None:

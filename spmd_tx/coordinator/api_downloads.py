@@ -20,12 +20,12 @@ from litestar.status_codes import (
     HTTP_416_REQUESTED_RANGE_NOT_SATISFIABLE,
 )
 
-from spmd_tx.coordinator import audit, byte_ranges, checkpoint_files, download_content, signed_urls
+from spmd_tx.coordinator import audit, byte_ranges, download_content, signed_urls
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, CheckpointPath, Manifest
 from spmd_tx.coordinator.checkpoint_schemas import ExternalWeightsUrlsResponse
-from spmd_tx.coordinator.dependencies import Accessible, Service, Services
+from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services
 from spmd_tx.coordinator.http_errors import error_response
 from spmd_tx.coordinator.route_marks import SIGNED
 from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS
@@ -43,16 +43,14 @@ class DownloadsController(Controller):
     @get(CHECKPOINT + "/external_weights_urls")
     async def external_weights_urls(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         request: Request,
         services: Service,
         access: Accessible,
     ) -> ExternalWeightsUrlsResponse:
         """A link to each file of an exported checkpoint."""
-        found = await _readable(access, run_id, kind, name)
-        if kind != EXTERNAL_WEIGHTS:
+        found = await _readable(access, address)
+        if address.kind != EXTERNAL_WEIGHTS:
             raise InvalidRequest(f"{found.path} is no export; download one that save_weights_external made")
         expires = datetime.fromtimestamp(int(time.time() + LIFETIME_SECONDS), UTC)
         files = sorted(found.manifest.files)
@@ -63,15 +61,13 @@ class DownloadsController(Controller):
     @get(CHECKPOINT + "/archive")
     async def archive(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         request: Request,
         services: Service,
         access: Accessible,
     ) -> Response[bytes]:
         """A link to all files as one archive, for SDKs up to 0.35. They read it, and do not follow it."""
-        found = await _readable(access, run_id, kind, name)
+        found = await _readable(access, address)
         await _note_reading(services, access, found)
         headers = {
             "Location": _link(request, services, access, found, ARCHIVES),
@@ -82,9 +78,7 @@ class DownloadsController(Controller):
     @route(FILES + ADDRESS + "/{file:path}", http_method=READ, opt=SIGNED)
     async def file(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         version: FromPath[str],
         file: FromPath[str],
         request: Request,
@@ -92,7 +86,7 @@ class DownloadsController(Controller):
         access: Accessible,
     ) -> Response:
         """One file."""
-        found = await _version(access, run_id, kind, name, version)
+        found = await _version(access, address, version)
         file = file.removeprefix("/")
         content = _Content(
             name=PurePosixPath(file).name,
@@ -104,18 +98,16 @@ class DownloadsController(Controller):
     @route(ARCHIVES + ADDRESS, http_method=READ, opt=SIGNED)
     async def archive_file(
         self,
-        run_id: FromPath[str],
-        kind: FromPath[str],
-        name: FromPath[str],
+        address: Addressed,
         version: FromPath[str],
         request: Request,
         services: Service,
         access: Accessible,
     ) -> Response:
         """All files."""
-        found = await _version(access, run_id, kind, name, version)
+        found = await _version(access, address, version)
         parts = download_content.of_archive(found.manifest)
-        return _answer(request, services, found, _Content(f"{name}.tar", f'"{version}"', parts))
+        return _answer(request, services, found, _Content(f"{address.name}.tar", f'"{version}"', parts))
 
 
 class _Found(NamedTuple):
@@ -133,14 +125,13 @@ class _Content(NamedTuple):
     parts: list[download_content.Part]
 
 
-async def _readable(access: Access, run_id: str, kind: str, name: str) -> _Found:
-    path = checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
-    return _Found(path, await access.describe_checkpoint(path))
+async def _readable(access: Access, address: CheckpointPath) -> _Found:
+    return _Found(address, await access.describe_checkpoint(address))
 
 
-async def _version(access: Access, run_id: str, kind: str, name: str, version: str) -> _Found:
+async def _version(access: Access, address: CheckpointPath, version: str) -> _Found:
     """The one behind a link. Raises NotFound when it is not as it was then."""
-    found = await _readable(access, run_id, kind, name)
+    found = await _readable(access, address)
     if found.manifest.version != version:
         raise NotFound(f"checkpoint {found.path} was overwritten since this link was made; ask for a new one")
     return found

@@ -24,7 +24,7 @@ from spmd_tx.coordinator.api_training import TrainingController
 from spmd_tx.coordinator.api_usage import UsageController
 from spmd_tx.coordinator.authentication import let_in
 from spmd_tx.coordinator.body_guard import BodyGuard
-from spmd_tx.coordinator.dependencies import Services, give_access, give_services
+from spmd_tx.coordinator.dependencies import Services, give_access, give_address, give_services
 from spmd_tx.coordinator.http_errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 
 
@@ -51,6 +51,7 @@ def make_app(services: Services) -> Litestar:
         dependencies={
             "services": Provide(give_services, sync_to_thread=False),
             "access": Provide(give_access, sync_to_thread=False),
+            "address": Provide(give_address, sync_to_thread=False),
         },
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services}),

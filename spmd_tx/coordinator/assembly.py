@@ -106,6 +106,7 @@ def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
         ep=config.expert_parallel_size,
         tp=config.tensor_parallel_size,
         shard_base_weights=config.shard_base_weights,
+        train_tokens=config.train_tokens,
         adapter_slots=config.max_lora_adapters,
         bank_slots=bank_slots(config),
         max_rank=config.max_lora_rank,

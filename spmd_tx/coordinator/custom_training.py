@@ -14,7 +14,7 @@ import numpy as np
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training_results import Differentiated
+from spmd_tx.coordinator.training_outcomes import Differentiated
 from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
 from spmd_tx.custom_loss import LossInput
 from spmd_tx.errors import InvalidRequest

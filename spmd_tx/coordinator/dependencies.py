@@ -9,15 +9,18 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
+from litestar.params import FromPath
 from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.checkpoint_files import CheckpointPath
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
@@ -113,6 +116,7 @@ class Services:
 
 Service = NamedDependency[Services]
 Accessible = NamedDependency[Access]
+Addressed = NamedDependency[CheckpointPath]
 
 
 def give_services(state: State) -> Services:
@@ -122,6 +126,11 @@ def give_services(state: State) -> Services:
 def give_access(request: Request, services: Service) -> Access:
     """Asks for the services, so that the two are not looked up side by side, in tasks of their own."""
     return Access(request.auth, services.catalog, services.checkpoints, services.queue)
+
+
+def give_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]) -> CheckpointPath:
+    """The checkpoint that the address of a route names; it need not exist."""
+    return checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
 
 
 async def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:

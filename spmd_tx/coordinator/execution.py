@@ -20,10 +20,10 @@ from spmd_tx.coordinator.recovery import Restoration
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
 from spmd_tx.coordinator.samples import SampleJob
-from spmd_tx.coordinator.saves import Begun
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, RequestError
 

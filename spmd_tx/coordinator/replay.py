@@ -10,8 +10,8 @@ from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.request_queue import Request
-from spmd_tx.coordinator.saves import Begun
 from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.errors import DamagedBody, MeshError, RequestError
 
 logger = logging.getLogger(__name__)

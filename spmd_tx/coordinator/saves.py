@@ -1,11 +1,10 @@
-"""Requests that save a model: to train on, to sample from, to download. And what every request begins as."""
+"""Requests that save a model: to train on, to sample from, to download."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from spmd_tx.coordinator import age_encryption, schemas
 from spmd_tx.coordinator.bank import UNPLACED
@@ -23,7 +22,7 @@ from spmd_tx.coordinator.json_bodies import json_result
 from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training_outcomes import json_after
+from spmd_tx.coordinator.training_outcomes import Begun, json_after
 from spmd_tx.coordinator.versions import Versions
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply, SaveSampler, SaveState
@@ -56,13 +55,6 @@ class Samplers(Protocol):
     ) -> Sampler: ...
 
     async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
-
-
-class Begun(NamedTuple):
-    """A request whose steps are ready to be sent."""
-
-    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # what to do next; ends when the replies are in
-    next_waits: bool = False  # whether the model's next request needs the outcome to be there
 
 
 @dataclass(frozen=True)

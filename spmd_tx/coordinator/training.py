@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spmd_tx.coordinator import custom_training, folder_links, schemas, training_results
+from spmd_tx.coordinator import custom_training, folder_links, schemas
 from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
 from spmd_tx.coordinator.checkpoint_files import (
@@ -23,11 +23,17 @@ from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_queue import Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
-from spmd_tx.coordinator.saves import Begun, Checkpoints, Samplers, Saves
+from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
-from spmd_tx.coordinator.training_outcomes import json_after, outcome_of_step, written_after
+from spmd_tx.coordinator.training_outcomes import (
+    Begun,
+    json_after,
+    outcome_of_loss,
+    outcome_of_step,
+    written_after,
+)
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -94,7 +100,7 @@ class Training:
                     return await self._custom(model, request, sent, grid)
                 packed = await compute(self._size(sent), self._pack, model, sent, grid, layout is not None)
                 outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
-                return Begun(partial(training_results.of_loss, packed, outputs, grid.layout))
+                return Begun(partial(outcome_of_loss, packed, outputs, grid.layout))
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
@@ -215,7 +221,7 @@ class Training:
             packed = await asyncio.to_thread(custom_training.backward, sent, found, pack)
             model.request_id = request.id
             outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
-        return Begun(partial(training_results.of_loss, packed, outputs, grid.layout, found))
+        return Begun(partial(outcome_of_loss, packed, outputs, grid.layout, found))
 
     def _size(self, request: ForwardBackwardRequest) -> int:
         """Bytes that packing goes through; what has to read files counts as large."""

@@ -1,19 +1,74 @@
-"""What becomes of a training request when its replies are in: the outcomes that need no arrays."""
+"""What becomes of a training request: what it begins as, and its outcome when the replies are in."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from spmd_tx.coordinator import schemas
+from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.json_bodies import json_result
-from spmd_tx.coordinator.request_log import Failed, Outcome
+from spmd_tx.coordinator.offloading import compute
+from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome
+from spmd_tx.coordinator.usage import Spent
+from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
 from spmd_tx.protocol import Reply
+
+BYTES_PER_TOKEN = 8  # logprob and loss, in float32
 
 NOT_FINITE = (
     "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
     "The accumulated gradient was cleared; weights and optimizer state are as before. Look for logprobs, "
     "advantages or weights of extreme size in the last forward_backward, or lower the learning rate"
 )
+
+
+class Begun(NamedTuple):
+    """A request whose steps are ready to be sent."""
+
+    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # what to do next; ends when the replies are in
+    next_waits: bool = False  # whether the model's next request needs the outcome to be there
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """What a custom loss is for the logprobs of a forward pass."""
+
+    loss: float  # sum over datums
+    metrics: dict[str, float]
+    gradients: list[np.ndarray]  # of each datum, float32, in the shape of its logprobs
+
+
+async def outcome_of_loss(
+    packed: PackedRequest,
+    outputs: Sequence[Awaitable[ChunkOutput]],
+    layout: str,
+    custom: Differentiated | None = None,
+) -> Outcome:
+    """With a ``custom`` loss, that of the backward pass is called the surrogate, as by the SDK."""
+    received = [await output for output in outputs]
+
+    def encode() -> bytes:
+        logprobs, loss = packed.results(received)
+        metrics = {
+            "loss:sum": loss,
+            "num_tokens:sum": float(packed.destination.size),
+            "num_datums:sum": float(len(logprobs)),
+        }
+        if custom is not None:
+            metrics |= custom.metrics | {"loss:sum": custom.loss}
+            if not packed.chunks[0].forward_only:
+                metrics["surrogate_loss:sum"] = loss
+        return encode_forward_backward_output(logprobs, metrics)
+
+    tokens = packed.destination.size
+    if packed.chunks[0].forward_only:
+        spent = Spent(forwarded=tokens)
+    else:
+        spent = Spent(trained=tokens, forwarded=0 if custom is None else tokens)
+    return Finished(PROTOBUF, await compute(BYTES_PER_TOKEN * tokens, encode), layout, spent=spent)
 
 
 async def outcome_of_step(reply: Awaitable[Reply]) -> Outcome:

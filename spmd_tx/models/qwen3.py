@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -117,6 +118,22 @@ def weights(
 Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
 
 
+# What each level keeps of a layer until the way back, besides its input; the rest is computed again.
+# Attention's output and its operands are what "mlp" keeps, so only the feed-forward block and the scores
+# are done twice. "none" keeps whatever the way back wants.
+ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention")
+REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {"none": None, "mlp": ATTENTION_NAMES, "full": ()}
+
+
+def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
+    """One layer, as a level of REMAT_LEVELS has it."""
+    names = REMAT_LEVELS[level]
+    if names is None:
+        return run
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
+
+
 @dataclass(frozen=True)
 class Pass:
     """How one forward pass differs from the others."""
@@ -125,7 +142,7 @@ class Pass:
     apply_lora: ApplyLora
     expert_lora: ApplyLora  # for the rows of all devices of ep
     sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
-    remat: bool = False  # recompute a layer's activations on the way back
+    remat: str = "none"  # one of REMAT_LEVELS
     stationary: bool = False  # weights that are split over fsdp stay where they are, and the rows travel
     experts: Array | None = None  # int [B, T, L, C]: choices to be replayed; -1 lets the router choose
 
@@ -173,12 +190,10 @@ def backbone(
         x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
         return (x_BTD, cache), choices_BTC
 
-    if how.remat:
-        run = jax.checkpoint(run, prevent_cse=False)  # scan already keeps the recomputation apart
     x_BTD = how.reduce(embed(base.embed, tokens_BT, model.d_model))
     replayed_LBTC = None if how.experts is None else jnp.moveaxis(how.experts, 2, 0)
     xs = (base.layers, adapters.layers, jnp.arange(model.n_layers), replayed_LBTC)
-    (x_BTD, cache), choices_LBTC = lax.scan(run, (x_BTD, cache), xs)
+    (x_BTD, cache), choices_LBTC = lax.scan(rematerialised(run, how.remat), (x_BTD, cache), xs)
     choices_BTLC = None if choices_LBTC is None else jnp.moveaxis(choices_LBTC, 0, 2)
     h_BTD = how.gather(rms_norm(x_BTD, base.final_norm, model.rms_norm_eps))
     return h_BTD, cache, choices_BTLC
@@ -204,9 +219,11 @@ def attention(
     ):  # every device holds all key-value heads and uses the one its query heads belong to
         mine = lax.axis_index(TP) * model.n_kv_heads // tp
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
-    y_BTNE, cache = how.attend(index, q_BTNE, k_BTKE, v_BTKE, cache)
-    y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
-    return x_BTD + how.reduce(layer.linear(y_BTH, "o", w.o, model.d_model)), cache
+    q_BTNE, k_BTKE = checkpoint_name(q_BTNE, "query"), checkpoint_name(k_BTKE, "key")
+    y_BTNE, cache = how.attend(index, q_BTNE, k_BTKE, checkpoint_name(v_BTKE, "value"), cache)
+    y_BTH = checkpoint_name(y_BTNE.reshape(*y_BTNE.shape[:2], -1), "attended")
+    x_BTD = x_BTD + how.reduce(layer.linear(y_BTH, "o", w.o, model.d_model))
+    return checkpoint_name(x_BTD, "after_attention"), cache
 
 
 def feed_forward(layer: _Layer, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:

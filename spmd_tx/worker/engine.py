@@ -26,8 +26,10 @@ from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
 from spmd_tx.worker.loss_values import LossProblem
 from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.memory import activation_budget
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
+from spmd_tx.worker.remat import level_of
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
@@ -52,7 +54,8 @@ class Engine:
         self.setup, self.model, self.mesh, self.state, self.log = setup, model, mesh, state, log
         self.declared = declared
         self._forward = make_forward(model, mesh, declared.base, declared.train)
-        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train)
+        remat = level_of(setup, model, activation_budget(mesh))
+        self._forward_backward = make_forward_backward(model, mesh, declared.base, declared.train, remat)
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)

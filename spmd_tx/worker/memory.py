@@ -50,6 +50,14 @@ def cache_pages(setup: Setup, model: ModelConfig, mesh: Mesh) -> int:
     return -(-max(int(_agreed(tokens)), least) // setup.page_size) + 1
 
 
+def activation_budget(mesh: Mesh) -> int | None:
+    """Bytes per device that are left for activations, whatever is free now; None on a CPU."""
+    limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
+    if not limits:
+        return None
+    return int(_agreed(int(min(limits) * ACTIVATION_SHARE) // 2**20)) * 2**20
+
+
 def _agreed(amount: float | int) -> float | int:
     """That of the process which has least: all processes must decide alike."""
     if jax.process_count() == 1:

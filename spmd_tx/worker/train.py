@@ -192,9 +192,12 @@ def make_forward(
 
 
 def make_forward_backward(
-    model: ModelConfig, mesh: Mesh, base: Weights[Weight], state: TrainState
+    model: ModelConfig, mesh: Mesh, base: Weights[Weight], state: TrainState, remat: str = "full"
 ) -> Callable[..., Any]:
-    """(weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); ``grad_sum`` is donated."""
+    """(weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); ``grad_sum`` is donated.
+
+    ``remat`` is a level of qwen3.REMAT_LEVELS.
+    """
     in_specs = (specs(base), specs(state.w), specs(state.grad_sum), P(), P(DATA), P(DATA))
 
     @partial(jax.jit, donate_argnums=2)
@@ -209,7 +212,7 @@ def make_forward_backward(
     ) -> Any:
         loras = both_loras(row_lora, rows.slots, scale)
         attend = segment_attend(rows.segments)
-        how = Pass(attend, *loras, sequence_parallel=True, remat=True, experts=rows.experts)
+        how = Pass(attend, *loras, sequence_parallel=True, remat=remat, experts=rows.experts)
 
         # The local loss is differentiated, not the global one: the gathers in full_adapters add the
         # devices' gradients up on the way back.

@@ -20,6 +20,7 @@ LONG_ROUNDS, LONG_KILLS = 30, 27  # of every run of `make chaos`
 LONG_SECONDS = 18 * 60  # after which it kills no more
 SEEDS = 1, 2, 3, 4
 DATABASES = "SQLite", "PostgreSQL"
+QUICKLY = "SQLite", pytest.param("PostgreSQL", marks=pytest.mark.chaos)
 SNAPSHOT_SECONDS = 1
 
 Undisturbed = Callable[[int, int], tuple[Answers, Path]]
@@ -118,7 +119,7 @@ def disturbed(
     )
 
 
-@pytest.mark.parametrize("database", DATABASES, indirect=True)
+@pytest.mark.parametrize("database", QUICKLY, indirect=True)
 def test_a_run_with_a_few_crashes_ends_like_one_without(tmp_path, undisturbed, database, outcomes):
     outcome = disturbed(
         tmp_path / "run", 0, SHORT_ROUNDS, SHORT_KILLS, undisturbed, database, deadline=float("inf")

@@ -14,10 +14,10 @@ from spmd_tx.protocol import (
     Progress,
     Ready,
     Reply,
-    Setup,
     Written,
     decode_to_worker,
 )
+from tests.tiny_setup import tiny_setup
 
 GENERATION = 3
 COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
@@ -27,25 +27,7 @@ STEP = OptimStep(
 
 
 def setup(num_processes):
-    return Setup(
-        generation=GENERATION,
-        num_processes=num_processes,
-        jax_coordinator="node-a",
-        model_dir="/model",
-        dtype="auto",
-        fsdp=1,
-        ep=1,
-        tp=1,
-        adapter_slots=1,
-        bank_slots=3,
-        max_rank=8,
-        max_context=64,
-        page_size=4,
-        kv_cache_tokens=0,
-        decode_rows=4,
-        decode_steps=4,
-        compilation_cache="/cache",
-    )
+    return tiny_setup(generation=GENERATION, num_processes=num_processes, jax_coordinator="node-a")
 
 
 class FakeWorker:

@@ -13,8 +13,9 @@ from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.worker_port import WorkerPort
-from spmd_tx.protocol import AdapterSpec, CreateAdapter, Setup
+from spmd_tx.protocol import AdapterSpec, CreateAdapter
 from spmd_tx.secret import Keys
+from tests.tiny_setup import tiny_setup
 
 HERE = Path(__file__).parent
 FAKE_WORKER = [str(HERE / "fake_worker.py")]
@@ -41,25 +42,7 @@ class WorkerGroup:
         self.hub = Hub(self.port.send)
         self.roster = AgentRoster(self.port.send, processes, devices=1)
         self.counted = first_generation - 1
-        setup = Setup(
-            generation=0,
-            num_processes=processes,
-            jax_coordinator="",
-            model_dir=str(model_dir),
-            dtype="auto",
-            fsdp=processes,
-            ep=1,
-            tp=1,
-            adapter_slots=1,
-            bank_slots=3,
-            max_rank=8,
-            max_context=64,
-            page_size=4,
-            kv_cache_tokens=0,
-            decode_rows=4,
-            decode_steps=4,
-            compilation_cache="/cache",
-        )
+        setup = tiny_setup(num_processes=processes, model_dir=str(model_dir), fsdp=processes)
         plan = Plan(
             setup=setup,
             devices=1,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from spmd_tx import protocol, tiny_model
-from spmd_tx.protocol import AdapterSpec, LossInputs, PackedRows, Setup
+from spmd_tx.protocol import AdapterSpec, LossInputs, PackedRows
 from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.engine import Engine
 from tests.tiny_engine import to_numpy
+from tests.tiny_setup import tiny_setup
 
 SPEC = tiny_model.Spec(n_layers=2, n_kv_heads=2, vocab_size=272)
 MODELS = {  # with their meshes, and whether fsdp splits the base weights
@@ -36,17 +37,12 @@ def model_dir(kind, tmp_path_factory):
 
 
 def start(model_dir: Path, mesh, shard_base_weights="auto", max_rank=4) -> Engine:
-    setup = Setup(
-        generation=0,
-        num_processes=1,
-        jax_coordinator="",
+    setup = tiny_setup(
         model_dir=str(model_dir),
         dtype="float32",
         **dict(zip(("fsdp", "ep", "tp"), mesh, strict=True)),
         adapter_slots=2,
-        bank_slots=3,
         max_rank=max_rank,
-        max_context=64,
         page_size=PAGE_SIZE,
         kv_cache_tokens=128,
         decode_rows=4 * mesh[0] * mesh[1],

@@ -9,7 +9,6 @@ from spmd_tx.protocol import (
     Envelope,
     Hello,
     Ready,
-    Setup,
     Shutdown,
     decode_report,
     encode,
@@ -17,6 +16,7 @@ from spmd_tx.protocol import (
 from spmd_tx.secret import Keys
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
+from tests.tiny_setup import tiny_setup
 
 GENERATION = 3
 COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
@@ -25,25 +25,7 @@ SECONDS = 30.0  # until a test that waits for a message gives up
 
 
 def setup(generation=GENERATION):
-    return Setup(
-        generation=generation,
-        num_processes=1,
-        jax_coordinator="127.0.0.1:1",
-        model_dir="/model",
-        dtype="auto",
-        fsdp=1,
-        ep=1,
-        tp=1,
-        adapter_slots=1,
-        bank_slots=3,
-        max_rank=8,
-        max_context=64,
-        page_size=4,
-        kv_cache_tokens=0,
-        decode_rows=4,
-        decode_steps=4,
-        compilation_cache="/cache",
-    )
+    return tiny_setup(generation=generation, jax_coordinator="127.0.0.1:1")
 
 
 class Coordinator:

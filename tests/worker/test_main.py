@@ -21,7 +21,6 @@ from spmd_tx.protocol import (
     Ready,
     Reply,
     SaveState,
-    Setup,
     Shutdown,
     Snapshot,
     Written,
@@ -29,6 +28,7 @@ from spmd_tx.protocol import (
     encode,
 )
 from spmd_tx.secret import Keys
+from tests.tiny_setup import tiny_setup
 from tests.worker.test_execute import DECODE
 
 SECRET = "the secret of this test"
@@ -48,23 +48,12 @@ class Group:
         self.socket.setsockopt(zmq.RCVTIMEO, 1000 * SECONDS)
         Keys.of(SECRET).guard(self.socket)
         port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-        self.setup = Setup(
+        self.setup = tiny_setup(
             generation=GENERATION,
             num_processes=count,
             jax_coordinator="127.0.0.1",
-            model_dir="/model",
-            dtype="auto",
             fsdp=count,
-            ep=1,
             tp=devices,
-            adapter_slots=1,
-            bank_slots=3,
-            max_rank=8,
-            max_context=64,
-            page_size=4,
-            kv_cache_tokens=0,
-            decode_rows=4,
-            decode_steps=4,
             compilation_cache=str(CACHE),
         )
         self.identities = {}

@@ -13,22 +13,14 @@ from spmd_tx.worker import memory
 from spmd_tx.worker.sample import DecodeRows
 from tests.tiny_engine import BOTH_SCALES, MODEL, random_adapters, random_datum, tiny_engine
 from tests.tiny_sampler import ALL_SLOTS, tiny_sampler
+from tests.tiny_setup import tiny_setup
 
 MESH = (4, 1, 2)
 
 
 def setup(wish: str) -> Setup:
-    nothing = {
-        "generation": 0,
-        "num_processes": 1,
-        "jax_coordinator": "",
-        "model_dir": "",
-        "dtype": "float32",
-    }
-    sizes = dict.fromkeys(("adapter_slots", "bank_slots", "max_rank", "max_context", "page_size"), 1)
-    more = dict.fromkeys(("kv_cache_tokens", "decode_rows", "decode_steps"), 1)
     mesh = dict(zip(("fsdp", "ep", "tp"), MESH, strict=True))
-    return Setup(**nothing, **sizes, **more, **mesh, compilation_cache="", shard_base_weights=wish)
+    return tiny_setup(dtype="float32", shard_base_weights=wish, **mesh)
 
 
 def bytes_per_device() -> int:

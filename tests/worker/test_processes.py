@@ -15,7 +15,7 @@ import pytest
 from tests.mesh_results import results
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 1200
+SECONDS = 2400
 TOLERANCE = 1e-5  # relative to the largest entry
 EIGHT = [  # kind of model, mesh, whether base weights are split over fsdp
     *("mixture:8,1,1", "mixture:8,1,1:split", "mixture:1,8,1", "mixture:1,1,8"),
@@ -74,14 +74,8 @@ def assert_the_same(found: dict[str, np.ndarray], engines: list[str]) -> None:
             )
 
 
-@pytest.mark.timeout(SECONDS)
-def test_two_processes_bring_what_one_device_brings(tmp_path):
-    engines = ["mixture:1,4,1", "mixture:1,1,4", "mixture:2,2,1:split"]
-    assert_the_same(run_mesh(2, engines, tmp_path / "results.npz"), engines)
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("processes, engines", [(1, EIGHT), (2, EIGHT), (4, FOUR)], ids=["1", "2", "4"])
 def test_processes_bring_what_one_device_brings(tmp_path, processes, engines):
     assert_the_same(run_mesh(processes, engines, tmp_path / "results.npz"), engines)

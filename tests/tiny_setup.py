@@ -1,0 +1,29 @@
+"""What workers of a tiny model are told, unless a test says otherwise."""
+
+from typing import Any
+
+from spmd_tx.protocol import Setup
+
+
+def tiny_setup(**different: Any) -> Setup:
+    """One process and one device, a context of 64 tokens, and room for little."""
+    usual: dict[str, Any] = {
+        "generation": 0,
+        "num_processes": 1,
+        "jax_coordinator": "",
+        "model_dir": "/model",
+        "dtype": "auto",
+        "fsdp": 1,
+        "ep": 1,
+        "tp": 1,
+        "adapter_slots": 1,
+        "bank_slots": 3,
+        "max_rank": 8,
+        "max_context": 64,
+        "page_size": 4,
+        "kv_cache_tokens": 0,
+        "decode_rows": 4,
+        "decode_steps": 4,
+        "compilation_cache": "/cache",
+    }
+    return Setup(**usual | different)
