@@ -108,17 +108,16 @@ class Execution:
 
     async def run(self, restorations: Iterable[Restoration]) -> NoReturn:
         """Carry out requests until the workers are lost: a MeshError. All tasks have ended by then."""
-        in_line: set[str] = set()
+        in_line = set[str]()
         for restoration in restorations:
             in_line.update(request.id for request in restoration.requests)
             self._add_line(restoration.model_id, restoration.session_id, restoration)
         self._arrivals = [request for request in self._unfinished if request.id not in in_line]
-        self._work.set()
         try:
             while True:
+                self._advance()
                 await self._work.wait()
                 self._work.clear()
-                self._advance()
         except (MeshError, asyncio.CancelledError) as end:
             error = end if isinstance(end, MeshError) else MeshError("the workers were stopped")
             await uninterrupted(self._wind_down(error))
@@ -149,16 +148,16 @@ class Execution:
             self._take_in(request)
         self._admit_those_who_may()
         self._release()
-        self._dispatcher.dispatch(self._models_with_steps())
+        self._ready = {id: model for id, model in self._ready.items() if model.unsent and id in self.lines}
+        self._dispatcher.dispatch(list(self._ready.values()))
 
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
             self._held.append(request)
             return
         try:
-            entry = self._line_of(request)
-            entry.line.arrive(request, self._clock())
-            self._restless[request.line] = entry
+            self._line_of(request).line.arrive(request, self._clock())
+            self._restless[request.line] = self.lines[request.line]
         except RequestError as error:
             self._finish(request, Failed(str(error), "user"))
 
@@ -180,10 +179,6 @@ class Execution:
     def _has_step(self, model: TrainedModel) -> None:
         self._ready[model.id] = model
         self._work.set()
-
-    def _models_with_steps(self) -> list[TrainedModel]:
-        self._ready = {id: model for id, model in self._ready.items() if model.unsent and id in self.lines}
-        return list(self._ready.values())
 
     def _release(self) -> None:
         """Move lines on, and set the alarm for the first gap that may have to be closed."""
@@ -350,8 +345,7 @@ class Execution:
 
     async def _delete(self, folders: list[Path]) -> None:
         """Delete what commands that are in flight may still read."""
-        last_reply = self._dispatcher.last_reply
-        if last_reply is not None:
+        if (last_reply := self._dispatcher.last_reply) is not None:
             await asyncio.wait([last_reply])
         for folder in folders:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -399,7 +393,7 @@ class Execution:
         return self._loss is not None
 
     def _stop(self) -> None:
-        if self._alarm is not None:
+        if self._alarm:
             self._alarm.cancel()
         for task in (*self._tasks, *self._waiting_tasks):
             task.cancel()

@@ -25,6 +25,7 @@ _LEVEL = 1  # token ids and floats hardly compress better for more work
 
 SEGMENT_BYTES = 32 << 20  # a file goes when nothing in it is needed, so it should not hold too much
 SEGMENT_SECONDS = 600.0
+PIECE_BYTES = 1 << 20  # that is written at once
 
 
 class Place(NamedTuple):
@@ -48,19 +49,31 @@ class _Segment:
     def is_full(self) -> bool:
         return self.size >= SEGMENT_BYTES or time.monotonic() - self.began_at > SEGMENT_SECONDS
 
-    def append(self, frames: Sequence[bytes]) -> int:
-        """Returns where the first one begins. When it fails, the file is as before."""
-        start = self.size
+    def append(self, bodies: Sequence[bytes]) -> list[Place]:
+        """When it fails, the file is as before. Not all of the compressed bodies are in memory at once."""
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        places, end, pending = list[Place](), self.size, bytearray()
         try:
-            content = memoryview(b"".join(frames))
-            while content:
-                content = content[self.file.write(content) :]
+            for body in bodies:
+                frame = compressor.compress(body)
+                places.append(Place(self.number, end, len(frame)))
+                end += len(frame)
+                pending += frame
+                if len(pending) > PIECE_BYTES:
+                    self._put(pending)
+                    pending.clear()
+            self._put(pending)
             os.fdatasync(self.file.fileno())
         except OSError:
-            self.file.truncate(start)
+            self.file.truncate(self.size)
             raise
-        self.size += sum(map(len, frames))
-        return start
+        self.size = end
+        return places
+
+    def _put(self, content: bytes | bytearray) -> None:
+        at = 0
+        while at < len(content):
+            at += self.file.write(bytes(content[at:]) if at else content)
 
 
 class PayloadFiles:
@@ -97,17 +110,14 @@ class PayloadFiles:
 
     def write(self, bodies: Sequence[bytes]) -> list[Place]:
         """Write a group of bodies behind those before. When it fails, nothing of it stays."""
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        frames = [compressor.compress(body) for body in bodies]
         segment = self._segment
         if segment is None or segment.is_full:
             segment = self._begin()
         try:
-            start = segment.append(frames)
+            return segment.append(bodies)
         except OSError:
             self._end(segment)
             raise
-        return list(_places(segment.number, start, frames))
 
     def _begin(self) -> "_Segment":
         """Go on with a new file."""
@@ -189,9 +199,3 @@ class Recent(Generic[T]):
             return None
         self._values.move_to_end(key)
         return self._values[key][0]
-
-
-def _places(number: int, offset: int, frames: Sequence[bytes]) -> Iterable[Place]:
-    for frame in frames:
-        yield Place(number, offset, len(frame))
-        offset += len(frame)

@@ -34,7 +34,8 @@ from spmd_tx.errors import DamagedBody, Unavailable
 
 logger = logging.getLogger(__name__)
 
-CACHE_BYTES = 256 << 20  # each of payloads and results, so that hardly anybody reads files
+PAYLOADS_BYTES = 64 << 20  # held for the scheduler, so that hardly anything is read again
+RESULTS_BYTES = 128 << 20  # held for clients
 SESSIONS_BYTES = 16 << 20  # enough for 200 000 requests
 
 
@@ -113,8 +114,8 @@ class RequestQueue:
         for waiting in self._waiting.values():
             if _is_sample(waiting):
                 self.samples.add(waiting.request)
-        self._payloads: Recent[bytes] = Recent(CACHE_BYTES)
-        self._results: Recent[Outcome] = Recent(CACHE_BYTES)
+        self._payloads: Recent[bytes] = Recent(PAYLOADS_BYTES)
+        self._results: Recent[Outcome] = Recent(RESULTS_BYTES)
         self._sessions: Recent[str] = Recent(SESSIONS_BYTES)  # of finished requests
 
     async def submit(
