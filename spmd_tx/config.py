@@ -61,6 +61,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_compilation_cache: str = "10GiB"
     max_checkpoint_cache: str = "50GiB"  # of checkpoints that are elsewhere
 
+    warm_up: Literal["background", "off"] = "background"  # whether programs are compiled ahead of need
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     sampler_slots: int = 8  # saved versions on the device at once
     decode_rows: int = 64  # sequences drawn at once, per data shard

@@ -127,6 +127,7 @@ def serving(
     data_dir = log.path.with_name("server")
     command = [str(Path(sys.executable).with_name("spmd-tx")), "serve", "--num-processes", "1"]
     command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(data_dir)]
+    command += ["--warm-up", "off"]  # it needs few programs, and this computer may have few cores
     console.print("$ " + " ".join(command), soft_wrap=True)
     with log.path.open("w") as file:
         # A session of its own: Ctrl-C ends the demo, which then stops the server in order.

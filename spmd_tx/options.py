@@ -68,6 +68,8 @@ HELP = {
         "max_checkpoint_cache": "Most bytes of local copies of checkpoints that are kept at a URL, as 50GiB.",
     },
     "Advanced": {
+        "warm_up": "Whether workers compile the programs for requests of all sizes ahead, while they serve "
+        "others; off compiles each one when it is wanted for the first time.",
         "train_tokens": "Most tokens of one training micro-batch, per data shard.",
         "sampler_slots": "Saved versions of adapters that are on the device at once, for sampling.",
         "decode_rows": "Sequences that are sampled at once, per data shard.",

@@ -6,19 +6,30 @@ there are several), N pages in a row's block table, C page copies, K decode step
 (fsdp, ep) coordinate of the mesh.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 7
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
 
+SEGMENTS_PER_ROW = 64  # at most, in PackedRows
+
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+
+
+ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all of the bank
+
+
+def active_sizes(rows: int, bank_slots: int) -> list[int]:
+    """How many adapters a decode step of so many rows may be given: each is a program of its own."""
+    sizes = sorted({1, min(ACTIVE_SLOTS, bank_slots), bank_slots})
+    return [size for place, size in enumerate(sizes) if not place or sizes[place - 1] < rows]
 
 
 def expert_rank(rank: int, experts_per_token: int) -> int:
@@ -240,6 +251,34 @@ class Decode(Command, frozen=True, tag="decode"):
     top: int = 0  # how many of the likeliest tokens to reply for each step
 
 
+class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A program, by the shapes of the command that it is for; what a step does not have is 0."""
+
+    step: Literal[
+        "create_adapter",
+        "optim_step",
+        "save_sampler",
+        "page_out",
+        "save_state",
+        "load_state",
+        "forward",
+        "forward_backward",
+        "prefill",
+        "decode",
+    ]
+    rows: int = 0  # over all data shards
+    row_length: int = 0  # tokens
+    logprobs: bool = False  # of a prefill
+    table: int = 0  # pages
+    active: int = 0  # adapters that a decode uses
+
+
+class WarmUp(Command, frozen=True, tag="warm_up"):
+    """Begin to compile programs, in this order, while other commands run. At most once per generation."""
+
+    programs: list[ProgramShape]
+
+
 class Shutdown(Command, frozen=True, tag="shutdown"):
     """Exit with code 0."""
 
@@ -258,6 +297,7 @@ AnyCommand = (
     | LoadSampler
     | Prefill
     | Decode
+    | WarmUp
     | Shutdown
 )
 
@@ -283,6 +323,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # most rows of one Decode, over all data shards
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
+    attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
     remat: str = "auto"  # what training computes twice: "none", "mlp", "full", or "auto": as memory allows
@@ -314,6 +355,25 @@ class Beat(Report, frozen=True, tag="beat"):
     """The worker's process is alive; sent every BEAT_SECONDS over a connection of its own."""
 
     sequence: int | None  # of the command that it is carrying out
+    programs: "CompileReport | None" = None  # from process 0 only
+
+
+class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What XLA has compiled for one program, or found in the persistent cache, since the worker started."""
+
+    program: str  # "forward_backward"
+    is_cached: bool
+    count: int
+    seconds: float
+
+
+class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a worker's programs are."""
+
+    ahead: str = ""  # what is being compiled ahead: "forward_backward 4x256"
+    ready: int = 0
+    planned: int = 0  # programs of its WarmUp
+    counts: list[CompileCount] = []
 
 
 class Progress(Report, frozen=True, tag="progress"):

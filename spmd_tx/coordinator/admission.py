@@ -3,12 +3,17 @@
 Samplers take turns. Each may have an even share of a data shard's rows whatever the others hold (with more
 residents than rows the shard lets them take turns), and what nobody claims goes to whoever waits. A request
 that finds too few pages may be passed over a number of times; then nobody starts before it.
+
+A long prompt is read piece by piece. It takes turns with those that come after it, so that it delays them by
+one piece at most.
 """
 
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.bank import UNPLACED, VersionBank
-from spmd_tx.coordinator.prefill import PrefillPlan, Segment
+from spmd_tx.coordinator.buckets import Menu
+from spmd_tx.coordinator.prefill import Piece, PrefillPlan, Segment
+from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.samples import Sample, SampleJob
 from spmd_tx.coordinator.shard import Shard
 from spmd_tx.coordinator.waiting import WaitingLine
@@ -20,6 +25,7 @@ NO_ROW = "waiting for a free row; all rows of the decode batch are in use"
 NO_PAGES = "waiting for room in the key-value cache"
 NO_SLOT = "waiting for a sampler slot; all of them hold weights that are being sampled from"
 NO_TURN = "waiting for its turn"
+NOT_READ = "waiting for its prompt, which is being read"
 
 
 @dataclass
@@ -28,10 +34,8 @@ class Admitted:
 
     plan: PrefillPlan
     before: list[AnyCommand] = field(default_factory=list)
-    scored: list[tuple[SampleJob, Segment]] = field(
-        default_factory=list
-    )  # of which more is wanted than samples
-    prompts: list[tuple[SampleJob, Segment]] = field(default_factory=list)  # that are written
+    # Whether more is wanted of a segment than keys and values
+    read: list[tuple[Reading, Segment, bool]] = field(default_factory=list)
     started: set[SampleJob] = field(default_factory=set)
     tokens: int = 0  # of prompts whose first samples start,
     found: int = 0  # and those of them that were found in the prefix cache
@@ -41,16 +45,19 @@ class Admitted:
 class Admission:
     """The line of waiting samples, and the rules by which they start."""
 
-    def __init__(self, bank: VersionBank, shards: list[Shard], page_size: int, prefill_tokens: int) -> None:
+    def __init__(self, bank: VersionBank, shards: list[Shard], menu: Menu) -> None:
         self.line = WaitingLine()
         self._bank = bank
         self._shards = shards
-        self._page_size = page_size
-        self._prefill_tokens = prefill_tokens
+        self._menu = menu
+        self._readings: list[Reading] = []  # that are not planned to their end; whose turn it is comes first
+        self._is_turn_of_readings = False
 
     @property
     def has_open_rows(self) -> bool:
-        """Whether someone waits although rows are free."""
+        """Whether someone waits although rows are free, or waits for pieces of its prompt."""
+        if any(not reading.is_given_up for reading in self._readings):
+            return True
         return bool(self.line) and any(len(shard.residents) < shard.rows for shard in self._shards)
 
     def put_back(self, sample: Sample) -> None:
@@ -67,15 +74,23 @@ class Admission:
         self._forget_prompts(job)
 
     def admit(self) -> Admitted:
-        """Make samples resident, as many as one Prefill takes."""
-        admitted = Admitted(
-            PrefillPlan(
-                shards=len(self._shards),
-                page_size=self._page_size,
-                tokens=self._prefill_tokens,
-                copies=self._shards[0].rows,
-            )
-        )
+        """Make samples resident and read their prompts, as much as one Prefill takes."""
+        admitted = Admitted(PrefillPlan(self._menu, copies=self._shards[0].rows))
+        self._readings = [reading for reading in self._readings if not reading.is_given_up]
+        waiting = self._readings
+        if self._is_turn_of_readings:
+            self._read_on(waiting, admitted)
+        self._admit_newcomers(admitted)
+        if not self._is_turn_of_readings:
+            self._read_on(waiting, admitted)
+        was_read = {reading for reading, _, _ in admitted.read}
+        self._is_turn_of_readings = was_read.isdisjoint(waiting)
+        # Those that were not read now come first the next time.
+        self._readings.sort(key=was_read.__contains__)
+        self._readings = [reading for reading in self._readings if not reading.is_read]
+        return admitted
+
+    def _admit_newcomers(self, admitted: Admitted) -> None:
         self._bank.new_round()
         overdue = self._overdue()
         if overdue is None or self._start_part(overdue, None, admitted):
@@ -88,7 +103,28 @@ class Admission:
         for job in admitted.started:
             if all(sample.tokens for sample in job.waiting):
                 self._forget_prompts(job)
-        return admitted
+
+    def _read_on(self, readings: list[Reading], admitted: Admitted) -> None:
+        """Read the next pieces of prompts as far as there is room; each has one in a Prefill."""
+        for reading in readings:
+            copies_left = admitted.plan.copies_left(reading.owner.shard)
+            if admitted.plan.fits(self._next_piece(reading)) and len(reading.copies) <= copies_left:
+                self._read(reading, admitted)
+
+    def _read(self, reading: Reading, admitted: Admitted) -> None:
+        """Plan a piece; with the last one the samples are ready for Decodes."""
+        piece, job = self._next_piece(reading), reading.job
+        admitted.read.append((reading, admitted.plan.add(piece), reading.is_scored(piece)))
+        reading.first = piece.end
+        self._shards[piece.shard].remember_read(reading.owner, reading.pages, piece.end)
+        if reading.is_read:
+            admitted.plan.copy(piece.shard, list(reading.copies.values()))
+            job.needs_scores = False
+            for sample in reading.part:
+                sample.reading = None
+
+    def _next_piece(self, reading: Reading) -> Piece:
+        return reading.next_piece(self._menu.end_of_piece(reading.first, reading.end))
 
     def _overdue(self) -> SampleJob | None:
         """The job that nobody may start before; once it has started, nobody drives it out either."""
@@ -118,13 +154,13 @@ class Admission:
     def _start_part(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
         part = job.next_part()
         job.scope = f"{self._bank.weights(job.version)} {job.session}"
+        if any(reading.job is job and not reading.is_given_up for reading in self._readings):
+            job.obstacle = NOT_READ  # its pages are of no use to other samples yet
+            return False
         number, count = self._best_shard(job, part, share, admitted)
         if not count:
             return False
-        shard = self._shards[number]
-        found = len(shard.cached(part)) * self._page_size
-        unwritten = 0 if shard.kept_prompt(part) else part[0].position - found
-        if not admitted.plan.fits(number, job.version, unwritten, found):
+        if not admitted.plan.fits(self._first_piece(job, part, number)):
             job.obstacle = NO_TURN
             return False
         placement = self._bank.place(job.version)
@@ -135,6 +171,12 @@ class Admission:
         self._start(part[:count], number, placement.bank, admitted)
         self._update_line(job, is_cut=count < len(part))
         return True
+
+    def _first_piece(self, job: SampleJob, part: list[Sample], number: int) -> Piece:
+        """What would be read first, if the part starts on this data shard."""
+        shard, end = self._shards[number], part[0].position
+        first = end if shard.kept_prompt(part) else len(shard.cached(part)) * self._menu.page_size
+        return Piece(number, job.version, 0, [], [], first, self._menu.end_of_piece(first, end))
 
     def _best_shard(
         self, job: SampleJob, part: list[Sample], share: int | None, admitted: Admitted
@@ -159,7 +201,7 @@ class Admission:
         return best
 
     def _start(self, part: list[Sample], number: int, bank: int, admitted: Admitted) -> None:
-        job, content = part[0].job, part[0].content
+        job = part[0].job
         is_cut = len(part) < len(job.next_part())
         start = self._shards[number].start(part, keep_prompt=is_cut)
         for sample in part:
@@ -169,16 +211,18 @@ class Admission:
             job.cache_hits = start.found
             admitted.tokens += len(job.prompt)
             admitted.found += start.found
-        if start.written < len(content) - 1:
-            segment = admitted.plan.add(number, job.version, bank, content, start)
-            admitted.prompts += [] if part[0].tokens else [(job, segment)]
-            if job.needs_scores:
-                admitted.scored.append((job, segment))
-        elif job.needs_scores:
+        admitted.started.add(job)
+        reading = Reading(part, part[0].content, start.pages, start.written, start.copies)
+        if not reading.is_read:
+            for sample in part:
+                sample.reading = reading
+            self._read(reading, admitted)
+            self._readings += [] if reading.is_read else [reading]
+            return
+        admitted.plan.copy(number, list(start.copies.values()))
+        if job.needs_scores:
             job.scores = job.wishes.scores_of_one_token()
         job.needs_scores = False
-        admitted.plan.copy(number, start.copies)
-        admitted.started.add(job)
 
     def _update_line(self, job: SampleJob, is_cut: bool) -> None:
         job.waiting = [sample for sample in job.waiting if not sample.is_resident]

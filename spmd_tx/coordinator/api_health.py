@@ -12,9 +12,9 @@ class HealthController(Controller):
     path = "/"
 
     @get("/healthz", opt=OPEN)
-    async def healthz(self) -> HealthResponse:
+    async def healthz(self, services: Service) -> HealthResponse:
         """200 as long as the API answers, with or without workers: a restart of the server would not help."""
-        return HealthResponse("ok")
+        return HealthResponse("ok", programs=services.health.programs)
 
     @get("/readyz", opt=OPEN)
     async def readyz(self, services: Service) -> Response[HealthResponse]:

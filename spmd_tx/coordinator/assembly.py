@@ -14,6 +14,7 @@ from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
@@ -36,6 +37,7 @@ from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
+from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
@@ -54,7 +56,7 @@ from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import Setup
+from spmd_tx.protocol import ProgramShape, Setup
 
 
 @dataclass(frozen=True)
@@ -225,17 +227,22 @@ def make_equipment(
         custom_losses=custom_losses,
         routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
     )
-    limits = SamplingLimits(
-        shards=config.data_shards,
-        rows_per_shard=config.decode_rows,
-        page_size=config.page_size,
-        pages_per_shard=pages,
-        decode_steps=config.decode_steps,
-        prefill_tokens=config.train_tokens,
-    )
+    menu = sampling_menu(config, model.max_context)
+    limits = SamplingLimits(menu=menu, pages_per_shard=pages, decode_steps=config.decode_steps)
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear)
     return Equipment(workers, training, versions, batch)
+
+
+def sampling_menu(config: ServerConfig, max_context: int) -> Menu:
+    """The sizes of sampling commands."""
+    return Menu(config.data_shards, max_context, config.page_size, config.decode_rows)
+
+
+def make_menu(config: ServerConfig, max_context: int) -> list[ProgramShape]:
+    """What is to be compiled ahead of need."""
+    grid = Grid(config.data_shards, config.train_tokens, max_context)
+    return program_menu(grid, sampling_menu(config, max_context), bank_slots(config))
 
 
 def bank_slots(config: ServerConfig) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from spmd_tx.coordinator.compile_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
 from spmd_tx.protocol import (
     PROTOCOL_VERSION,
@@ -21,11 +22,14 @@ from spmd_tx.protocol import (
     Ready,
     Reply,
     Setup,
+    WarmUp,
     Written,
     encode,
 )
 
 logger = logging.getLogger(__name__)
+
+WARM_UP = str(WarmUp.__struct_config__.tag)
 
 Send = Callable[[bytes, bytes], bool]  # identity and message; False when nobody is there any more
 
@@ -57,12 +61,14 @@ class Hub:
         self.on_written: Callable[[Written], None] = lambda report: None
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
+        self.programs = CompileProgress()
         self._send = send
         self._generation: _Generation | None = None
 
     def begin(self, setup: Setup) -> None:
         """Welcome the workers of a generation. Of ``jax_coordinator``, only the host is known yet."""
         self._generation = _Generation(setup, self._send)
+        self.programs.begin()
 
     def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
         """Send to all workers; the reply is there when all have replied. WorkerLost when there are none."""
@@ -89,6 +95,8 @@ class Hub:
         if isinstance(report, Written):  # sent aside, while a command is carried out
             self.on_written(report)
             return
+        if isinstance(report, Beat) and report.programs is not None:
+            self.programs.take(report.programs)
         if isinstance(report, Progress) and report.process == 0:
             self.be_busy(report.message)
             logger.info("workers: %s", report.message or "running")
@@ -124,6 +132,11 @@ class Hub:
         """How many commands of this generation all workers have carried out."""
         return 0 if self._generation is None else self._generation.answered
 
+    @property
+    def was_useful(self) -> bool:
+        """Whether all workers of this generation have carried out a command for somebody."""
+        return self._generation is not None and self._generation.was_useful
+
     def late(self) -> list[int]:
         """The workers that have not carried out the oldest command."""
         return [] if self._generation is None else self._generation.late()
@@ -143,7 +156,8 @@ class _Generation:
     def __init__(self, setup: Setup, send: Send) -> None:
         self.setup = setup
         self.all_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self.answered = 0
+        self.answered = 0  # commands that all workers have carried out
+        self.was_useful = False  # whether any of them was for a request
         self._send = send
         self._workers: dict[int, _Worker] = {}
         self._sent: deque[_Sent] = deque()  # oldest first
@@ -235,6 +249,7 @@ class _Generation:
         while self._sent and not self._sent[0].missing:
             first = self._sent.popleft()
             self.answered += 1
+            self.was_useful |= first.name != WARM_UP
             if not first.answer.done():
                 assert first.reply is not None
                 first.answer.set_result(first.reply)

@@ -1,9 +1,92 @@
 """The few sizes that sampling commands come in; each combination is compiled once. Pure."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from spmd_tx.coordinator.pages import pages_for
+from spmd_tx.protocol import active_sizes
+
+PIECE = 1024  # tokens: the most of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
-NARROWEST_TABLE = 4  # pages
-GROWTH = 4  # rows come in 1, 4, 16, ...
+NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
+NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
+MOST_SEEN = 8  # pieces: what all tables of a Prefill hold, unless it has one row only
+GROWTH = 4  # rows come in 1, 4, 16, ..., and so do their lengths
 FEWEST_STEPS = 4  # of a Decode
+
+
+@dataclass(frozen=True)
+class Menu:
+    """All sizes of a server's sampling commands, per data shard unless it says otherwise."""
+
+    shards: int
+    context: int  # tokens: the most of prompt and sample together
+    page_size: int  # tokens
+    decode_rows: int  # most of one Decode
+    piece: int = PIECE
+
+    @cached_property
+    def row_lengths(self) -> list[int]:
+        """Of prefill rows, in tokens; none longer than the context needs."""
+        lengths = [min(SHORTEST_ROW, self.piece)]
+        while lengths[-1] < min(self.piece, self.context - 1):
+            lengths.append(min(lengths[-1] * GROWTH, self.piece))
+        return lengths
+
+    @cached_property
+    def tables(self) -> list[int]:
+        """Widths in pages: one for the whole context, and narrower ones, each with a quarter of the next."""
+        widths = [pages_for(self.context, self.page_size)]
+        while widths[0] * self.page_size >= GROWTH * NARROWEST_TABLE:
+            widths.insert(0, pages_for(widths[0], GROWTH))
+        return widths
+
+    def end_of_piece(self, first: int, end: int) -> int:
+        """How far a prompt, which ends here, is read at once from a position on: to a multiple of pieces.
+
+        Where a prompt is cut follows from the prompt, not from those beside it.
+        """
+        return min(end, (first // self.piece + 1) * self.piece)
+
+    def row_length(self, tokens: int) -> int:
+        return _smallest(self.row_lengths, tokens)
+
+    def decode_table(self, pages: int) -> int:
+        return _smallest(self.tables, pages)
+
+    def prefill_table(self, pages: int, row_length: int) -> int:
+        """The width of the tables of rows that go on."""
+        least = pages_for(max(NARROWEST_CONTINUED_TABLE, row_length), self.page_size)
+        return _smallest(self.tables, min(max(pages, least), self.tables[-1]))
+
+    def may_prefill(self, rows: int, row_length: int, table: int) -> bool:
+        """Whether a Prefill may have so many rows; ``table`` is 0 where rows do not go on."""
+        is_short = rows * row_length <= self.piece
+        return rows == 1 or (is_short and rows * table * self.page_size <= MOST_SEEN * self.piece)
+
+    def prefills(self) -> list[tuple[int, int, int]]:
+        """(rows of all data shards, their length, width of their tables or 0) of every possible Prefill."""
+        return [
+            (rows * self.shards, length, table)
+            for length in self.row_lengths
+            for table in [0, *sorted({self.prefill_table(pages, length) for pages in self.tables})]
+            for rows in _powers_of_four(self.piece // self.row_lengths[0])
+            if self.may_prefill(rows, length, table)
+        ]
+
+    def decodes(self, bank_slots: int) -> list[tuple[int, int, int]]:
+        """(rows of all data shards, width of their tables, adapters at once) of every possible Decode."""
+        sizes = sorted({self.rows_of_decode(count) for count in range(1, self.decode_rows + 1)})
+        return [
+            (rows * self.shards, table, active)
+            for rows in sizes
+            for table in self.tables
+            for active in active_sizes(rows * self.shards, bank_slots)
+        ]
+
+    def rows_of_decode(self, samples: int) -> int:
+        return min(power_of_four(samples), self.decode_rows)
 
 
 def power_of_two(least: int, count: int) -> int:
@@ -32,3 +115,15 @@ def decode_steps(least_remaining: int, most: int, is_hurried: bool) -> int:
     """
     fewest = min(FEWEST_STEPS, most)
     return fewest if is_hurried else max(fewest, min(least_remaining, most))
+
+
+def _smallest(sizes: Sequence[int], count: int) -> int:
+    """The smallest that holds so many."""
+    return next(size for size in sizes if size >= count)
+
+
+def _powers_of_four(most: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] * GROWTH <= most:
+        sizes.append(sizes[-1] * GROWTH)
+    return sizes

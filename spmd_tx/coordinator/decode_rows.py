@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spmd_tx.coordinator.buckets import NARROWEST_TABLE, power_of_four, power_of_two
+from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.pages import TRASH_PAGE
 from spmd_tx.coordinator.prompt_wishes import width
 from spmd_tx.coordinator.samples import Sample
@@ -11,19 +11,15 @@ from spmd_tx.protocol import STOP_TOKENS, Decode
 FRESH = -1
 
 
-def rows_per_shard(chosen: list[list[Sample]], most: int) -> int:
-    """The smallest size that holds the samples of every data shard."""
-    return min(power_of_four(max(len(samples) for samples in chosen)), most)
-
-
 def decode_command(
-    chosen: list[list[Sample]], steps: int, rows: int, last_decode: int, vocab_size: int
+    chosen: list[list[Sample]], steps: int, menu: Menu, last_decode: int, vocab_size: int
 ) -> Decode:
-    """The command for the samples of each data shard, with ``rows`` rows per shard."""
+    """The command for the samples of each data shard."""
+    rows = menu.rows_of_decode(max(len(samples) for samples in chosen))
     count = len(chosen) * rows
     top = max(sample.job.top for samples in chosen for sample in samples)
     widest = max(len(sample.pages) for samples in chosen for sample in samples)
-    tables = np.full((count, power_of_two(NARROWEST_TABLE, widest)), TRASH_PAGE, np.int32)
+    tables = np.full((count, menu.decode_table(widest)), TRASH_PAGE, np.int32)
     command = Decode(
         steps=steps,
         source=np.full(count, FRESH, np.int32),

@@ -10,16 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.admission import Admission
 from spmd_tx.coordinator.bank import VersionBank
-from spmd_tx.coordinator.buckets import decode_steps
-from spmd_tx.coordinator.decode_rows import decode_command, rows_per_shard
+from spmd_tx.coordinator.buckets import Menu, decode_steps
+from spmd_tx.coordinator.decode_rows import decode_command
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.prefill import Segment
 from spmd_tx.coordinator.queue_status import counted
+from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.request_queue import Outcome
 from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
@@ -38,12 +37,9 @@ Listener = Callable[[Sample], None]
 class SamplingLimits:
     """What the device has room for."""
 
-    shards: int
-    rows_per_shard: int  # of one Decode
-    page_size: int  # tokens
+    menu: Menu
     pages_per_shard: int  # page 0 included
     decode_steps: int  # most of one Decode
-    prefill_tokens: int  # most of one Prefill, per data shard
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,8 @@ class SampleBatch:
         listener: Listener = lambda sample: None,
     ) -> None:
         """The listener hears of every sample that has got tokens."""
-        longest = (limits.pages_per_shard - 1) * limits.page_size
+        menu = limits.menu
+        longest = (limits.pages_per_shard - 1) * menu.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
         self._model = model
         self._bank = bank
@@ -74,15 +71,15 @@ class SampleBatch:
         self._listener = listener
         self._shards = [
             Shard(
-                rows=limits.rows_per_shard,
-                page_size=limits.page_size,
+                rows=menu.decode_rows,
+                page_size=menu.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
                 has_cache=not model.config.n_experts,  # what a prompt's tokens went through is to be told
             )
-            for _ in range(limits.shards)
+            for _ in range(menu.shards)
         ]
-        self._admission = Admission(bank, self._shards, limits.page_size, limits.prefill_tokens)
+        self._admission = Admission(bank, self._shards, menu)
         self._jobs: dict[str, SampleJob] = {}
         self._arrivals = 0
         self._planned: deque[Dispatch] = deque()
@@ -132,7 +129,7 @@ class SampleBatch:
 
     def _plan(self) -> None:
         """Prompts first, but never two Prefills while rows wait for their next tokens."""
-        if not (self._prefilled_last and self._has_residents()):
+        if not (self._prefilled_last and any(shard.has_rows for shard in self._shards)):
             self._plan_prefill()
             self._prefilled_last = bool(self._planned)
         if not self._planned and self._unanswered < MOST_DECODES:
@@ -145,14 +142,15 @@ class SampleBatch:
         self._planned.extend(Dispatch(command, 0, _nothing) for command in admitted.before)
         if admitted.plan.is_empty:
             return
-        wishes = [(job.wishes, segment) for job, segment in admitted.scored]
+        wishes = [(reading.job.wishes, segment) for reading, segment, is_scored in admitted.read if is_scored]
         command = admitted.plan.command(wishes, self._model.config.vocab_size)
-        scored, prompts = (
-            [(job, segment, admitted.plan.row_of(segment)) for job, segment in some]
-            for some in (admitted.scored, admitted.prompts)
-        )
-        requests = frozenset(job.request_id for job in admitted.started)
-        absorb = partial(_absorb_prefill, scored, prompts)
+        written = [
+            (reading, segment, admitted.plan.row_of(segment), is_scored)
+            for reading, segment, is_scored in admitted.read
+        ]
+        jobs = admitted.started | {reading.job for reading, _, _ in admitted.read}
+        requests = frozenset(job.request_id for job in jobs)
+        absorb = partial(_absorb_prefill, written)
         self._planned.append(Dispatch(command, command.rows.tokens.size, absorb, requests))
 
     def _plan_decode(self) -> None:
@@ -165,8 +163,9 @@ class SampleBatch:
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, candidates, strict=True)]
         if not any(chosen):
             return
-        rows = rows_per_shard(chosen, self._limits.rows_per_shard)
-        command = decode_command(chosen, steps, rows, self._decodes, self._model.config.vocab_size)
+        menu, vocab_size = self._limits.menu, self._model.config.vocab_size
+        command = decode_command(chosen, steps, menu, self._decodes, vocab_size)
+        rows = len(command.source) // menu.shards
         self._decodes += 1
         self._unanswered += 1
         self._prefilled_last = False
@@ -257,31 +256,15 @@ class SampleBatch:
             if sample.is_resident:
                 self._leave(sample)
 
-    def _has_residents(self) -> bool:
-        return any(shard.residents for shard in self._shards)
+
+# The segment's row, and whether more is wanted of it than keys and values
+_Written = list[tuple[Reading, Segment, int, bool]]
 
 
-_Written = list[tuple[SampleJob, Segment, int]]  # the last is the segment's row
-
-
-def _absorb_prefill(scored: _Written, prompts: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
-    for job, segment, row in scored:
-        job.scores = job.wishes.scores(
-            {
-                name: _from_the_start(array[row, segment.place], segment.first)
-                for name, array in reply.arrays.items()
-                if name != "experts"
-            }
-        )
-    if "experts" in reply.arrays:
-        for job, segment, row in prompts:
-            job.prompt_experts = reply.arrays["experts"][row, segment.place].copy()
+def _absorb_prefill(written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
+    for reading, segment, row, is_scored in written:
+        reading.absorb(segment, row, reply.arrays, is_scored)
     return []
-
-
-def _from_the_start(array: np.ndarray, first: int) -> np.ndarray:
-    """With something for the positions before the first, which nothing is wanted of."""
-    return np.concatenate([np.zeros((first, *array.shape[1:]), array.dtype), array])
 
 
 def _nothing(_: Reply) -> list[tuple[str, Outcome]]:

@@ -21,6 +21,7 @@ from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.compile_progress import ProgramsHealth
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
@@ -72,6 +73,9 @@ class Health(Protocol):
 
     @property
     def refusal(self) -> str | None: ...  # why no more work is taken
+
+    @property
+    def programs(self) -> ProgramsHealth | None: ...  # how far the warm-up is, if there is one
 
     @property
     def closing(self) -> asyncio.Future[None]: ...  # done when nobody should wait for a result any more

@@ -204,7 +204,7 @@ class Generations:
             return
 
     def _was_fruitful(self) -> bool:
-        if self._hub.answered:
+        if self._hub.was_useful:
             return True
         now = asyncio.get_running_loop().time()
         return self._ready_at is not None and now - self._ready_at > FRUITFUL_SECONDS

@@ -2,13 +2,14 @@
 
 import asyncio
 
-from spmd_tx.coordinator.dispatcher import Workers
+from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.compile_progress import ProgramsHealth
 
 
 class ServerHealth:
     """Set by the server as it starts, runs and ends."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Hub) -> None:
         self.ready = False  # whether workers run commands
         self.refusal: str | None = None  # why no more work is taken
         self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -18,3 +19,8 @@ class ServerHealth:
     def phase(self) -> str:
         """What the server is doing: "loading weights 45 %"."""
         return self._workers.busy or ("running" if self.ready else "starting")
+
+    @property
+    def programs(self) -> ProgramsHealth | None:
+        """What is ready of all that is compiled ahead; None without a warm-up."""
+        return self._workers.programs.health

@@ -50,6 +50,24 @@ CACHED_PROMPT_TOKENS = Counter(
     registry=REGISTRY,
 )
 
+# By source "compiler" or "cache", which is the one on disk; program "other" is what no step is compiled for.
+COMPILES = Counter(
+    "spmd_tx_compiles",
+    "Programs that worker 0 has compiled, or loaded from the compilation cache.",
+    ["program", "source"],
+    registry=REGISTRY,
+)
+COMPILE_SECONDS = Counter(
+    "spmd_tx_compile_seconds",
+    "Seconds that this took, tracing aside.",
+    ["program", "source"],
+    registry=REGISTRY,
+)
+PROGRAMS_PLANNED = Gauge(
+    "spmd_tx_programs_planned", "Programs that workers compile ahead of need.", registry=REGISTRY
+)
+PROGRAMS_READY = Gauge("spmd_tx_programs_ready", "Those of them that are ready.", registry=REGISTRY)
+
 
 def exposition() -> bytes:
     """All of it in the text format of Prometheus."""

@@ -8,6 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from spmd_tx.protocol import SEGMENTS_PER_ROW
+
 SHORTEST_ROW = 64  # tokens
 LONGER_ROW_PENALTY = 0.05  # per doubling: attention over a longer row costs more per token
 SIZE_STEP = 4  # micro-batches have 1, 4, 16, ... rows per data shard
@@ -91,12 +93,14 @@ def _first_fit_decreasing(lengths: np.ndarray, row_length: int) -> tuple[np.ndar
     rows = np.zeros(len(lengths), np.int64)
     starts = np.zeros(len(lengths), np.int64)
     free = np.full(len(lengths), row_length)
+    places = np.full(len(lengths), SEGMENTS_PER_ROW)
     opened = 0
     for segment in np.argsort(-lengths, kind="stable").tolist():
         length = lengths[segment]
-        row = int((free[: opened + 1] >= length).argmax())
+        row = int(((free[: opened + 1] >= length) & (places[: opened + 1] > 0)).argmax())
         rows[segment] = row
         starts[segment] = row_length - free[row]
         free[row] -= length
+        places[row] -= 1
         opened = max(opened, row + 1)
     return rows, starts

@@ -165,6 +165,7 @@ def for_device(
     )
     for each, (row, place), first in placed:
         if each.targets is not None:
-            device.targets[row, place, : each.targets.width] = each.targets.tokens[first:]
+            tokens = each.targets.tokens[first : first + place.stop - place.start]
+            device.targets[row, place, : each.targets.width] = tokens
         device.seeds[row, place], device.temperatures[row, place] = each.seeds, each.temperature
     return device

@@ -92,7 +92,9 @@ def in_words(busy: str) -> str:
         return busy
     step, (rows, tokens) = WORDS[found[1]], map(int, found.groups()[1:])
     what = f"a {step} of {rows} x {tokens} tokens" if rows > 1 else f"a {tokens}-token {step}"
-    return busy[: found.start()] + "compiling " + (f"a {step}" if found[1] == "decode" else what)
+    progress = re.search(r"\d+ of \d+ programs are ready", busy)
+    words = f"compiling {f'a {step}' if found[1] == 'decode' else what}"
+    return busy[: found.start()] + words + (f", {progress[0]}" if progress else "")
 
 
 def _joined(reasons: Iterable[str | None]) -> str | None:

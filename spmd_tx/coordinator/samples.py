@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.models.config import ModelConfig
 
+if TYPE_CHECKING:
+    from spmd_tx.coordinator.reading import Reading
+
 NEVER = -1
 OF_SESSION = ":sample:"  # stands between a session's id and the number of its sampler
 OF_THE_PROMPT = -1  # in place of a sample's index: what is drawn for the tokens of the prompt
@@ -48,6 +51,7 @@ class Sample:
 
     outstanding: int = 0  # tokens that sent commands will draw unless it stops earlier
     is_resident: bool = False  # holds pages, and takes part in Decodes
+    reading: Reading | None = None  # while a part of its content is still to be read, before its first Decode
     pages: list[int] = field(default_factory=list)  # in the order of positions
     shard: int = 0
     bank: int = 0
@@ -143,7 +147,7 @@ class SampleJob:
         self.number = number
         for sample in self.samples:
             sample.outstanding, sample.decode = 0, NEVER
-            sample.is_resident, sample.pages = False, []
+            sample.is_resident, sample.pages, sample.reading = False, [], None
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
         self.needs_scores = not self.wishes.is_empty and self.scores is None
         self.has_started = self.is_overdue = False

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from spmd_tx.coordinator.compile_progress import ProgramsHealth
 from spmd_tx.coordinator.user_metadata import WithMetadata
 
 Text = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$")]  # what PostgreSQL can hold
@@ -163,6 +164,7 @@ class StatusResponse(msgspec.Struct, frozen=True):
 class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str
     detail: str | None = None
+    programs: ProgramsHealth | None = None
 
 
 # --- models and training ----------------------------------------------------------------------------

@@ -15,14 +15,14 @@ import msgspec
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.app import make_app
-from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
+from spmd_tx.coordinator.assembly import Parts, make_menu, open_model, open_parts
 from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http_server import HttpServer
 from spmd_tx.coordinator.logs import log_to_stderr
 from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
-from spmd_tx.protocol import Ready
+from spmd_tx.protocol import Ready, WarmUp
 from spmd_tx.secret import Keys, read_secret
 
 logger = logging.getLogger(__name__)
@@ -129,6 +129,8 @@ class _Server:
         if not self._has_been_ready:
             print(f"ready: {self._url}", flush=True)
             self._has_been_ready = True
+        if self._config.warm_up == "background":
+            parts.hub.send(WarmUp(programs=make_menu(self._config, parts.services.max_context)))
         try:
             await parts.scheduler.run(parts.hub, ready.pages)
         finally:

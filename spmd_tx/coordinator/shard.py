@@ -15,7 +15,8 @@ class Start:
     pages: list[int]  # of the common content, without its last token
     written: int  # how many of its first tokens the pages hold already
     found: int  # those of them that were found in the prefix cache
-    copies: list[tuple[int, int]]  # (from, to): the last page, where it is filled in part
+    # (from, to) of samples that do not own it: the last page, where it is filled in part
+    copies: dict[Sample, tuple[int, int]]
 
 
 class Shard:
@@ -62,10 +63,9 @@ class Shard:
         if kept is None:
             self.pool.hold(found)
             pages = found + self.pool.take(pages_for(written, self._page_size) - len(found))
-            self._remember(part[0], pages, full)
         else:
             pages = kept
-        copies = []
+        copies = {}
         for number, sample in enumerate(part):
             if number == 0 and kept is None:
                 sample.pages = list(pages)
@@ -74,7 +74,7 @@ class Shard:
                 self.pool.hold(sample.pages)
                 if partial:
                     sample.pages += self.pool.take(1)
-                    copies.append((pages[full], sample.pages[full]))
+                    copies[sample] = pages[full], sample.pages[full]
             sample.is_resident, sample.decode = True, NEVER
             self.residents.append(sample)
         self.sort_residents()
@@ -103,14 +103,29 @@ class Shard:
         if self._has_cache and count:
             self._cache.remember(self._keys(sample).first(count, sample.content), pages[:count])
 
+    def remember_read(self, sample: Sample, pages: list[int], end: int) -> None:
+        """A sample's content is read up to here by commands that have been planned."""
+        self._remember(sample, pages, end // self._page_size)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any sample is ready for Decodes."""
+        return any(sample.reading is None for sample in self.residents)
+
     def sort_residents(self) -> None:
         self.residents.sort(key=lambda sample: sample.age)
 
     def leave(self, sample: Sample) -> None:
         """Give a sample's pages back; no later command may use them for it."""
         self.residents.remove(sample)
-        # Commands on their way write behind this position only.
-        self._remember(sample, sample.pages, sample.position // self._page_size)
+        if sample.reading is None:
+            # Commands on their way write behind this position only.
+            self._remember(sample, sample.pages, sample.position // self._page_size)
+        else:
+            sample.reading.give_up(sample)
+            if sample.reading.is_given_up:
+                self.forget_prompt(sample.job)
+            sample.reading = None
         if sample.outstanding:
             sample.left = [(page, self.pool.takes(page)) for page in sample.pages]
         self.pool.release(sample.pages)
@@ -132,7 +147,11 @@ class Shard:
         A sample takes part whose state is on the device because it was in the last Decode, or is known
         because nothing of it is outstanding. When there are more than rows, samplers share them evenly.
         """
-        able = [each for each in self.residents if each.decode == last_decode or not each.outstanding]
+        able = [
+            each
+            for each in self.residents
+            if each.reading is None and (each.decode == last_decode or not each.outstanding)
+        ]
         if len(able) <= self.rows:
             return able
         seen: Counter[str] = Counter()

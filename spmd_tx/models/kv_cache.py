@@ -15,11 +15,14 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from spmd_tx.models.attention import attend_keys, segment_attention
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import QUERY_BLOCK, attend_keys, attend_segments
+from spmd_tx.models.page_loop import attend_row_by_row
 from spmd_tx.models.qwen3 import Attend
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP
 from spmd_tx.sharding.weight import Weight
+
+MOST_SCORES = 1 << 22  # of one head that are held at once: tokens of rows times tokens that they see
 
 
 @jax.tree_util.register_dataclass
@@ -47,13 +50,17 @@ def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v
 
 
 def prefill_attend(
-    segments_BT: Int[Array, "B T"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]
+    implementation: str,
+    segments_BT: Int[Array, "B T"],
+    pages_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
 ) -> Attend:
     """Attend as training does, and write every token's keys and values to its page."""
+    attention = segment_attention(implementation, segments_BT)
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
-        return attend_segments(q, k, v, segments_BT), cache
+        return attention(q, k, v), cache
 
     return attend
 
@@ -63,8 +70,8 @@ def continue_attend(
 ) -> Attend:
     """Write every token's keys and values to its page, then attend to all that the row's pages hold up to it.
 
-    Each row has one segment, whose first tokens may have been written before. Long rows go block by block
-    of queries.
+    Each row has one segment, whose first tokens may have been written before. Where there are many scores
+    the queries go block by block.
     """
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
@@ -81,10 +88,13 @@ def continue_attend(
             return attend_keys(q_BQNE, keys, values, order_S[None, None] <= positions_BQ[:, :, None])
 
         b, t, n, e = q.shape
-        if t <= 2 * QUERY_BLOCK:
+        blocks = 1
+        while blocks < t and b * (t // blocks) * order_S.size > MOST_SCORES:
+            blocks *= 2
+        if blocks == 1:
             return block((q, positions_BT)), cache
-        queries = q.reshape(b, t // QUERY_BLOCK, QUERY_BLOCK, n, e).swapaxes(0, 1)
-        positions = positions_BT.reshape(b, t // QUERY_BLOCK, QUERY_BLOCK).swapaxes(0, 1)
+        queries = q.reshape(b, blocks, t // blocks, n, e).swapaxes(0, 1)
+        positions = positions_BT.reshape(b, blocks, t // blocks).swapaxes(0, 1)
         return lax.map(block, (queries, positions)).swapaxes(0, 1).reshape(b, t, n, e), cache
 
     return attend
@@ -96,14 +106,19 @@ def _row_keys(pool: Array, index: Array, tables_BN: Array) -> Array:
     return paged.reshape(paged.shape[0], -1, *paged.shape[3:])
 
 
-def decode_attend(tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array) -> Attend:
-    """Write one token per row, then attend to all the row's tokens up to it."""
+def decode_attend(
+    tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array, *, row_by_row: bool
+) -> Attend:
+    """Write one token per row, then attend to all the row's tokens up to it; ``row_by_row`` for CPUs."""
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
         page_size = cache.keys.shape[2]
         page_B = jnp.take_along_axis(tables_BN, (positions_B // page_size)[:, None], axis=1)[:, 0]
         page_B = jnp.where(is_alive_B, page_B, 0)
         cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
+        if row_by_row:
+            pools = (cache.keys, cache.values)
+            return attend_row_by_row(q[:, 0], pools, index, tables_BN, positions_B)[:, None], cache
 
         order_T = jnp.arange(tables_BN.shape[1] * page_size)
         mask_BT = order_T[None] <= positions_B[:, None]

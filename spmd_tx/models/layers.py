@@ -1,6 +1,6 @@
 """Building blocks shared by model families.
 
-Dimension key as in qwen3.py; S source (key) token, G query heads per key-value head, Q query block.
+Dimension key as in qwen3.py.
 """
 
 import jax
@@ -9,8 +9,6 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.sharding.mesh import FSDP, TP
-
-QUERY_BLOCK = 512  # query tokens whose scores are held at once
 
 
 def rms_norm(x: Float[Array, "... W"], weight_W: Float[Array, " W"], eps: float) -> Float[Array, "... W"]:
@@ -50,43 +48,3 @@ def rotate(
     first, second = jnp.split(x_BTNE.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x_BTNE.dtype)
-
-
-def attend_keys(
-    q_BTNE: Float[Array, "B T N E"],
-    k_BSKE: Float[Array, "B S K E"],
-    v_BSKE: Float[Array, "B S K E"],
-    mask_BTS: Array,
-) -> Float[Array, "B T N E"]:
-    """Softmax attention over the allowed keys; grouped queries; scores and softmax in fp32."""
-    b, t, n, e = q_BTNE.shape
-    q_BTKGE = q_BTNE.reshape(b, t, k_BSKE.shape[2], -1, e)
-    scores = jnp.einsum("BTKGE,BSKE->BKGTS", q_BTKGE, k_BSKE, preferred_element_type=jnp.float32) * e**-0.5
-    # A large finite number, not -inf: rows of pure padding must stay finite.
-    scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
-    probabilities = jax.nn.softmax(scores, axis=-1).astype(v_BSKE.dtype)
-    return jnp.einsum("BKGTS,BSKE->BTKGE", probabilities, v_BSKE).reshape(b, t, n, e)
-
-
-def attend_segments(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Int[Array, "B T"]) -> Array:
-    """Causal attention within each packed segment.
-
-    Long rows go block by block of queries, so that no [T, T] is held.
-    """
-    b, t, n, e = q_BTNE.shape
-    order_T = jnp.arange(t)
-
-    def block(q_BQNE: Array, segments_BQ: Array, order_Q: Array) -> Array:
-        causal_QS = order_Q[:, None] >= order_T[None]
-        mask_BQS = causal_QS[None] & (segments_BQ[:, :, None] == segments_BT[:, None])
-        return attend_keys(q_BQNE, k_BTKE, v_BTKE, mask_BQS)
-
-    if t <= 2 * QUERY_BLOCK:
-        return block(q_BTNE, segments_BT, order_T)
-    blocks = t // QUERY_BLOCK
-    queries = q_BTNE.reshape(b, blocks, QUERY_BLOCK, n, e).swapaxes(0, 1)
-    segments = segments_BT.reshape(b, blocks, QUERY_BLOCK).swapaxes(0, 1)
-    y = lax.map(
-        lambda x: jax.checkpoint(block)(*x), (queries, segments, order_T.reshape(blocks, QUERY_BLOCK))
-    )
-    return y.swapaxes(0, 1).reshape(b, t, n, e)

@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models import moe
+from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import embed, rms_norm, rotate, silu
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora
@@ -131,6 +132,8 @@ def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
     if names is None:
         return run
     policy = jax.checkpoint_policies.save_only_these_names(*names)
+    if names:
+        policy = jax.checkpoint_policies.save_from_both_policies(policy, saves_attention)
     return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
 
 

@@ -29,7 +29,7 @@ class AdapterSteps:
 
     create: Callable[..., TrainState]  # (state, slot, seed [2], ranks [2], scale [2], groups [3])
     read: Callable[..., SlotState]  # (state, slot)
-    write: Callable[..., TrainState]  # (state, slot, content, scale [2])
+    write: Callable[..., TrainState]  # (state, content, slot, scale [2])
     to_bank: Callable[..., Bank]  # (bank, adapter, bank slot, scale [2])
     weights_of: Callable[..., Adapters[Array]]  # (stack, slot); fp32
 
@@ -59,7 +59,7 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
     slot_shardings = shardings(mesh, slot_weights(state))
 
     @partial(jax.jit, donate_argnums=0, out_shardings=state_shardings)
-    def write(state: TrainState, slot: Array, one: SlotState, scale: Array) -> TrainState:
+    def write(state: TrainState, one: SlotState, slot: Array, scale: Array) -> TrainState:
         zeros = jax.tree.map(jnp.zeros_like, one.w)
         return TrainState(
             w=put_slot(state.w, one.w, slot),
@@ -76,7 +76,7 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
     ) -> TrainState:
         fresh = initial(state.w, seed_2, ranks_2, groups_3)
         zeros = jax.tree.map(jnp.zeros_like, fresh)
-        return write(state, slot, SlotState(fresh, zeros, zeros, jnp.int32(0)), scale)
+        return write(state, SlotState(fresh, zeros, zeros, jnp.int32(0)), slot, scale)
 
     @partial(jax.jit, out_shardings=slot_shardings)
     def read(state: TrainState, slot: Array) -> SlotState:

@@ -22,6 +22,7 @@ from spmd_tx.protocol import (
     SaveState,
     Shutdown,
     Snapshot,
+    WarmUp,
 )
 
 # Arrays and metrics of a reply, which may still be on their way from the device.
@@ -47,6 +48,7 @@ class Steps(Protocol):
     def load_sampler(self, command: LoadSampler) -> Result: ...
     def prefill(self, command: Prefill) -> Result: ...
     def decode(self, command: Decode) -> Result: ...
+    def warm_up(self, command: WarmUp) -> Result: ...
 
 
 def execute(steps: Steps, command: AnyCommand) -> Result:
@@ -78,6 +80,8 @@ def execute(steps: Steps, command: AnyCommand) -> Result:
             return steps.prefill(command)
         case Decode():
             return steps.decode(command)
+        case WarmUp():
+            return steps.warm_up(command)
         case Shutdown():
             return NOTHING
         case _:

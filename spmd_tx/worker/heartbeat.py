@@ -1,18 +1,21 @@
 """Tells the coordinator, from a thread of its own, that this process is alive and what it is doing."""
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
-from spmd_tx.protocol import BEAT_SECONDS, Beat
+from spmd_tx.protocol import BEAT_SECONDS, Beat, CompileReport
 from spmd_tx.worker.inbox import Inbox
 
 
 class Heartbeat:
     """Beats while it is entered; a step that runs or is compiled does not stop it."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Inbox, programs: Callable[[], CompileReport] | None = None) -> None:
         self._inbox = inbox
-        self._end = threading.Event()
+        self._programs = programs
+        self._wake = threading.Event()
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> None:
@@ -21,12 +24,18 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end.set()
+        self._is_ending = True
+        self._wake.set()
         self._thread.join()
+
+    def beat(self) -> None:
+        """Beat at once: there is news. Any thread may ask."""
+        self._wake.set()
 
     def _run(self) -> None:
         with self._inbox.aside() as report:
-            while True:
-                report(Beat, sequence=self._inbox.executing)
-                if self._end.wait(BEAT_SECONDS):
-                    return
+            while not self._is_ending:
+                self._wake.clear()
+                programs = self._programs() if self._programs else None
+                report(Beat, sequence=self._inbox.executing, programs=programs)
+                self._wake.wait(BEAT_SECONDS)

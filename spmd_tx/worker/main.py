@@ -18,12 +18,13 @@ import msgspec
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
 from spmd_tx.protocol import Failure, Progress, Ready, Setup, Written
 from spmd_tx.secret import Keys, read_secret
+from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd
-from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.execute import Steps
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
+from spmd_tx.worker.programs import Programs
 
 HELLO_SECONDS = 120.0  # until the coordinator must have answered, which waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes
@@ -53,7 +54,7 @@ class LoadedEngine(Steps, Protocol):
     on_snapshot_end: OnEnd
 
 
-StartEngine = Callable[[Setup, CompileLog, Callable[[str], None]], LoadedEngine]
+StartEngine = Callable[[Setup, Programs, Callable[[str], None]], LoadedEngine]
 
 
 def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
@@ -65,29 +66,37 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
     assert secret is not None, "the agent hands the secret over"
     inbox = Inbox(options.coordinator, options.process_id, options.generation, Keys.of(secret))
     sys.excepthook = partial(_fail, inbox)
-    with Heartbeat(inbox):
-        _work(inbox, options, start_engine)
+    heart: Heartbeat  # which the programs tell when there is news
+    programs = Programs(lambda message: inbox.report(Progress, message=message), lambda: heart.beat())
+    heart = Heartbeat(inbox, programs.state if options.process_id == 0 else None)
+    with heart:
+        _work(inbox, options, start_engine, programs)
+    has_ended = programs.stop()
     inbox.close()
+    if not has_ended:
+        _leave()
     return 0
 
 
-def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine) -> None:
+def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, programs: Programs) -> None:
     is_leader = options.process_id == 0
     setup = inbox.hello(HELLO_SECONDS, jax_port=_free_port() if is_leader else 0)
     if options.model_dir is not None:
         setup = msgspec.structs.replace(setup, model_dir=options.model_dir)
-    configure_jax(setup, options.devices)
-    if setup.num_processes > 1:
-        _join(setup, options)
 
     def progress(message: str) -> None:
         inbox.report(Progress, message=message)
+
+    configure_jax(setup, options.devices)
+    setup = prepare_accelerator(setup, options.device_ids, progress)
+    if setup.num_processes > 1:
+        _join(setup, options)
 
     def written(path: str, problem: str | None) -> None:
         if is_leader:
             inbox.report_aside(Written, path=path, error=problem)
 
-    engine = start_engine(setup, CompileLog(progress), progress)
+    engine = start_engine(setup, programs, progress)
     engine.on_snapshot_end = written
     inbox.report(Ready, pages=engine.pages, device=engine.device)
     Loop(engine, inbox, is_leader).run()
@@ -120,6 +129,13 @@ def _join(setup: Setup, options: argparse.Namespace) -> None:
             f"but the mesh fsdp {setup.fsdp} x ep {setup.ep} x tp {setup.tp} has {options.devices} of each "
             "process; change the parallel sizes or --num-processes"
         )
+
+
+def _leave() -> None:
+    """Exit while a program is being compiled: Python would end in the middle of that, and abort."""
+    jax.distributed.shutdown()  # together with the other processes; it does nothing when there is only one
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _free_port() -> int:

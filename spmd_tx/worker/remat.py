@@ -6,8 +6,8 @@ happens to be free: requests that are run again after a crash must meet the same
 
 import jax.numpy as jnp
 
+from spmd_tx.models.attention import QUERY_BLOCK
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import QUERY_BLOCK
 from spmd_tx.protocol import Setup
 from spmd_tx.worker.memory import compute_dtype
 

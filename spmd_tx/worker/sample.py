@@ -18,7 +18,7 @@ from spmd_tx.models import head
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, row_lora
-from spmd_tx.models.qwen3 import Pass, Weights, backbone
+from spmd_tx.models.qwen3 import Attend, Pass, Weights, backbone
 from spmd_tx.models.sampling import draw, tempered
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
@@ -112,6 +112,7 @@ def make_prefill(
     *,
     logprobs: bool,
     widths: Widths | None = None,
+    attention: str = "reference",
 ) -> Callable[..., Any]:
     """(weights, bank, cache, rows, pages, copies, tables, inputs) -> (cache, scores, experts).
 
@@ -136,7 +137,7 @@ def make_prefill(
     ) -> Any:
         loras = both_loras(row_lora, rows.slots, bank.scale)
         adapters = jax.tree.map(varying, bank.w)
-        attend = prefill_attend(rows.segments, pages, rows.positions)
+        attend = prefill_attend(attention, rows.segments, pages, rows.positions)
         if tables is not None:
             attend = continue_attend(tables, pages, rows.positions)
         how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts)
@@ -182,6 +183,7 @@ def make_decode(
     carries: as a scanned input it would be copied for every layer.
     """
     in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(), P())
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
 
     @partial(jax.jit, donate_argnums=(2, 3))
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P()))
@@ -209,7 +211,8 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, drawn = carry
-            cache, state, one = _step(model, base, adapters, loras, cache, state, rows, top)
+            attend = partial(decode_attend, rows.tables, row_by_row=is_cpu)
+            cache, state, one = _step(model, base, adapters, loras, cache, state, rows, attend, top)
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
 
@@ -229,13 +232,13 @@ def _step(
     cache: KvCache,
     state: RowState,
     rows: DecodeRows,
+    attend_at: Callable[[Array, Array], Attend],
     top: int,
 ) -> tuple[KvCache, RowState, Drawn]:
     """Feed every living row its last token and draw the next one."""
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
-    attend = decode_attend(rows.tables, positions_B, is_alive_B)
-    how = Pass(attend, *loras, sequence_parallel=False, stationary=True)
+    how = Pass(attend_at(positions_B, is_alive_B), *loras, sequence_parallel=False, stationary=True)
     tokens_B1, positions_B1 = state.tokens[:, None], positions_B[:, None]
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
     local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]

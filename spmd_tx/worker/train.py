@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import head, lora, moe
+from spmd_tx.models.attention import segment_attention
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import attend_segments
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora, row_lora
 from spmd_tx.models.qwen3 import Pass, Weights, backbone
 from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
@@ -66,11 +66,12 @@ def full_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Arr
     return Adapters(layers, pair("head", adapters.head))
 
 
-def segment_attend(segments_BT: Array) -> Callable[..., tuple[Array, None]]:
-    """Attention for packed rows without a cache."""
+def segment_attend(implementation: str, segments_BT: Array) -> Callable[..., tuple[Array, None]]:
+    """Attention for packed rows without a cache, by a name of attention.IMPLEMENTATIONS."""
+    attention = segment_attention(implementation, segments_BT)
 
     def attend(_: Array, q: Array, k: Array, v: Array, cache: None) -> tuple[Array, None]:
-        return attend_segments(q, k, v, segments_BT), cache
+        return attention(q, k, v), cache
 
     return attend
 
@@ -165,7 +166,12 @@ def sequence_loss_and_grad(
 
 
 def make_forward(
-    model: ModelConfig, mesh: Mesh, base: Weights[Weight], state: TrainState
+    model: ModelConfig,
+    mesh: Mesh,
+    base: Weights[Weight],
+    state: TrainState,
+    *,
+    attention: str = "reference",
 ) -> Callable[..., Any]:
     """(weights, w, scale, rows, loss) -> (logprobs, losses), float32, on every process."""
 
@@ -177,7 +183,9 @@ def make_forward(
         base: Weights[Array], w: Adapters[Array], scale: Array, rows: Rows, loss: TokenLossInputs
     ) -> Any:
         adapters, loras = full_adapters(model, w), both_loras(row_lora, rows.slots, scale)
-        how = Pass(segment_attend(rows.segments), *loras, sequence_parallel=True, experts=rows.experts)
+        how = Pass(
+            segment_attend(attention, rows.segments), *loras, sequence_parallel=True, experts=rows.experts
+        )
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
         logprobs = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
@@ -192,7 +200,13 @@ def make_forward(
 
 
 def make_forward_backward(
-    model: ModelConfig, mesh: Mesh, base: Weights[Weight], state: TrainState, remat: str = "full"
+    model: ModelConfig,
+    mesh: Mesh,
+    base: Weights[Weight],
+    state: TrainState,
+    remat: str = "full",
+    *,
+    attention: str = "reference",
 ) -> Callable[..., Any]:
     """(weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); ``grad_sum`` is donated.
 
@@ -211,7 +225,7 @@ def make_forward_backward(
         loss: TokenLossInputs,
     ) -> Any:
         loras = both_loras(row_lora, rows.slots, scale)
-        attend = segment_attend(rows.segments)
+        attend = segment_attend(attention, rows.segments)
         how = Pass(attend, *loras, sequence_parallel=True, remat=remat, experts=rows.experts)
 
         # The local loss is differentiated, not the global one: the gathers in full_adapters add the

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ VERSIONS = (
 
 def main() -> None:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out: Path = arguments.out.absolute()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -37,7 +39,7 @@ def main() -> None:
         turns = take_turns(arguments, out, model)
         report["models"][model] = turns
         (out / "result.json").write_text(json.dumps(report, indent=1) + "\n")
-        found = figures.rows(turns["ours"], turns["peer"], has_bounds=model == "tiny")
+        found = figures.rows(turns["ours"], turns["peer"], has_bounds=model == "tiny" and not arguments.quick)
         lines = [tables.cells(row) for row in found]
         print(f"\n{model}\n{tables.text(tables.HEADER, lines)}\n", flush=True)
         notes = [f"- {row.figure.name}: {row.error}" for row in found if row.error]
@@ -72,7 +74,12 @@ def take_turn(arguments: argparse.Namespace, side: str, model: Path, folder: Pat
     command += ["--settle-seconds", str(arguments.settle_seconds)]
     command += ["--section-deadline", str(arguments.section_deadline)]
     command += ["--quick"] if arguments.quick else []
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    with subprocess.Popen(command, cwd=ROOT) as turn:
+        try:
+            code = turn.wait()
+        except (KeyboardInterrupt, SystemExit):
+            turn.terminate()  # it ends its server
+            raise
     found = json.loads(result.read_text())["results"] if result.exists() else {}
     if code:
         found["turn"] = {"error": f"ended with code {code}"}
@@ -94,17 +101,24 @@ def machine() -> dict[str, Any]:
 
 def describe(arguments: argparse.Namespace, about: dict[str, Any]) -> str:
     """Under which conditions the table was made."""
-    options = " ".join(sys.argv[1:])
-    command = f'make bench ARGS="{options}"' if options else "make bench"
+    options = [option for option in ("models", "sections", "rounds", "quick") if option in arguments.given]
+    text = " ".join(f"--{option} {_argument(getattr(arguments, option))}".strip() for option in options)
+    command = f'make bench ARGS="{text}"' if text else "make bench"
     peer = _versions(arguments.peer_python, "jax", "skyrl", "tinker")
     cores = f"{about['cores']} cores ({about['cpu']}), {about['memory_gib']} GiB"
     return " ".join(
         [
             f"`{command}` on {about['date']}: {cores}; the load was {about['load']} when it began.",
             f"Ours: {about['ours']}. Peer, and the SDK of both: {peer}.",
-            f"Rounds: {arguments.rounds}{', of few repetitions each' if arguments.quick else ''}.",
+            f"Rounds: {arguments.rounds}{', of few repetitions of little work' if arguments.quick else ''}.",
         ]
     )
+
+
+def _argument(value: object) -> str:
+    if isinstance(value, bool):
+        return ""
+    return " ".join(value) if isinstance(value, list) else str(value)
 
 
 def _versions(python: Path, *packages: str) -> str:
@@ -120,7 +134,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sides", nargs="+", choices=("ours", "peer"), default=["ours", "peer"])
     parser.add_argument("--sections", nargs="+", choices=figures.SECTIONS, default=figures.SECTIONS)
     parser.add_argument("--rounds", type=int, default=1, help="turns of each")
-    parser.add_argument("--quick", action="store_true", help="few repetitions: does it run?")
+    parser.add_argument("--quick", action="store_true", help="few repetitions of little work: does it run?")
     parser.add_argument(
         "--settle-seconds",
         type=float,
@@ -131,7 +145,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="is emptied")
     parser.add_argument("--publish", action="store_true", help="put the table into docs/performance.md")
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    given = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
+    arguments.given = given
+    return arguments
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ LOADS = {
     "tiny": Load(2048, 32, 256, 512, 8, 16, 128, 8),
     "small": Load(8192, 8, 256, 512, 4, 4, 64, 4),
 }
+SMOKE = Load(0, 4, 64, 64, 2, 2, 16, 2)
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Limits:
     seconds: float = 20.0  # of the timed part, after two repetitions
     fresh_rounds: int = 5
     tenants: int = 4
-    tenants_warmup: float = 20.0  # seconds
-    tenants_seconds: float = 25.0
+    tenants_warmup: float = 15.0  # seconds
+    tenants_seconds: float = 20.0
     calls: int = 20  # of the shortest requests
 
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -32,6 +33,8 @@ class Turn:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.load = sections.LOADS[arguments.load]
+        if arguments.quick:
+            self.load = replace(sections.SMOKE, vocab_size=self.load.vocab_size)
         self.limits = sections.Limits()
         if arguments.quick:
             self.limits = replace(
@@ -81,7 +84,7 @@ class Turn:
             self._keep(name, {"healthy_s": healthy, "seconds": [server.age()]})
         except ERRORS as error:
             self._close(server)
-            raise SystemExit(f"no first sample: {error!r}; see {server.log}") from error
+            raise RuntimeError(f"no first sample: {error!r}; see {server.log}") from error
         return server
 
     def _section(self, timed: sections.Sections, server: Server, name: str) -> bool:
@@ -134,9 +137,16 @@ def main() -> None:
     logging.getLogger("tinker").setLevel(
         logging.ERROR
     )  # that sampling waits while something compiles is known
-    Turn(parser.parse_args()).run()
-    sys.stdout.flush()
-    os._exit(0)  # the SDK's threads would wait for more
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    arguments, code = parser.parse_args(), 1
+    try:
+        Turn(arguments).run()
+        code = 0
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # the SDK's threads would wait for more
 
 
 if __name__ == "__main__":

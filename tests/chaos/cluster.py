@@ -35,6 +35,7 @@ OPTIONS = {
     "max_lora_adapters": 5,
     "max_lora_rank": 8,
     "sampler_slots": 3,
+    "warm_up": "off",
 }
 
 

@@ -21,6 +21,7 @@ from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.compile_progress import ProgramsHealth
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
@@ -116,6 +117,7 @@ class FakeHealth:
     phase: str = "running"
     ready: bool = True
     refusal: str | None = None
+    programs: ProgramsHealth | None = None
     closing: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
 

@@ -7,12 +7,13 @@ import numpy as np
 
 from spmd_tx.coordinator import tinker_pb2
 from spmd_tx.coordinator.bank import VersionBank
+from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dispatch import BASE_MODEL
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol import AdapterSpec, Reply
+from spmd_tx.protocol import AdapterSpec, Decode, Prefill, Reply
 from tests.coordinator.fake_workers import BASE, VOCABULARY, FakeDevice, continuation
 
 PAGE_SIZE = 4
@@ -61,15 +62,14 @@ class Bench:
         model=MODEL,
     ):
         limits = SamplingLimits(
-            shards=shards,
-            rows_per_shard=rows,
-            page_size=PAGE_SIZE,
+            menu=Menu(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
             pages_per_shard=pages,
             decode_steps=decode_steps,
-            prefill_tokens=prefill_tokens,
         )
         self.bank = VersionBank(slots, Path("/paged-out"))
         self.batch = SampleBatch(SamplingModel(model, MAX_CONTEXT, Words()), self.bank, limits, listener)
+        self.prefills = set(limits.menu.prefills())
+        self.decodes = {(rows, table) for rows, table, _ in limits.menu.decodes(slots)}
         self.device = FakeDevice(shards, pages, PAGE_SIZE)
         self.rows = rows
         self.in_flight = deque()
@@ -98,11 +98,20 @@ class Bench:
         dispatch = self.batch.next_dispatch()
         if dispatch is None:
             return False
+        self._check_size(dispatch.command)
         arrays, metrics = self.device.execute(dispatch.command)
         reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
         self.commands.append(dispatch.command)
         self.in_flight.append((dispatch, reply))
         return True
+
+    def _check_size(self, command):
+        """Nothing is sent that the menu does not have."""
+        if isinstance(command, Prefill):
+            table = 0 if command.tables is None else command.tables.shape[1]
+            assert (*command.rows.tokens.shape, table) in self.prefills
+        elif isinstance(command, Decode):
+            assert command.tables.shape in self.decodes
 
     def absorb(self):
         dispatch, reply = self.in_flight.popleft()

@@ -1,3 +1,6 @@
+from spmd_tx.coordinator.compile_progress import ProgramsHealth
+
+
 async def test_the_handshake_asks_for_compressed_protobuf(api):
     config = (await api.post("client/config", json={"sdk_version": "0.38.0"})).json()
     assert config["proto_compress_fwdbwd"] is True
@@ -42,6 +45,14 @@ async def test_a_probe_tells_a_server_that_is_alive_from_one_that_is_ready(api, 
     alive, ready = await api.get("http://server/healthz"), await api.get("http://server/readyz")
     assert (alive.status_code, alive.json()) == (200, {"status": "ok"})
     assert (ready.status_code, ready.json()["detail"]) == (503, "loading weights 45 %")
+
+
+async def test_a_probe_of_a_server_that_warms_up_says_how_far_it_is(api, services):
+    services.health.programs = ProgramsHealth(3, 40, "forward_backward 4x256")
+    assert (await api.get("http://server/healthz")).json() == {
+        "status": "ok",
+        "programs": {"ready": 3, "planned": 40, "compiling": "forward_backward 4x256"},
+    }
 
 
 async def test_sessions_have_ids_of_their_own(api):

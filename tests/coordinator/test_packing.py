@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator.packing import Grid, lay_out, split_rows
+from spmd_tx.protocol import SEGMENTS_PER_ROW
 
 GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000)
 
@@ -54,6 +55,11 @@ def test_segments_lie_within_their_rows_and_do_not_overlap(lengths):
     assert taken.max() == 1
     assert taken.any(axis=1).all()  # no row is empty
     assert sum(used for used, _ in layout.chunks) == len(taken)
+
+
+def test_a_row_has_no_more_segments_than_workers_can_tell_apart():
+    layout = lay_out(np.array([800, *[1] * (3 * SEGMENTS_PER_ROW)]), GRID)
+    assert np.bincount(layout.rows).max() == SEGMENTS_PER_ROW
 
 
 def test_short_segments_share_a_row():

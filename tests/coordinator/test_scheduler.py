@@ -397,6 +397,10 @@ async def test_the_status_of_a_training_request_tells_how_much_others_have_ready
         ("compiling prefill with logprobs 2x256", "compiling a prefill of 2 x 256 tokens"),
         ("was lost; compiling decode 4x16x64", "was lost; compiling a decode step"),
         ("compiling forward 1x64", "compiling a 64-token forward step"),
+        (
+            "compiling forward_backward 4x256, 3 of 40 programs are ready",
+            "compiling a training step of 4 x 256 tokens, 3 of 40 programs are ready",
+        ),
         ("loading weights 45 %", "loading weights 45 %"),
     ],
 )

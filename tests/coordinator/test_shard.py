@@ -68,7 +68,7 @@ def test_a_later_part_copies_only_the_page_that_is_filled_in_part(shard):
     first = shard.start(part[:1], keep_prompt=True)
     later = shard.start(part[1:], keep_prompt=False)
     assert (later.written, later.found) == (6, 0)
-    assert [source for source, _ in later.copies] == [first.pages[1]] * 2
+    assert [source for source, _ in later.copies.values()] == [first.pages[1]] * 2
     assert {sample.pages[0] for sample in part} == {first.pages[0]}
     assert len({sample.pages[1] for sample in part}) == 3
 
@@ -77,6 +77,7 @@ def test_pages_that_another_sample_has_filled_are_found_as_long_as_nobody_wants_
     first, second, third = (samples_of(0, "a", prompt=11) for _ in range(3))
     assert shard.start(first, keep_prompt=False).found == 0
     pages = list(first[0].pages)
+    shard.remember_read(first[0], pages, first[0].position)
     later = shard.start(second, keep_prompt=False)
     assert (later.written, later.found, later.pages[:2]) == (8, 8, pages[:2])
     assert later.pages[2] != pages[2], "it is filled in part"
@@ -92,6 +93,7 @@ def test_pages_that_another_sample_has_filled_are_found_as_long_as_nobody_wants_
 
 def test_pages_that_are_found_without_a_holder_do_not_count_twice(shard):
     shard.start(samples_of(0, "a", prompt=11), keep_prompt=False)
+    shard.remember_read(shard.residents[0], shard.residents[0].pages, 10)
     shard.leave(shard.residents[0])
     shard.start(samples_of(1, "b", prompt=69), keep_prompt=False)
     assert shard.pool.free == 3

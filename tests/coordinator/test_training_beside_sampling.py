@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator import tinker_pb2
+from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
@@ -21,12 +22,7 @@ CLIENTS = ("alice", "bob")
 
 def sample_batch(bank):
     limits = SamplingLimits(
-        shards=2,
-        rows_per_shard=4,
-        page_size=PAGE_SIZE,
-        pages_per_shard=PAGES,
-        decode_steps=4,
-        prefill_tokens=256,
+        menu=Menu(2, MAX_CONTEXT, PAGE_SIZE, decode_rows=4), pages_per_shard=PAGES, decode_steps=4
     )
     return SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), bank, limits)
 

@@ -38,6 +38,7 @@ class Server:
             # Few shapes: each one is compiled.
             "train_tokens": 256,
             "decode_rows": 16,
+            "warm_up": "off",
             **options,
         }
         command = [str(COMMAND), "serve"]

@@ -142,7 +142,7 @@ def test_creation_clears_its_slot_and_touches_no_other():
 def test_a_slot_that_is_read_and_written_elsewhere_is_the_same(shape):
     steps, state = adapters(shape).steps, adapters(shape).state()
     content = steps.read(state, np.int32(1))
-    moved = to_numpy(steps.write(state, np.int32(3), content, np.array([0.25, 0.5], np.float32)))
+    moved = to_numpy(steps.write(state, content, np.int32(3), np.array([0.25, 0.5], np.float32)))
     for name in ("w", "mu", "nu"):
         tree = getattr(moved, name)
         assert jax.tree.all(jax.tree.map(np.array_equal, slot_of(tree, 3), slot_of(tree, 1)))
@@ -157,7 +157,7 @@ def test_a_version_in_the_bank_is_a_copy(shape):
     trained = to_numpy(state.w)
     bank = steps.to_bank(adapters(shape).bank(), steps.weights_of(state.w, np.int32(1)), np.int32(2), FOURS)
     zeros = jax.tree.map(jnp.zeros_like, steps.read(state, np.int32(1)))
-    steps.write(state, np.int32(1), zeros, FOURS)  # training goes on in the donated buffers
+    steps.write(state, zeros, np.int32(1), FOURS)  # training goes on in the donated buffers
     others = to_numpy(adapters(shape).bank().w)
     for slot in range(SLOTS):
         wanted = slot_of(trained, 1) if slot == 2 else slot_of(others, slot)

@@ -9,8 +9,8 @@ import pytest
 
 from spmd_tx import protocol, tiny_model
 from spmd_tx.protocol import AdapterSpec, LossInputs, PackedRows
-from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.engine import Engine
+from spmd_tx.worker.programs import Programs
 from tests.tiny_engine import to_numpy
 from tests.tiny_setup import tiny_setup
 
@@ -50,7 +50,7 @@ def start(model_dir: Path, mesh, shard_base_weights="auto", max_rank=4) -> Engin
         compilation_cache="",
         shard_base_weights=shard_base_weights,
     )
-    return Engine.start(setup, CompileLog(lambda _: None), lambda _: None)
+    return Engine.start(setup, Programs(lambda _: None), lambda _: None)
 
 
 @pytest.fixture(scope="module")

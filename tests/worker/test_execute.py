@@ -21,13 +21,14 @@ from spmd_tx.protocol import (
     PackedRows,
     PageOut,
     Prefill,
+    ProgramShape,
     Reply,
     SaveSampler,
     SaveState,
     Shutdown,
     Snapshot,
+    WarmUp,
 )
-from spmd_tx.worker.compile_log import CompileLog
 from spmd_tx.worker.execute import execute
 from spmd_tx.worker.loop import Loop
 
@@ -56,6 +57,7 @@ EXAMPLES = {
     "save_sampler": SaveSampler(slot=0, bank=1, adapter=ADAPTER),
     "page_out": PageOut(bank=1, adapter=ADAPTER, path="/x"),
     "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),
+    "warm_up": WarmUp(programs=[ProgramShape(step="decode", rows=1, table=4, active=1)]),
     "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),
     "decode": DECODE,
 }
@@ -158,20 +160,4 @@ def test_only_the_leader_sends_arrays():
         (0, {}, {}),
         (1, {}, {}),
         (2, {}, {}),
-    ]
-
-
-def test_a_compilation_is_reported_the_first_time_only():
-    messages = []
-    log = CompileLog(messages.append)
-    for shape in [(8, 256), (8, 256), (8, 512)]:
-        with log.first("forward_backward", shape):
-            messages.append("run")
-    with log.first("optim_step"):
-        pass
-    assert messages == [
-        *("compiling forward_backward 8x256", "run", ""),
-        "run",
-        *("compiling forward_backward 8x512", "run", ""),
-        *("compiling optim_step", ""),
     ]

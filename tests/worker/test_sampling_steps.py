@@ -278,3 +278,29 @@ def test_a_prompt_goes_on_behind_the_pages_that_another_one_has_filled(shape, fi
     alone = run(tiny_sampler().reset(), stand([shared.sample]))[0]
     np.testing.assert_array_equal(drawn.tokens, alone.tokens[: len(drawn.tokens)])
     np.testing.assert_allclose(drawn.logprobs, alone.logprobs[: len(drawn.tokens)], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_a_prompt_that_is_read_in_pieces_is_what_it_is_in_one(kind):
+    """Log-probabilities of the prompt, the experts of its tokens, and what is drawn behind it."""
+    sampler = tiny_sampler(kind=kind).reset(stale=np.nan)
+    long = Sample(random_prompt(6, 4 * PAGE_SIZE - 3), slot=1, seed=(5, 6))
+    (place,) = stand([long])
+    ((whole, whole_experts),) = sampler.prefill_all([place])
+    expected = sampler.decode([place])[0]
+    sampler.reset(stale=np.nan)
+    logprobs, experts = [], []
+    for first, end in [
+        (0, PAGE_SIZE + 3),
+        (PAGE_SIZE + 3, 3 * PAGE_SIZE),
+        (3 * PAGE_SIZE, len(long.prompt) - 1),
+    ]:
+        piece = replace(place, sample=replace(long, prompt=long.prompt[: end + 1]))
+        ((some, some_experts),) = sampler.prefill_all([piece], first=first)
+        logprobs.append(some)
+        experts.append(some_experts)
+    np.testing.assert_allclose(np.concatenate(logprobs), whole, rtol=0, atol=TOLERANCE)
+    assert np.array_equal(np.concatenate(experts), whole_experts)
+    (drawn,) = sampler.decode([place])
+    assert np.array_equal(drawn.tokens, expected.tokens)
+    np.testing.assert_allclose(drawn.logprobs, expected.logprobs, rtol=0, atol=TOLERANCE)

@@ -26,17 +26,17 @@ from spmd_tx.worker.main import main
 class SumEngine:
     pages = 5
 
-    def __init__(self, setup, log):
+    def __init__(self, setup, programs):
         self.mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         self.device = f"{self.mesh.size} x {jax.devices()[0].platform}"
-        self.log = log
+        self.programs = programs
         self.sum = jax.jit(jnp.sum, out_shardings=NamedSharding(self.mesh, P()))
         self.slot = None
 
     @classmethod
-    def start(cls, setup, log, progress):
+    def start(cls, setup, programs, progress):
         progress("loading weights 50 %")
-        return cls(setup, log)
+        return cls(setup, programs)
 
     def one_per_device(self, value):
         sharding = NamedSharding(self.mesh, P(AXES))
@@ -45,7 +45,7 @@ class SumEngine:
         )
 
     def decode(self, command):
-        with self.log.first("sum", (self.mesh.size,)):
+        with self.programs.first("sum", (self.mesh.size,)):
             return {"sum": self.sum(self.one_per_device(command.steps))}, {}
 
     def create_adapter(self, command):
@@ -80,7 +80,7 @@ class SumEngine:
 
     forward = forward_backward = custom_loss = optim_step = save_sampler = page_out = load_sampler = (
         prefill
-    ) = None
+    ) = warm_up = None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""All programs that requests of any size can need, in the order in which they are likely to. Pure.
+
+Not among them are those of rare kinds of requests: losses of whole sequences, several targets per position,
+scores of prompts besides log-probabilities, and custom losses. They are compiled when they are wanted.
+"""
+
+from spmd_tx.coordinator.buckets import Menu
+from spmd_tx.coordinator.packing import Grid
+from spmd_tx.protocol import ProgramShape
+
+# Steps of single adapters, which have one program each.
+FIRST = "create_adapter", "save_sampler", "optim_step"
+LAST = "save_state", "load_state", "page_out"
+
+SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
+
+
+def program_menu(grid: Grid, sampling: Menu, bank_slots: int) -> list[ProgramShape]:
+    """Every program once; the first few are enough to begin with."""
+    of_rows = [*_training(grid), *_prefills(sampling), *_decodes(sampling, bank_slots)]
+    return [
+        *(ProgramShape(step=step) for step in FIRST),
+        *sorted(of_rows, key=lambda shape: _rank(shape, sampling)),
+        *(ProgramShape(step=step) for step in LAST),
+    ]
+
+
+def _training(grid: Grid) -> list[ProgramShape]:
+    return [
+        ProgramShape(step=step, rows=rows, row_length=row_length)
+        for row_length in grid.row_lengths
+        for rows in grid.sizes(row_length)
+        for step in ("forward_backward", "forward")
+    ]
+
+
+def _prefills(menu: Menu) -> list[ProgramShape]:
+    return [
+        ProgramShape(step="prefill", rows=rows, row_length=row_length, logprobs=logprobs, table=table)
+        for rows, row_length, table in menu.prefills()
+        for logprobs in (False, True)
+    ]
+
+
+def _decodes(menu: Menu, bank_slots: int) -> list[ProgramShape]:
+    return [
+        ProgramShape(step="decode", rows=rows, table=table, active=active)
+        for rows, table, active in menu.decodes(bank_slots)
+    ]
+
+
+def _rank(shape: ProgramShape, menu: Menu) -> tuple[int, ...]:
+    """First one row, or one per data shard, of few tokens; then common sizes, large batches before small
+    ones; and at the end what is long or rare."""
+    tokens = shape.row_length if shape.step != "decode" else menu.page_size * shape.table
+    is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0)
+    if tokens > COMMON_TOKENS or is_rare:
+        stage = 2
+    else:
+        stage = 0 if shape.rows <= menu.shards and tokens <= SMALL_TOKENS else 1
+    order = ("prefill", "decode", "forward", "forward_backward").index(shape.step) if stage == 0 else 0
+    return stage, order, tokens, -shape.rows, shape.active

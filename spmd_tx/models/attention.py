@@ -1,0 +1,160 @@
+"""Attention of packed rows, by the name of an implementation: the reference, in XLA, or cuDNN on NVIDIA GPUs.
+
+What cuDNN computes is used only where worker/self_test.py has found it right on the device.
+
+Dimension key as in qwen3.py; S source (key) token, G query heads per key-value head, Q query block,
+M segment of a row, the padding at the row's end being one more.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import Primitive
+from jaxtyping import Bool, Float, Int
+
+from spmd_tx.protocol import SEGMENTS_PER_ROW
+
+QUERY_BLOCK = 512  # query tokens whose scores are held at once
+MASKED_TOKENS = 8192  # the longest row of cudnn_masked, whose mask has the square of it
+WIDEST_HEAD = 256
+SEQUENCE_STEP = 64  # rows of other lengths are not asked of cuDNN
+
+# (query [B,T,N,E], key [B,T,K,E], value [B,T,K,E]) -> attended [B,T,N,E]
+Attention = Callable[[Array, Array, Array], Array]
+
+
+def attend_keys(
+    q_BTNE: Float[Array, "B T N E"],
+    k_BSKE: Float[Array, "B S K E"],
+    v_BSKE: Float[Array, "B S K E"],
+    mask_BTS: Array,
+) -> Float[Array, "B T N E"]:
+    """Softmax attention over the allowed keys; grouped queries; scores and softmax in fp32."""
+    b, t, n, e = q_BTNE.shape
+    q_BTKGE = q_BTNE.reshape(b, t, k_BSKE.shape[2], -1, e)
+    scores = jnp.einsum("BTKGE,BSKE->BKGTS", q_BTKGE, k_BSKE, preferred_element_type=jnp.float32) * e**-0.5
+    # A large finite number, not -inf: rows of pure padding must stay finite.
+    scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
+    probabilities = jax.nn.softmax(scores, axis=-1).astype(v_BSKE.dtype)
+    return jnp.einsum("BKGTS,BSKE->BTKGE", probabilities, v_BSKE).reshape(b, t, n, e)
+
+
+def attend_segments(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Int[Array, "B T"]) -> Array:
+    """Causal attention within each packed segment.
+
+    Long rows go block by block of queries, so that no [T, T] is held.
+    """
+    b, t, n, e = q_BTNE.shape
+    order_T = jnp.arange(t)
+
+    def block(q_BQNE: Array, segments_BQ: Array, order_Q: Array) -> Array:
+        causal_QS = order_Q[:, None] >= order_T[None]
+        mask_BQS = causal_QS[None] & (segments_BQ[:, :, None] == segments_BT[:, None])
+        return attend_keys(q_BQNE, k_BTKE, v_BTKE, mask_BQS)
+
+    if t <= 2 * QUERY_BLOCK:
+        return block(q_BTNE, segments_BT, order_T)
+    blocks = t // QUERY_BLOCK
+    queries = q_BTNE.reshape(b, blocks, QUERY_BLOCK, n, e).swapaxes(0, 1)
+    segments = segments_BT.reshape(b, blocks, QUERY_BLOCK).swapaxes(0, 1)
+    y = lax.map(
+        lambda x: jax.checkpoint(block)(*x), (queries, segments, order_T.reshape(blocks, QUERY_BLOCK))
+    )
+    return y.swapaxes(0, 1).reshape(b, t, n, e)
+
+
+def segment_attention(implementation: str, segments_BT: Int[Array, "B T"]) -> Attention:
+    """Causal attention within each packed segment, by a name of IMPLEMENTATIONS.
+
+    What follows from the segments alone is computed here, once for all layers.
+    """
+    is_possible = segments_BT.shape[1] % SEQUENCE_STEP == 0
+    return IMPLEMENTATIONS[implementation if is_possible else "reference"](segments_BT)
+
+
+def _reference(segments_BT: Array) -> Attention:
+    return partial(attend_segments, segments_BT=segments_BT)
+
+
+def _cudnn(segments_BT: Array) -> Attention:
+    """cuDNN's flash attention with packed sequences: only scores within segments are computed."""
+    lengths_BM, offsets_BM, fits_B = segment_bounds(segments_BT, SEGMENTS_PER_ROW + 1)
+
+    def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array) -> Array:
+        from jax._src.cudnn import fused_attention_stablehlo as cudnn  # no public function packs
+
+        if jax.__version_info__ < (0, 11, 2):
+            # Those versions find a key by the queries' stride (jax#39521): make the two equal.
+            groups = q_BTNE.shape[2] // k_BTKE.shape[2]
+            k_BTKE, v_BTKE = (jnp.repeat(x, groups, axis=2) for x in (k_BTKE, v_BTKE))
+        # What was not packed as protocol.py demands must not become numbers that look right.
+        nan = jnp.full((), jnp.nan, q_BTNE.dtype)
+        y_BTNE = cudnn.dot_product_attention(
+            jnp.where(fits_B[:, None, None, None], q_BTNE, nan),
+            k_BTKE,
+            v_BTKE,
+            q_seqlen=lengths_BM,
+            kv_seqlen=lengths_BM,
+            q_offsets=offsets_BM,
+            kv_offsets=offsets_BM,
+            scale=q_BTNE.shape[-1] ** -0.5,
+            mask_type=cudnn.MaskType.PADDING_CAUSAL,
+        )
+        return cast(Array, y_BTNE)
+
+    return attend
+
+
+def _cudnn_masked(segments_BT: Array) -> Attention:
+    """cuDNN's flash attention through JAX's public function, with a mask: all scores are computed."""
+    if segments_BT.shape[1] > MASKED_TOKENS:
+        return _reference(segments_BT)
+    mask_B1TT = (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
+
+    def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array) -> Array:
+        return jax.nn.dot_product_attention(
+            q_BTNE, k_BTKE, v_BTKE, mask=mask_B1TT, is_causal=True, implementation="cudnn"
+        )
+
+    return attend
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Array], Attention]] = {  # the fastest first
+    "cudnn": _cudnn,
+    "cudnn_masked": _cudnn_masked,
+    "reference": _reference,
+}
+
+
+def candidates(head_dim: int, is_bfloat16: bool) -> list[str]:
+    """The implementations that these sizes allow, the fastest first; the reference is always the last."""
+    is_possible = is_bfloat16 and head_dim % 8 == 0 and head_dim <= WIDEST_HEAD
+    return list(IMPLEMENTATIONS) if is_possible else ["reference"]
+
+
+def segment_bounds(
+    segments_BT: Int[Array, "B T"], most: int
+) -> tuple[Int[Array, "B M"], Int[Array, "B M1"], Bool[Array, " B"]]:
+    """Lengths and first places of each row's segments, as cuDNN wants them, and whether all are among them.
+
+    A segment ends where the number changes, so the padding at a row's end is one, too: outputs and gradients
+    of places that belong to no segment would stay unset. Where a row has fewer than ``most``, -1 stands.
+    """
+    begins_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    number_BT = jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32) - 1
+    is_its_BTM = number_BT[:, :, None] == jnp.arange(most, dtype=jnp.int32)[None, None]
+    length_BM = jnp.sum(is_its_BTM, axis=1, dtype=jnp.int32)
+    first_BM = jnp.cumsum(length_BM, axis=1, dtype=jnp.int32) - length_BM
+    is_there_BM = length_BM > 0
+    lengths_BM = jnp.where(is_there_BM, length_BM, -1)
+    offsets_BM = jnp.pad(jnp.where(is_there_BM, first_BM, -1), ((0, 0), (0, 1)), constant_values=-1)
+    return lengths_BM, offsets_BM, number_BT[:, -1] < most
+
+
+def saves_attention(primitive: Primitive, *_: object, **__: object) -> bool:
+    """A policy of jax.checkpoint: keep what cuDNN returned, or it would run again on the way back."""
+    return "attention_fwd" in primitive.name

@@ -1,0 +1,175 @@
+"""What must be settled before JAX looks at NVIDIA GPUs: XLA's flags, memory, and which attention is right.
+
+Everything is tried in a process of its own: an unknown flag ends a process, and so may a kernel. What fails
+there is left out, with a line in the log that says why.
+"""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import jax
+import msgspec
+import numpy as np
+from jax.experimental import multihost_utils
+
+from spmd_tx.models import attention
+from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.protocol import Setup
+from spmd_tx.worker.self_test import Sizes, Verdict
+
+SELF_TEST_SECONDS = 300.0  # for all implementations; a kernel that hangs costs no more
+MEMORY_FRACTION = "0.92"  # of a device, for JAX's pool; what is left is for CUDA, cuDNN and NCCL
+UNKNOWN_FLAG = re.compile(r"Unknown flags? in XLA_FLAGS:(.*)")
+
+# A request that is executed again must bring the same bits.
+REPRODUCIBLE = ("--xla_gpu_exclude_nondeterministic_ops=true",)
+# Gathers of the next layer's weights and sums of gradients run beside the arithmetic of this one.
+OVERLAPPED = (
+    "--xla_gpu_enable_latency_hiding_scheduler=true",
+    "--xla_gpu_enable_while_loop_double_buffering=true",
+)
+
+log = logging.getLogger(__name__)
+
+
+def prepare_accelerator(
+    setup: Setup, device_ids: Sequence[int] | None, progress: Callable[[str], None]
+) -> Setup:
+    """Set this process's environment, and say in the setup which attention its first device may use.
+
+    Where there are no NVIDIA GPUs nothing is set and the reference is used.
+    """
+    if setup.attention != "auto":
+        return setup
+    if not has_nvidia_gpu():
+        return msgspec.structs.replace(setup, attention="reference")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_FRACTION)
+    progress("trying flags and attention on the GPU")
+    model = read_model_config(Path(setup.model_dir))
+    run = partial(run_self_test, setup.compilation_cache)
+    flags, verdicts = try_out(wanted_flags(setup), sizes_of(setup, model, device_ids), run)
+    os.environ["XLA_FLAGS"] = joined_flags(flags)
+    for verdict in verdicts:
+        if verdict.problem:
+            log.warning("attention %r is not used: %s", verdict.implementation, verdict.problem)
+    right = [verdict.implementation for verdict in verdicts if verdict.problem is None]
+    return msgspec.structs.replace(setup, attention=next(iter(right), "reference"))
+
+
+def agreed_attention(chosen: str) -> str:
+    """What all processes may use: the slowest of their choices. Their programs must be the same."""
+    names = list(attention.IMPLEMENTATIONS)
+    if chosen not in names or jax.process_count() == 1:
+        return chosen if chosen in names else "reference"
+    mine = np.int32(names.index(chosen))
+    return names[int(multihost_utils.process_allgather(mine).max())]
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether JAX would use one. It is not asked, because it would start with the flags as they are."""
+    platforms = jax.config.values["jax_platforms"] or ""
+    is_wanted = not platforms or any(name in platforms for name in ("cuda", "gpu"))
+    has_plugin = any("cuda" in plugin.name for plugin in metadata.entry_points(group="jax_plugins"))
+    return is_wanted and has_plugin and any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def wanted_flags(setup: Setup) -> list[str]:
+    """Our flags for XLA, less those that the user sets. Several devices have collectives to hide."""
+    has_collectives = setup.fsdp * setup.ep * setup.tp > 1
+    flags = [*REPRODUCIBLE, *(OVERLAPPED if has_collectives else ())]
+    users = os.environ.get("XLA_FLAGS", "")
+    return [flag for flag in flags if flag.split("=")[0] not in users]
+
+
+def joined_flags(flags: Sequence[str]) -> str:
+    """Ours and the user's, whose last word counts."""
+    return " ".join([*flags, *os.environ.get("XLA_FLAGS", "").split()])
+
+
+def sizes_of(setup: Setup, model: ModelConfig, device_ids: Sequence[int] | None) -> Sizes:
+    """Attention as one device has it."""
+    return Sizes(
+        implementations=attention.candidates(model.head_dim, setup.dtype != "float32"),
+        heads=model.n_heads // setup.tp,
+        kv_heads=max(1, model.n_kv_heads // setup.tp),
+        head_dim=model.head_dim,
+        device=device_ids[0] if device_ids else 0,
+    )
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a self-test ended."""
+
+    code: int | None  # None: it was too slow, and was stopped
+    verdicts: list[Verdict]
+    errors: str
+
+
+RunSelfTest = Callable[[Sequence[str], Sizes], Ended]
+
+
+def try_out(flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> tuple[list[str], list[Verdict]]:
+    """The flags that XLA knows, and what became of each implementation down to the first that is right.
+
+    If not even the reference is, the flags are to blame, and none is left.
+    """
+    flags, waiting, verdicts = list(flags), list(sizes.implementations), []
+    while waiting:
+        ended = run(flags, msgspec.structs.replace(sizes, implementations=waiting))
+        if unknown := [flag for flag in flags if flag.split("=")[0] in unknown_flags(ended.errors)]:
+            log.warning("XLA does not know %s", " ".join(unknown))
+            flags = [flag for flag in flags if flag not in unknown]
+            continue
+        found = {verdict.implementation: verdict for verdict in ended.verdicts}
+        for name in list(waiting):
+            verdict = found.get(name) or Verdict(name, _end(ended))
+            verdicts.append(verdict)
+            waiting.remove(name)
+            if verdict.problem is None:
+                return flags, verdicts
+            if name not in found:
+                break  # it ended the process: the others are still to be tried
+    if flags:
+        log.warning("no attention is right with the XLA flags %s, so they are not set", " ".join(flags))
+    return [], verdicts
+
+
+def unknown_flags(errors: str) -> set[str]:
+    """The names that XLA complained of when it ended the process."""
+    return {flag.split("=")[0] for text in UNKNOWN_FLAG.findall(errors) for flag in text.split()}
+
+
+def run_self_test(compilation_cache: str, flags: Sequence[str], sizes: Sizes) -> Ended:
+    """Run self_test.py with these flags."""
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": compilation_cache,  # so that the next start is faster
+        "XLA_FLAGS": joined_flags(flags),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # other workers' tests may run on the same host
+    }
+    command = [sys.executable, "-m", "spmd_tx.worker.self_test", msgspec.json.encode(sizes).decode()]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=SELF_TEST_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return Ended(None, _verdicts(late.stdout or b""), "")
+    return Ended(done.returncode, _verdicts(done.stdout.encode()), done.stderr)
+
+
+def _verdicts(output: bytes) -> list[Verdict]:
+    lines = [line for line in output.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
+    return [msgspec.json.decode(line, type=Verdict) for line in lines]
+
+
+def _end(ended: Ended) -> str:
+    if ended.code is None:
+        return f"its self-test took more than {SELF_TEST_SECONDS:.0f} s"
+    last = ended.errors.strip().splitlines()[-1:] or ["without a message"]
+    return f"its self-test ended with {ended.code}: {last[0][:300]}"

@@ -1,0 +1,172 @@
+"""Which program each command needs, and its arguments: the same to run it and to compile it ahead."""
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx import protocol
+from spmd_tx.models import lora
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol import AdapterSpec, Setup, active_sizes
+from spmd_tx.worker.adapters import make_adapter_steps
+from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.memory import activation_budget
+from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.programs import Call
+from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
+from spmd_tx.worker.remat import level_of
+from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
+from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
+
+
+class Calls:
+    """All steps of an engine. ``state`` is the worker's, or the same with ShapeDtypeStructs for arrays."""
+
+    def __init__(
+        self, setup: Setup, model: ModelConfig, mesh: Mesh, declared: WorkerState, attention: str
+    ) -> None:
+        self._setup, self._model = setup, model
+        training = (model, mesh, declared.base, declared.train)
+        self._forward = make_forward(*training, attention=attention)
+        remat = level_of(setup, model, activation_budget(mesh))
+        self._forward_backward = make_forward_backward(*training, remat, attention=attention)
+        self._optim_step = make_optim_step(mesh, declared.train)
+        self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
+        sampling = (model, mesh, declared.base, declared.bank, declared.cache)
+        prefill = partial(make_prefill, *sampling, attention=attention)
+        self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
+        self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
+        self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+
+    def create_adapter(self, state: WorkerState, command: protocol.CreateAdapter) -> Call:
+        adapter, seed = command.adapter, command.seed
+        seed_2 = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+        groups = np.array([adapter.train_attn, adapter.train_mlp, adapter.train_unembed])
+        rest = (_i32(command.slot), seed_2, self._ranks(adapter), self._scale(adapter), groups)
+        return Call("create_adapter", (), self._adapters.create, (state.train,), rest=rest)
+
+    def forward_backward(self, state: WorkerState, command: protocol.ForwardBackward) -> Call:
+        batch, train = self._batch(command.rows, command.loss), state.train
+        weights = (state.base, train.w, train.grad_sum, train.scale)
+        shape = command.rows.targets.shape
+        return Call(_name("forward_backward", command.loss), shape, self._forward_backward, weights, batch)
+
+    def forward(self, state: WorkerState, command: protocol.Forward) -> Call:
+        batch = self._batch(command.rows, command.loss)
+        weights = (state.base, state.train.w, state.train.scale)
+        return Call(_name("forward", command.loss), command.rows.targets.shape, self._forward, weights, batch)
+
+    def optim_step(self, state: WorkerState, command: protocol.OptimStep) -> Call:
+        inputs = AdamWInputs(
+            _f32(command.learning_rate),
+            _f32(command.beta1),
+            _f32(command.beta2),
+            _f32(command.eps),
+            _f32(command.weight_decay),
+            _f32(command.grad_clip_norm),
+        )
+        return Call("optim_step", (), self._optim_step, (state.train,), rest=(_i32(command.slot), inputs))
+
+    def read_adapter(self, state: WorkerState, slot: int) -> Call:
+        return Call("read_adapter", (), self._adapters.read, (state.train,), rest=(_i32(slot),))
+
+    def write_adapter(self, state: WorkerState, slot: int, content: Any, adapter: AdapterSpec) -> Call:
+        rest = (_i32(slot), self._scale(adapter))
+        return Call("write_adapter", (), self._adapters.write, (state.train, content), rest=rest)
+
+    def weights_of_slot(self, state: WorkerState, slot: int) -> Call:
+        return Call("weights_of_slot", (), self._adapters.weights_of, (state.train.w,), rest=(_i32(slot),))
+
+    def weights_of_bank(self, state: WorkerState, bank: int) -> Call:
+        return Call("weights_of_bank", (), self._adapters.weights_of, (state.bank.w,), rest=(_i32(bank),))
+
+    def to_bank(self, state: WorkerState, one: Any, bank: int, adapter: AdapterSpec) -> Call:
+        rest = (_i32(bank), self._scale(adapter))
+        return Call("to_bank", (), self._adapters.to_bank, (state.bank, one), rest=rest)
+
+    def gather(self, one: Any) -> Call:
+        return Call("gather", (), self._gather, (one,))
+
+    def prefill(self, state: WorkerState, command: protocol.Prefill) -> Call:
+        name, shape = "prefill with logprobs" if command.logprobs else "prefill", command.rows.tokens.shape
+        widths = inputs = None
+        wishes = command.wishes
+        if wishes is not None:
+            widths = Widths(wishes.top, wishes.draws)
+            inputs = ScoreInputs(wishes.targets, wishes.seeds, wishes.temperatures)
+            name, shape = "prefill with scores", (*shape, wishes.top, wishes.targets.shape[2], wishes.draws)
+        if command.tables is not None:
+            name, shape = f"continued {name}", (*shape, command.tables.shape[1])
+        batch = (self._rows(command.rows), command.pages, command.copies, command.tables, inputs)
+        step = self._prefill(command.logprobs, widths)
+        return Call(name, shape, step, (state.base, state.bank, state.cache), batch, variant=widths)
+
+    def decode(self, state: WorkerState, command: protocol.Decode) -> Call:
+        active, slots = _active_slots(command, self._setup.bank_slots)
+        fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
+        top = command.top
+        shape = (*command.tables.shape, active.size, *([top] if top else []))
+        arrays = (state.base, state.bank, state.cache, state.rows)
+        rows, rest = (DecodeRows(**fields),), (active, _i32(command.steps))
+        return Call("decode", shape, self._decode(top), arrays, rows, rest, variant=top)
+
+    def _batch(self, rows: protocol.PackedRows, loss: protocol.LossInputs) -> tuple[Rows, TokenLossInputs]:
+        inputs = TokenLossInputs(
+            kinds=loss.kinds[:, None],
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            beta=loss.beta[:, None],
+            kl_coeff=loss.kl_coeff[:, None],
+            weights=loss.weights,
+            advantages=loss.advantages,
+            sampling_logprobs=loss.sampling_logprobs,
+            ratio_mask=loss.ratio_mask,
+        )
+        return self._rows(rows), inputs
+
+    def _rows(self, rows: protocol.PackedRows) -> Rows:
+        experts = rows.experts if self._model.n_experts else None
+        if self._model.n_experts and experts is None:
+            # Sent by nobody, but there all the same: with or without, it must be one program.
+            shape = (*rows.tokens.shape, self._model.n_layers, self._model.experts_per_token)
+            experts = np.full(shape, -1, np.int16)
+        return Rows(rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots, experts)
+
+    def _ranks(self, adapter: AdapterSpec) -> np.ndarray:
+        """Of linear maps, and of experts."""
+        return np.array([adapter.rank, lora.rank_of(self._model, "up", adapter.rank)], np.int32)
+
+    def _scale(self, adapter: AdapterSpec) -> np.ndarray:
+        experts = adapter.expert_scale(max(1, self._model.experts_per_token))
+        return np.array([adapter.scale, experts], np.float32)
+
+
+def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bank slots that living rows use, and every row's index among them.
+
+    Their number comes from a short menu, because each number is a program of its own.
+    """
+    is_used = (command.source >= 0) | (command.remaining > 0)
+    used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
+    size = next(size for size in active_sizes(is_used.size, bank_slots) if size >= used.size)
+    index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
+    return np.resize(used, size).astype(np.int32), index.astype(np.int32)
+
+
+def _name(step: str, loss: protocol.LossInputs) -> str:
+    """The arrays that a batch has decide which program it is for."""
+    return step if loss.ratio_mask is None else f"{step} of sequences"
+
+
+def _i32(value: int) -> np.ndarray:
+    return np.asarray(value, jnp.int32)
+
+
+def _f32(value: float) -> np.ndarray:
+    return np.asarray(value, jnp.float32)

@@ -1,0 +1,115 @@
+"""Examples of the commands that clients can cause, one for each program: what is to be compiled ahead."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import numpy as np
+from jax.sharding import Mesh
+
+from spmd_tx import protocol
+from spmd_tx.protocol import STOP_TOKENS, AdapterSpec, ProgramShape, Setup
+from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.adapters import one_adapter, slot_weights
+from spmd_tx.worker.calls import Calls
+from spmd_tx.worker.programs import Call
+from spmd_tx.worker.state import WorkerState
+
+
+class Menu:
+    """Calls with the arrays of an engine that is only declared."""
+
+    def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
+        self._setup, self._calls = setup, calls
+        fields = {name: abstract(mesh, part) for name, part in vars(declared).items()}
+        self._state = WorkerState(**fields)
+        self._one = abstract(mesh, one_adapter(declared.train.w))
+        self._slot = abstract(mesh, slot_weights(declared.train))
+
+    def calls(self, shape: ProgramShape) -> Sequence[Call]:
+        """What is called for a command of this shape."""
+        state, calls = self._state, self._calls
+        match shape.step:
+            case "create_adapter":
+                command = protocol.CreateAdapter(slot=0, seed=0, adapter=self._adapter)
+                return [calls.create_adapter(state, command)]
+            case "optim_step":
+                return [calls.optim_step(state, _optim_step())]
+            case "save_sampler":
+                to_bank = calls.to_bank(state, self._one, 0, self._adapter)
+                return [calls.weights_of_slot(state, 0), to_bank, calls.gather(self._one)]
+            case "page_out":
+                return [calls.weights_of_bank(state, 0), calls.gather(self._one)]
+            case "save_state":
+                return [calls.read_adapter(state, 0)]
+            case "load_state":
+                return [calls.write_adapter(state, 0, self._slot, self._adapter)]
+            case "forward":
+                return [calls.forward(state, protocol.Forward(rows=_rows(shape), loss=_loss(shape)))]
+            case "forward_backward":
+                command = protocol.ForwardBackward(rows=_rows(shape), loss=_loss(shape))
+                return [calls.forward_backward(state, command)]
+            case "prefill":
+                return [calls.prefill(state, self._prefill(shape))]
+            case "decode":
+                return [calls.decode(state, self._decode(shape))]
+            case _:
+                assert_never(shape.step)
+
+    @property
+    def _adapter(self) -> AdapterSpec:
+        return AdapterSpec(rank=self._setup.max_rank)
+
+    def _prefill(self, shape: ProgramShape) -> protocol.Prefill:
+        tables = np.zeros((shape.rows, shape.table), np.int32) if shape.table else None
+        return protocol.Prefill(
+            rows=_rows(shape),
+            pages=np.zeros((shape.rows, shape.row_length), np.int32),
+            copies=np.zeros((self._setup.decode_rows, 2), np.int32),
+            logprobs=shape.logprobs,
+            tables=tables,
+        )
+
+    def _decode(self, shape: ProgramShape) -> protocol.Decode:
+        rows = shape.rows
+        slots = np.arange(rows, dtype=np.int32) % shape.active
+        return protocol.Decode(
+            steps=1,
+            source=np.full(rows, -1, np.int32),
+            tokens=np.zeros(rows, np.int32),
+            positions=np.zeros(rows, np.int32),
+            remaining=np.ones(rows, np.int32),
+            slots=slots,
+            seeds=np.zeros((rows, 2), np.uint32),
+            temperatures=np.ones(rows, np.float32),
+            top_k=np.ones(rows, np.int32),
+            top_p=np.ones(rows, np.float32),
+            stop_tokens=np.full((rows, STOP_TOKENS), -1, np.int32),
+            tables=np.zeros((rows, shape.table), np.int32),
+        )
+
+
+def _rows(shape: ProgramShape) -> protocol.PackedRows:
+    tokens = np.zeros((shape.rows, shape.row_length), np.int32)
+    slots = np.zeros(shape.rows, np.int32)
+    return protocol.PackedRows(tokens=tokens, targets=tokens, segments=tokens, positions=tokens, slots=slots)
+
+
+def _loss(shape: ProgramShape) -> protocol.LossInputs:
+    per_row = np.zeros(shape.rows, np.float32)
+    per_token = np.zeros((shape.rows, shape.row_length), np.float32)
+    return protocol.LossInputs(
+        kinds=np.zeros(shape.rows, np.int32),
+        clip_low=per_token,
+        clip_high=per_token,
+        beta=per_row,
+        kl_coeff=per_row,
+        weights=per_token,
+        advantages=per_token,
+        sampling_logprobs=per_token,
+    )
+
+
+def _optim_step() -> protocol.OptimStep:
+    return protocol.OptimStep(
+        slot=0, learning_rate=0.0, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0
+    )

@@ -1,0 +1,128 @@
+"""Compares implementations of attention with the reference, on the device, in a process of its own.
+
+    python -m spmd_tx.worker.self_test '{"heads": 32, "kv_heads": 8, "head_dim": 128, ...}'
+
+prints a Verdict per implementation, as a line of JSON, as soon as it is known. One that is wrong may end the
+process. accelerator.py starts it.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.models.attention import segment_attention
+from spmd_tx.protocol import SEGMENTS_PER_ROW
+from spmd_tx.sharding.mesh import AXES, DATA, TP
+
+# The lengths of rows' segments; what is left of a row is padding.
+ROWS = {
+    512: [[512], [100, 93, 319], [1, 7, 130, 200], [7] * SEGMENTS_PER_ROW, []],
+    2048: [[1500, 37, 500], [2048]],
+}
+# The most that one number may be off, in units of its own size plus the root mean square of all. bfloat16's
+# rounding leaves 0.05 of the reference's own; what belongs to another place is off by about 1.
+MOST_ERROR = 0.1
+NAMES = ("output", "gradient of the queries", "gradient of the keys", "gradient of the values")
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """What is compared: attention of one device."""
+
+    implementations: list[str]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    device: int = 0  # among those of this process
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one implementation."""
+
+    implementation: str
+    problem: str | None  # None: it is right
+    platform: str = ""  # of JAX's backend
+
+
+Attend = Callable[[Array, Array, Array, Array], Array]  # query, key, value and segments of whole rows
+
+
+def problem_of(attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]] = ROWS) -> str | None:
+    """Why an implementation must not be used; None if outputs and gradients are right, and twice the same."""
+    run = with_gradients(attend)
+    for length, lengths in rows.items():
+        segments, arrays = _inputs(sizes, length, lengths)
+        with jax.default_matmul_precision("highest"):
+            reference = with_gradients(implementation("reference", sizes.device))
+            exact = jax.device_get(reference(segments, *(x.astype(jnp.float32) for x in arrays)))
+        once, again = (jax.device_get(run(segments, *arrays)) for _ in range(2))
+        for name, want, got, second in zip(NAMES, exact, once, again, strict=True):
+            error = worst_error(got, want)
+            if not error <= MOST_ERROR:  # so that NaN is a problem, too
+                return f"{name} is off by {error:.2g} in rows of {length} tokens"
+            if got.tobytes() != second.tobytes():
+                return f"{name} differs between two runs in rows of {length} tokens"
+    return None
+
+
+def worst_error(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest error of one number, in units of its own size plus the root mean square of all."""
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))
+
+
+def implementation(name: str, device: int) -> Attend:
+    """As the steps use it: inside shard_map, on one device."""
+    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+    heads = P(DATA, None, TP)
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(heads, heads, heads, P(DATA)), out_specs=heads)
+    def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Array) -> Array:
+        return segment_attention(name, segments_BT)(q_BTNE, k_BTKE, v_BTKE)
+
+    return attend
+
+
+def with_gradients(attend: Attend) -> Callable[..., Any]:
+    """(segments, query, key, value, gradient of the output) -> output and gradients of the three; jitted."""
+
+    def run(segments_BT: Array, q: Array, k: Array, v: Array, cotangent: Array) -> tuple[Array, ...]:
+        out, pull_back = jax.vjp(lambda q, k, v: attend(q, k, v, segments_BT), q, k, v)
+        return out, *pull_back(cotangent)
+
+    return jax.jit(run)
+
+
+def _inputs(sizes: Sizes, length: int, rows: list[list[int]]) -> tuple[np.ndarray, list[Array]]:
+    """Segments [B, T], and random queries, keys, values and the output's gradient."""
+    segments = np.zeros((len(rows), length), np.int32)
+    for row, lengths in enumerate(rows):
+        segments[row, : sum(lengths)] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    random = np.random.default_rng(length)
+    heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads, sizes.heads)
+    shapes = [(len(rows), length, n, sizes.head_dim) for n in heads]
+    return segments, [jnp.asarray(random.standard_normal(s, np.float32), jnp.bfloat16) for s in shapes]
+
+
+def main(argument: str) -> None:
+    """Try one implementation after the other."""
+    sizes = msgspec.json.decode(argument.encode(), type=Sizes)
+    for name in sizes.implementations:
+        try:
+            problem = problem_of(implementation(name, sizes.device), sizes)
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or cuDNN
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        verdict = Verdict(name, problem, jax.default_backend())
+        print(msgspec.json.encode(verdict).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,98 @@
+"""Few sizes, and no request that needs another one."""
+
+import itertools
+
+import pytest
+
+from spmd_tx.coordinator.buckets import Menu, decode_steps, power_of_four
+from spmd_tx.coordinator.pages import pages_for
+from spmd_tx.protocol import active_sizes
+
+BANK_SLOTS = 10
+MENUS = [
+    Menu(shards, context, page_size, rows)
+    for shards, context, page_size, rows in [
+        (1, 2048, 16, 64),
+        (8, 32768, 16, 64),
+        (2, 700, 15, 13),
+        (1, 40, 16, 1),
+    ]
+]
+
+
+def menu_name(menu):
+    return f"{menu.shards} x {menu.context}, pages of {menu.page_size}"
+
+
+@pytest.mark.parametrize("menu", MENUS, ids=menu_name)
+def test_every_piece_of_every_prompt_has_a_size(menu):
+    sizes = {(length, table) for rows, length, table in menu.prefills() if rows == menu.shards}
+    for length in range(1, menu.context):
+        first = 0
+        while first < length:
+            end = menu.end_of_piece(first, length)
+            row_length = menu.row_length(end - first)
+            table = menu.prefill_table(pages_for(end, menu.page_size), row_length) if first else 0
+            assert (row_length, table) in sizes
+            assert row_length >= end - first
+            assert not first or table * menu.page_size >= end
+            first = end
+
+
+@pytest.mark.parametrize("menu", MENUS, ids=menu_name)
+def test_every_prompt_behind_every_cached_page_has_a_size(menu):
+    sizes = {(length, table) for _, length, table in menu.prefills()}
+    for first in range(menu.page_size, menu.context, menu.page_size):
+        for length in (1, 65, 300, menu.context):
+            end = menu.end_of_piece(first, min(first + length, menu.context - 1))
+            row_length = menu.row_length(max(1, end - first))
+            assert (row_length, menu.prefill_table(pages_for(end, menu.page_size), row_length)) in sizes
+
+
+@pytest.mark.parametrize("menu", MENUS, ids=menu_name)
+def test_every_decode_has_a_size(menu):
+    sizes = set(menu.decodes(BANK_SLOTS))
+    counts, widths = range(1, menu.decode_rows + 1), range(1, pages_for(menu.context, menu.page_size) + 1)
+    for count, pages in itertools.product(counts, widths):
+        rows, table = menu.rows_of_decode(count) * menu.shards, menu.decode_table(pages)
+        assert rows >= count
+        assert table >= pages
+        for used in range(1, min(count * menu.shards, BANK_SLOTS) + 1):
+            active = next(size for size in active_sizes(rows, BANK_SLOTS) if size >= used)
+            assert (rows, table, active) in sizes
+
+
+@pytest.mark.parametrize("context, prefills, decodes", [(2048, 16, 27), (32768, 24, 45)])
+def test_there_are_few_sizes(context, prefills, decodes):
+    menu = Menu(shards=1, context=context, page_size=16, decode_rows=64)
+    assert len(set(menu.prefills())) == len(menu.prefills()) <= prefills
+    assert len(set(menu.decodes(BANK_SLOTS))) == len(menu.decodes(BANK_SLOTS)) <= decodes
+
+
+def test_no_row_is_longer_than_a_short_context_needs():
+    assert Menu(1, context=40, page_size=16, decode_rows=1).row_lengths == [64]
+    assert Menu(1, context=300, page_size=16, decode_rows=1).row_lengths == [64, 256, 1024]
+
+
+@pytest.mark.parametrize(
+    "first, end, cut", [(0, 5000, 1024), (16, 5000, 1024), (1024, 1030, 1030), (1024, 5000, 2048)]
+)
+def test_pieces_end_at_multiples_of_their_size(first, end, cut):
+    assert Menu(1, 8192, 16, 64).end_of_piece(first, end) == cut
+
+
+def test_few_rows_use_few_adapters():
+    assert active_sizes(1, BANK_SLOTS) == [1]
+    assert active_sizes(4, BANK_SLOTS) == [1, 4]
+    assert active_sizes(64, BANK_SLOTS) == [1, 4, 10]
+    assert active_sizes(64, 3) == [1, 3]
+
+
+def test_sizes_grow_by_a_factor_of_four():
+    assert [power_of_four(count) for count in (1, 2, 4, 5, 64, 65)] == [1, 4, 4, 16, 64, 256]
+
+
+def test_who_waits_for_a_decode_waits_for_few_steps():
+    assert decode_steps(9, 16, is_hurried=False) == 9
+    assert decode_steps(1, 16, is_hurried=False) == 4
+    assert decode_steps(9, 16, is_hurried=True) == 4

@@ -1,0 +1,26 @@
+import pytest
+
+from spmd_tx.coordinator.buckets import Menu
+from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.program_menu import program_menu
+
+BANK_SLOTS = 10
+
+
+def menu_of(context, shards=1):
+    sampling = Menu(shards, context, page_size=16, decode_rows=64)
+    return program_menu(Grid(shards, 8192, context), sampling, BANK_SLOTS)
+
+
+@pytest.mark.parametrize("context, most", [(512, 90), (2048, 120), (32768, 160)])
+@pytest.mark.parametrize("shards", [1, 8])
+def test_the_menu_is_bounded_and_has_no_program_twice(context, most, shards):
+    menu = menu_of(context, shards)
+    assert len(set(menu)) == len(menu) <= most
+
+
+def test_a_first_answer_and_a_first_step_need_the_beginning_of_the_menu_only():
+    beginning = {shape.step for shape in menu_of(32768)[:10]}
+    assert beginning == {"create_adapter", "save_sampler", "optim_step"} | {
+        *("forward_backward", "forward", "prefill", "decode")
+    }

@@ -1,0 +1,61 @@
+"""The two ways to attend to pages are one function, and neither sees what is behind a row's last token."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models.kv_cache import KvCache, decode_attend
+from spmd_tx.sharding.mesh import AXES, make_mesh
+
+PAGES, PAGE_SIZE, HEADS, GROUP, WIDTH = 60, 4, 2, 3, 8
+LAYER = 1
+POSITIONS = np.array([0, 3, 4, 32, 43], np.int32)  # blocks of 8 pages have 32 tokens
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def attend(positions, row_by_row, *, table=11, stale=0.0, dtype=jnp.float32):
+    """[B, N, E] of one layer whose pages hold random keys and values, and ``stale`` behind the positions."""
+    tables = 1 + np.random.default_rng(1).permutation(PAGES - 1)[: len(POSITIONS) * table].reshape(-1, table)
+    pools = []
+    for seed in (2, 3):
+        pool = np.full((2, PAGES, PAGE_SIZE, HEADS, WIDTH), stale, np.float32)
+        for row, position in enumerate(POSITIONS):
+            order = np.arange(position)  # the last token is written by the step itself
+            pool[LAYER, tables[row][order // PAGE_SIZE], order % PAGE_SIZE] = random(
+                position, HEADS, WIDTH, seed=10 * row + seed
+            )
+        pools.append(jnp.asarray(pool, dtype))
+    q, k, v = (
+        random(len(POSITIONS), 1, heads, WIDTH, seed=5 + heads) for heads in (HEADS * GROUP, HEADS, HEADS)
+    )
+    mesh = make_mesh(1, 1, 1)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=jax.P(AXES), out_specs=jax.P(AXES))
+    def run(q, k, v, keys, values, tables, positions):
+        step = decode_attend(tables, positions, positions >= 0, row_by_row=row_by_row)
+        return step(jnp.int32(LAYER), q, k, v, KvCache(keys, values))[0][:, 0]
+
+    arrays = (jnp.asarray(x, dtype) for x in (q, k, v))
+    return np.asarray(run(*arrays, *pools, tables.astype(np.int32), positions), np.float32)
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(jnp.float32, 1e-6), (jnp.bfloat16, 0.02)], ids=["fp32", "bf16"]
+)
+def test_row_by_row_is_what_all_rows_are_at_once(dtype, tolerance):
+    gathered, looped = (attend(POSITIONS, way, dtype=dtype) for way in (False, True))
+    assert np.abs(gathered).max() > 0.5
+    np.testing.assert_allclose(looped, gathered, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("row_by_row", [False, True])
+@pytest.mark.parametrize("stale", [np.nan, np.inf, 3e38], ids=str)
+def test_what_is_behind_the_last_token_changes_no_bit(stale, row_by_row):
+    assert np.array_equal(attend(POSITIONS, row_by_row, stale=stale), attend(POSITIONS, row_by_row))

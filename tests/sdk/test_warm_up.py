@@ -1,0 +1,95 @@
+"""After the warm-up no request of any size compiles anything."""
+
+import time
+
+import httpx
+import pytest
+import tinker
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.sdk.examples import SECONDS, batch, drawn, prompt, random_tokens, train
+from tests.sdk.server import BASE_MODEL, Server, serving
+
+CONTEXT = 128  # tokens
+LENGTHS = [*range(2, CONTEXT, 17), CONTEXT - 1]
+WARM_UP_SECONDS = 280
+FEW_PROGRAMS = {
+    "warm_up": "background",
+    "max_context_length": CONTEXT,
+    "train_tokens": CONTEXT,
+    "decode_rows": 4,
+    "sampler_slots": 1,
+    "max_lora_adapters": 3,
+    "max_lora_rank": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def warm_server(model_dir, tmp_path_factory):
+    with serving(model_dir, tmp_path_factory.mktemp("warm") / "data", **FEW_PROGRAMS) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture
+def service(warm_server):
+    with tinker.ServiceClient(base_url=warm_server.url, api_key="tml-test") as service:
+        yield service
+
+
+def programs(server: Server) -> dict:
+    return httpx.get(f"{server.url}/healthz").json()["programs"]
+
+
+def wait_until_warm(server: Server) -> None:
+    deadline = time.monotonic() + WARM_UP_SECONDS
+    while (now := programs(server))["ready"] < now["planned"]:
+        assert time.monotonic() < deadline, now
+        time.sleep(0.1)
+
+
+def compiled(server: Server) -> dict[tuple[str, str], int]:
+    """How often what has been compiled, or found in the cache."""
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    family = next(family for family in families if family.name == "spmd_tx_compiles")
+    return {
+        (sample.labels["program"], sample.labels["source"]): sample.value
+        for sample in family.samples
+        if sample.name == "spmd_tx_compiles_total"
+    }
+
+
+def test_after_the_warm_up_no_request_of_any_size_compiles_anything(warm_server, service):
+    wait_until_warm(warm_server)
+    before = compiled(warm_server)
+
+    trainers = [service.create_lora_training_client(BASE_MODEL, rank=rank).result(SECONDS) for rank in (4, 2)]
+    for number, length in enumerate(LENGTHS):
+        train(trainers[number % 2], batch(number, lengths=[length] * (1 + number % 5)))
+    train(trainers[0], batch(1, lengths=LENGTHS))
+    samplers = [trainer.save_weights_and_get_sampling_client().result(SECONDS) for trainer in trainers]
+    answers = [
+        sampler.sample(
+            prompt(random_tokens(length, seed=1)),
+            1 + length % 6,
+            drawn(max_tokens=most),
+            include_prompt_logprobs=logprobs,
+        )
+        for sampler in samplers
+        for length in LENGTHS
+        for most, logprobs in ((1, True), (CONTEXT - length, False))
+    ]
+    for answer in answers:
+        answer.result(SECONDS)
+    path = trainers[0].save_state("state").result(SECONDS).path
+    service.create_training_client_from_state_with_optimizer(path).result(SECONDS)
+
+    # Something that is not on the menu, whose count says that all before has been counted.
+    rare = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    samplers[0].sample(prompt(random_tokens(9, seed=1)), 1, drawn(1), **rare).result(SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while not (news := compiled(warm_server).keys() - before.keys()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert {program for program, _ in news} == {"prefill with scores"}
+    assert {key: count for key, count in compiled(warm_server).items() if key not in news} == before

@@ -1,0 +1,170 @@
+import os
+
+import msgspec
+import numpy as np
+import pytest
+
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol import Setup
+from spmd_tx.worker import accelerator
+from spmd_tx.worker.accelerator import Ended, agreed_attention, prepare_accelerator, run_self_test, try_out
+from spmd_tx.worker.self_test import Sizes, Verdict
+
+SIZES = Sizes(["cudnn", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
+SETUP = Setup(
+    generation=0,
+    num_processes=1,
+    jax_coordinator="",
+    model_dir="/nowhere",
+    dtype="auto",
+    fsdp=1,
+    ep=1,
+    tp=2,
+    adapter_slots=1,
+    bank_slots=1,
+    max_rank=8,
+    max_context=64,
+    page_size=4,
+    kv_cache_tokens=0,
+    decode_rows=4,
+    decode_steps=4,
+    compilation_cache="",
+)
+
+
+class FakeGpu:
+    """Runs self-tests: some flags are unknown to it, and some implementations fail or end the process."""
+
+    def __init__(self, *, unknown=(), wrong=(), fatal=(), bad_flag=None):
+        self.unknown, self.wrong, self.fatal, self.bad_flag = unknown, wrong, fatal, bad_flag
+        self.runs = []
+
+    def __call__(self, flags, sizes):
+        self.runs.append((list(flags), sizes.implementations))
+        if known := [flag for flag in flags if flag in self.unknown]:
+            return Ended(1, [], f"F0101 parse_flags: Unknown flags in XLA_FLAGS: {' '.join(known)}\n")
+        verdicts = []
+        for name in sizes.implementations:
+            if name in self.fatal:
+                return Ended(-11, verdicts, "CUDA_ERROR_ILLEGAL_ADDRESS")
+            is_wrong = name in self.wrong or self.bad_flag in flags
+            verdicts.append(Verdict(name, "output is off by 1" if is_wrong else None))
+        return Ended(0, verdicts, "")
+
+
+def chosen(verdicts):
+    return [verdict.implementation for verdict in verdicts if verdict.problem is None][:1]
+
+
+@pytest.mark.parametrize(
+    "gpu, expected",
+    [
+        (FakeGpu(), ["cudnn"]),
+        (FakeGpu(wrong=["cudnn"]), ["cudnn_masked"]),
+        (FakeGpu(wrong=["cudnn", "cudnn_masked"]), ["reference"]),
+        (FakeGpu(fatal=["cudnn"]), ["cudnn_masked"]),
+        (FakeGpu(fatal=["cudnn", "cudnn_masked"]), ["reference"]),
+        (FakeGpu(fatal=["cudnn", "cudnn_masked", "reference"]), []),
+    ],
+)
+def test_the_fastest_implementation_that_is_right_is_used(gpu, expected):
+    assert chosen(try_out(["--a=1"], SIZES, gpu)[1]) == expected
+
+
+def test_why_one_is_not_used_is_known():
+    _, verdicts = try_out([], SIZES, FakeGpu(fatal=["cudnn"], wrong=["cudnn_masked"]))
+    assert [verdict.problem for verdict in verdicts] == [
+        "its self-test ended with -11: CUDA_ERROR_ILLEGAL_ADDRESS",
+        "output is off by 1",
+        None,
+    ]
+
+
+def test_flags_that_xla_does_not_know_are_left_out():
+    gpu = FakeGpu(unknown=["--b=2"])
+    flags, verdicts = try_out(["--a=1", "--b=2"], SIZES, gpu)
+    assert flags == ["--a=1"]
+    assert chosen(verdicts) == ["cudnn"]
+    assert len(gpu.runs) == 2
+
+
+def test_flags_with_which_nothing_is_right_are_left_out():
+    assert try_out(["--a=1", "--b=2"], SIZES, FakeGpu(bad_flag="--b=2"))[0] == []
+
+
+def test_an_unknown_flag_of_the_user_is_not_looked_for_forever():
+    flags, _ = try_out([], SIZES, lambda flags, sizes: Ended(1, [], "Unknown flag in XLA_FLAGS: --theirs=1"))
+    assert flags == []
+
+
+def test_a_real_process_tells_which_flag_it_does_not_know(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    flags = [*accelerator.REPRODUCIBLE, *accelerator.OVERLAPPED, "--xla_no_such_flag=true"]
+    ended = run_self_test(str(tmp_path), flags, msgspec.structs.replace(SIZES, implementations=["cudnn"]))
+    assert accelerator.unknown_flags(ended.errors) == {"--xla_no_such_flag"}
+    assert ended.code
+
+
+@pytest.mark.slow
+def test_a_real_process_without_a_gpu_finds_that_only_the_reference_is_right(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    flags = [*accelerator.REPRODUCIBLE, *accelerator.OVERLAPPED]
+    ended = run_self_test(str(tmp_path), flags, SIZES)
+    problems = {verdict.implementation: verdict.problem for verdict in ended.verdicts}
+    assert problems.pop("reference") is None
+    assert all("cuDNN is not detected" in str(problem) for problem in problems.values())
+
+
+def test_without_a_gpu_nothing_is_started_or_set(monkeypatch):
+    monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(accelerator, "run_self_test", None)
+    before = dict(os.environ)
+    assert prepare_accelerator(SETUP, None, lambda _: None).attention == "reference"
+    assert dict(os.environ) == before
+
+
+def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(monkeypatch, caplog):
+    model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512, ())
+    gpu = FakeGpu(wrong=["cudnn"], unknown=[accelerator.OVERLAPPED[1]])
+    tried = []
+    monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(accelerator, "read_model_config", lambda _: model)
+    monkeypatch.setattr(
+        accelerator, "run_self_test", lambda _, flags, sizes: tried.append(sizes) or gpu(flags, sizes)
+    )
+    monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    setup = prepare_accelerator(SETUP, [3, 4], lambda _: None)
+    assert setup.attention == "cudnn_masked"
+    ours = f"{accelerator.REPRODUCIBLE[0]} {accelerator.OVERLAPPED[0]}"
+    assert os.environ["XLA_FLAGS"] == f"{ours} --xla_of_the_user=1"
+    assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
+    assert (tried[0].heads, tried[0].kv_heads, tried[0].device) == (4, 1, 3)
+    assert "attention 'cudnn' is not used: output is off by 1" in caplog.text
+
+
+def test_a_flag_of_the_user_replaces_ours(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=false")
+    assert accelerator.wanted_flags(SETUP) == [*accelerator.REPRODUCIBLE, accelerator.OVERLAPPED[1]]
+
+
+def test_one_device_has_no_collectives_to_hide():
+    assert accelerator.wanted_flags(msgspec.structs.replace(SETUP, tp=1)) == list(accelerator.REPRODUCIBLE)
+
+
+@pytest.mark.parametrize(
+    "name, expected", [("cudnn", "cudnn"), ("auto", "reference"), ("other", "reference")]
+)
+def test_an_engine_without_a_choice_uses_the_reference(name, expected):
+    assert agreed_attention(name) == expected
+
+
+def test_processes_that_chose_differently_take_the_slower_choice(monkeypatch):
+    monkeypatch.setattr(accelerator.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        accelerator.multihost_utils,
+        "process_allgather",
+        lambda mine: np.array([mine, 1]),
+    )
+    assert agreed_attention("cudnn") == "cudnn_masked"
+    assert agreed_attention("reference") == "reference"
