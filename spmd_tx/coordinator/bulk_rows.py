@@ -5,8 +5,9 @@ rows in one. PostgreSQL's driver sends one statement with many sets of parameter
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Table, text
+from sqlalchemy import Table, select, text, tuple_
 from sqlalchemy.orm import Session
 
 Row = Mapping[str, object]
@@ -40,6 +41,29 @@ def update(db: Session, table: Table, key: str, rows: Sequence[Row]) -> None:
         source = f"(VALUES {_places(columns, len(some))}) AS new"
         where = f"{table.name}.{key} = new.column1"
         _one(db, f"UPDATE {table.name} SET {values} FROM {source} WHERE {where}", some)
+
+
+def find(
+    db: Session, table: Table, keys: Sequence[str], wanted: Sequence[Sequence[object]], columns: Sequence[str]
+) -> list[Sequence[Any]]:
+    """The columns of those rows whose key, of several columns, is wanted.
+
+    SQLite would compare all rows of the table with a list of such keys. So it is told where to begin.
+    """
+    if not _is_sqlite(db):
+        key = tuple_(*(table.c[name] for name in keys))
+        query = select(*(table.c[name] for name in columns))
+        parts = [wanted[start : start + ROWS_AT_ONCE] for start in range(0, len(wanted), ROWS_AT_ONCE)]
+        return [row for part in parts for row in db.execute(query.where(key.in_(part)))]
+    found: list[Sequence[Any]] = []
+    for start in range(0, len(wanted), ROWS_AT_ONCE):
+        some = wanted[start : start + ROWS_AT_ONCE]
+        source = f"(VALUES {_places(keys, len(some))}) AS wanted"
+        meets = " AND ".join(f"{name} = wanted.column{place}" for place, name in enumerate(keys, start=1))
+        statement = f"SELECT {', '.join(columns)} FROM {source} CROSS JOIN {table.name} ON {meets}"
+        values = tuple(value for key in some for value in key)
+        found += db.connection().exec_driver_sql(statement, values)
+    return found
 
 
 def _is_sqlite(db: Session) -> bool:

@@ -191,8 +191,7 @@ class Execution:
             self._alarm.cancel()
         wake_at = min(filter(None, (entry.line.wake_at() for entry in self._restless.values())), default=None)
         if wake_at is not None:
-            loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(max(0.0, wake_at - now), self._work.set)
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wake_at - now), self._work.set)
 
     def _admit_those_who_may(self) -> None:
         """All waiting samples; but suspects first, each of them alone on the device."""
@@ -230,7 +229,8 @@ class Execution:
         model = entry.model
         self._log.note("began", [request.id])
         try:
-            begun = await self._training.begin(model, request, await self._log.payload(request))
+            async with self._training.turn(request.kind):
+                begun = await self._training.begin(model, request, await self._log.payload(request))
         except (RequestError, *STORAGE_ERRORS) as error:
             if request.seq_id == 0 and not is_outage(error):  # else it will be tried again
                 model.refusal = f"{model.id} was not created: {error}"
@@ -353,7 +353,7 @@ class Execution:
     async def _restored(self, model_id: str) -> None:
         if model_id in self.lines:
             await self.lines[model_id].restored.wait()
-        if self._loss is not None:
+        if self._loss:
             raise self._loss
 
     def _spawn(

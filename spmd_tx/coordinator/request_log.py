@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
-from sqlalchemy import Table, func, orm, select, tuple_, update
+from sqlalchemy import Table, func, orm, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import bulk_rows, steady_time
@@ -157,14 +157,9 @@ async def completions(db: AsyncSession, target: Target, span: Span) -> list[Comp
 
 def known(db: orm.Session, keys: Iterable[Key]) -> dict[Key, Known]:
     """Which of these keys are in the log."""
-    found: dict[Key, Known] = {}
-    all_keys = list(keys)
-    columns = (RequestRow.line, RequestRow.seq_id, RequestRow.id, RequestRow.kind)
-    for start in range(0, len(all_keys), KEYS_PER_QUERY):
-        some_keys = all_keys[start : start + KEYS_PER_QUERY]
-        query = select(*columns).where(tuple_(RequestRow.line, RequestRow.seq_id).in_(some_keys))
-        found |= {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in db.execute(query)}
-    return found
+    columns = ("line", "seq_id", "id", "kind")
+    found = bulk_rows.find(db, _table(), ("line", "seq_id"), list(keys), columns)
+    return {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in found}
 
 
 def append(db: orm.Session, rows: Sequence[NewRow]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -20,9 +20,10 @@ from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.json_bodies import json_result, read_body
+from spmd_tx.coordinator.lines import CHUNKED_KINDS
 from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Outcome, Request
+from spmd_tx.coordinator.request_queue import Kind, Outcome, Request
 from spmd_tx.coordinator.room import Room
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
@@ -58,6 +59,7 @@ from spmd_tx.protocol import (
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
 PACKED_BYTES = 192 << 20  # of all models' large requests, from their decoding until their results are there
+BEGUN_AT_ONCE = 16  # of these requests, large or small
 PACKED = 4  # a body, decoded and packed, becomes so many times as large
 
 
@@ -83,6 +85,11 @@ class Training:
     custom_losses: CustomLosses
     routing: RoutingFiles | None = None  # None: the model has no experts
     room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for requests that are packed
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
+
+    def turn(self, kind: Kind) -> AbstractAsyncContextManager[object]:
+        """Entered from before a request's body is read until its steps are there: few bodies in memory."""
+        return self.turns if kind in CHUNKED_KINDS else nullcontext()
 
     async def begin(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
