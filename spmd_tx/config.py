@@ -10,6 +10,7 @@ from spmd_tx.errors import StartError
 
 MAY_BE_ZERO = (
     "kv_cache_tokens",
+    "train_tokens",
     "port",
     "worker_port",
     "local_processes",
@@ -62,9 +63,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_checkpoint_cache: str = "50GiB"  # of checkpoints that are elsewhere
 
     warm_up: Literal["background", "off"] = "background"  # whether programs are compiled ahead of need
-    train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
+    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
     sampler_slots: int = 8  # saved versions on the device at once
-    decode_rows: int = 64  # sequences drawn at once, per data shard
+    decode_rows: int = 128  # sequences drawn at once, per data shard; fewer if memory does not allow them
     decode_steps: int = 16  # tokens drawn per row and dispatch
     page_size: int = 16  # tokens
     kv_cache_tokens: int = 0  # per data shard; 0: as many as fit

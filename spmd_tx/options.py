@@ -30,7 +30,8 @@ HELP = {
         "multiply to the number of devices.",
     },
     "Adapters": {
-        "max_lora_adapters": "LoRA adapters that can be trained at the same time.",
+        "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Others, however "
+        "many, wait in host memory or on disk.",
         "max_lora_rank": "Largest LoRA rank that a client may ask for.",
     },
     "Server": {
@@ -70,9 +71,10 @@ HELP = {
     "Advanced": {
         "warm_up": "Whether workers compile the programs for requests of all sizes ahead, while they serve "
         "others; off compiles each one when it is wanted for the first time.",
-        "train_tokens": "Most tokens of one training micro-batch, per data shard.",
+        "train_tokens": "Most tokens of a training micro-batch, per data shard; 0 takes as many as fit and "
+        "are of use. A single sequence may be longer.",
         "sampler_slots": "Saved versions of adapters that are on the device at once, for sampling.",
-        "decode_rows": "Sequences that are sampled at once, per data shard.",
+        "decode_rows": "Sequences that are sampled at once, per data shard; fewer if memory forbids it.",
         "decode_steps": "Tokens sampled per sequence before new sequences can join.",
         "page_size": "Tokens per page of the key-value cache.",
         "kv_cache_tokens": "Tokens in the key-value cache, per data shard; 0 takes what memory is left.",

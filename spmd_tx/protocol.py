@@ -11,12 +11,18 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 7
+from spmd_tx.memory_plan import MemoryPlan
+
+PROTOCOL_VERSION = 9
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
+
+SPARE_BANK_SLOTS = 2  # of the sampler bank: the base model's, and one that is free for the next save
+
+PREFILL_TOKENS = 1024  # most of one Prefill, per data shard
 
 SEGMENTS_PER_ROW = 64  # at most, in PackedRows
 
@@ -167,6 +173,29 @@ class Snapshot(Command, frozen=True, tag="snapshot"):
     adapter: AdapterSpec
 
 
+class SwapOut(Command, frozen=True, tag="swap_out"):
+    """Keep all that a slot holds, gradient and moments too, off the device, so that another model can use it.
+
+    Replies the metrics ``host_bytes`` and ``disk_bytes`` that process 0 keeps so.
+    """
+
+    slot: int
+    model: str
+
+
+class SwapIn(Command, frozen=True, tag="swap_in"):
+    """Fill a slot with what SwapOut has kept of a model, bit for bit. Replies ``from_disk``, 1 or 0."""
+
+    slot: int
+    model: str
+
+
+class DropSwapped(Command, frozen=True, tag="drop_swapped"):
+    """Forget what SwapOut has kept of these models."""
+
+    models: list[str]
+
+
 class SaveSampler(Command, frozen=True, tag="save_sampler"):
     """Copy a training slot's weights into a bank slot; with ``path``, also write them as a PEFT folder."""
 
@@ -261,6 +290,8 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         "page_out",
         "save_state",
         "load_state",
+        "swap_out",
+        "swap_in",
         "forward",
         "forward_backward",
         "prefill",
@@ -292,6 +323,9 @@ AnyCommand = (
     | SaveState
     | LoadState
     | Snapshot
+    | SwapOut
+    | SwapIn
+    | DropSwapped
     | SaveSampler
     | PageOut
     | LoadSampler
@@ -323,10 +357,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # most rows of one Decode, over all data shards
     decode_steps: int  # most steps of one Decode
     compilation_cache: str  # directory
+    idle_adapters: str  # directory for what SwapOut keeps beyond what fits into host memory
     attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
-    train_tokens: int = 8192  # most tokens of a training micro-batch, per data shard
-    remat: str = "auto"  # what training computes twice: "none", "mlp", "full", or "auto": as memory allows
+    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
+    longest_row: int = 0  # tokens of the longest row of training; 0: the power of two that holds max_context
+    remat: str = "auto"  # what training computes twice: of qwen3.REMAT_LEVELS, or "auto": as memory allows
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
@@ -385,8 +421,8 @@ class Progress(Report, frozen=True, tag="progress"):
 class Ready(Report, frozen=True, tag="ready"):
     """The worker has its weights and runs commands from now on."""
 
-    pages: int  # per data shard, page 0 included
     device: str  # "8 x cpu"
+    plan: MemoryPlan
 
 
 class Reply(Report, frozen=True, tag="reply"):

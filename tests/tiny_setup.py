@@ -25,5 +25,6 @@ def tiny_setup(**different: Any) -> Setup:
         "decode_rows": 4,
         "decode_steps": 4,
         "compilation_cache": "/cache",
+        "idle_adapters": "/idle",
     }
     return Setup(**usual | different)

@@ -50,13 +50,15 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
-from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.worker_port import WorkerPort
+from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import ProgramShape, Setup
+from spmd_tx.protocol import ProgramShape
 
 
 @dataclass(frozen=True)
@@ -95,32 +97,6 @@ def open_model(config: ServerConfig) -> ServedModel:
     )
 
 
-def make_setup(config: ServerConfig, model: ServedModel) -> Setup:
-    """What the workers are told."""
-    return Setup(
-        generation=0,  # each has its own number, and address
-        num_processes=config.num_processes,
-        jax_coordinator="",
-        model_dir=str(model.directory),
-        model_name=config.model_name,
-        dtype=config.dtype,
-        fsdp=config.fully_sharded_data_parallel_size,
-        ep=config.expert_parallel_size,
-        tp=config.tensor_parallel_size,
-        shard_base_weights=config.shard_base_weights,
-        train_tokens=config.train_tokens,
-        adapter_slots=config.max_lora_adapters,
-        bank_slots=bank_slots(config),
-        max_rank=config.max_lora_rank,
-        max_context=model.max_context,
-        page_size=config.page_size,
-        kv_cache_tokens=config.kv_cache_tokens,
-        decode_rows=config.decode_rows * config.data_shards,
-        decode_steps=config.decode_steps,
-        compilation_cache=str(config.data_dir / "compilation_cache"),
-    )
-
-
 async def open_parts(
     config: ServerConfig, model: ServedModel, port: WorkerPort, stack: AsyncExitStack
 ) -> Parts:
@@ -143,7 +119,7 @@ async def open_parts(
     hub = Hub(port.send)
     roster = AgentRoster(port.send, config.num_processes, config.devices_per_process)
     plan = Plan(
-        setup=make_setup(config, model),
+        setup=make_setup(config, model.directory, model.max_context),
         devices=config.devices_per_process,
         model_files=await asyncio.to_thread(fingerprint, model.directory),
         command_timeout=config.command_timeout,
@@ -208,10 +184,10 @@ def make_equipment(
     custom_losses: CustomLossCatalog,
     progress: Progress,
     workers: Workers,
-    pages: int,
+    plan: MemoryPlan,
 ) -> Equipment:
     """What one generation of workers, which hold nothing yet, is driven with."""
-    check_pages(pages, config.page_size, model.max_context)
+    check_pages(plan.pages, config.page_size, model.max_context)
     bank = VersionBank(bank_slots(config), config.data_dir / "versions")
     versions = open_versions(catalog, checkpoints, bank, config.data_dir / "versions", config.max_lora_rank)
     training = Training(
@@ -220,31 +196,26 @@ def make_equipment(
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
         limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
-        grid=Grid(config.data_shards, config.train_tokens, model.max_context),
+        grid=Grid(config.data_shards, plan.train_tokens, model.max_context),
         base_model=config.model_name,
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),
         custom_losses=custom_losses,
         routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
     )
-    menu = sampling_menu(config, model.max_context)
-    limits = SamplingLimits(menu=menu, pages_per_shard=pages, decode_steps=config.decode_steps)
+    menu = sampling_menu(config, model.max_context, plan.decode_rows)
+    limits = SamplingLimits(menu=menu, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear)
     return Equipment(workers, training, versions, batch)
 
 
-def sampling_menu(config: ServerConfig, max_context: int) -> Menu:
+def sampling_menu(config: ServerConfig, max_context: int, decode_rows: int) -> Menu:
     """The sizes of sampling commands."""
-    return Menu(config.data_shards, max_context, config.page_size, config.decode_rows)
+    return Menu(config.data_shards, max_context, config.page_size, decode_rows)
 
 
-def make_menu(config: ServerConfig, max_context: int) -> list[ProgramShape]:
+def make_menu(config: ServerConfig, max_context: int, plan: MemoryPlan) -> list[ProgramShape]:
     """What is to be compiled ahead of need."""
-    grid = Grid(config.data_shards, config.train_tokens, max_context)
-    return program_menu(grid, sampling_menu(config, max_context), bank_slots(config))
-
-
-def bank_slots(config: ServerConfig) -> int:
-    """The versions on the device, the base model, and one that is free for the next save."""
-    return config.sampler_slots + 2
+    grid = Grid(config.data_shards, plan.train_tokens, max_context)
+    return program_menu(grid, sampling_menu(config, max_context, plan.decode_rows), bank_slots(config))

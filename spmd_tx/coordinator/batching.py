@@ -5,9 +5,10 @@ chunks of other models where it has rows to spare. Dimension key: N token, K tar
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.datum_validation import clips_of
@@ -34,6 +35,11 @@ class Chunk:
     @property
     def slot(self) -> int:
         return int(self.rows.slots[0])
+
+    def in_slot(self, slot: int) -> "Chunk":
+        """The same for the slot that its model has when it is sent."""
+        slots = np.full_like(self.rows.slots, slot)
+        return replace(self, rows=msgspec.structs.replace(self.rows, slots=slots))
 
     @property
     def used(self) -> int:
@@ -96,21 +102,23 @@ class MicroBatch:
         joined = self.join(first)
         assert joined, "a chunk fits a micro-batch of its own size"
 
-    def join(self, chunk: Chunk) -> bool:
-        """Take a chunk in if it is for this program, has another model's slot, and its rows find room."""
-        places = self._first.size // self._shards
+    def fits(self, chunk: Chunk) -> bool:
+        """Whether a chunk is for this program, and its rows find room."""
         if chunk.program != self._first.program:
             return False
-        if chunk.slot in {other.slot for other in self.chunks}:
+        needed = np.bincount(np.arange(chunk.used) % self._shards, minlength=self._shards)
+        return bool((self._used + needed <= self._first.size // self._shards).all())
+
+    def join(self, chunk: Chunk) -> bool:
+        """Take a chunk in if it fits and has another model's slot."""
+        if not self.fits(chunk) or chunk.slot in {other.slot for other in self.chunks}:
             return False
         # Row i belongs to data shard i % n whatever the company, and keeps its order within the shard.
         row = np.arange(chunk.used)
         shard, order = row % self._shards, row // self._shards
-        needed = np.bincount(shard, minlength=self._shards)
-        if (self._used + needed > places).any():
-            return False
+        places = self._first.size // self._shards
         self._destinations.append(shard * places + self._used[shard] + order)
-        self._used += needed
+        self._used += np.bincount(shard, minlength=self._shards)
         self.chunks.append(chunk)
         return True
 
@@ -146,12 +154,11 @@ class MicroBatch:
 def pack(
     datums: list[Datum],
     loss: LossSettings,
-    slot: int,
     forward_only: bool,
     grid: Grid,
     experts: Experts = (),
 ) -> PackedRequest:
-    """Pack the datums of one request, which must be valid, into chunks."""
+    """Pack the datums of one request, which must be valid, into chunks; their slot is chosen later."""
     lengths = np.array([len(datum.tokens) for datum in datums])
     layout = lay_out(lengths, grid)
     within = _counters(lengths)  # of each token: its place in its datum
@@ -169,7 +176,7 @@ def pack(
         targets=spread(_cells(datums, "target_tokens"), np.int32),
         segments=spread(np.repeat(_segment_numbers(layout), lengths), np.int32),
         positions=spread(within, np.int32),
-        slots=np.full(shape[0], slot, np.int32),
+        slots=np.zeros(shape[0], np.int32),
         experts=_spread_experts(experts, lengths, destination, shape),
     )
     losses = _loss_inputs(datums, loss, spread)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmd_tx.coordinator.pages import pages_for
-from spmd_tx.protocol import active_sizes
+from spmd_tx.protocol import PREFILL_TOKENS, active_sizes
 
-PIECE = 1024  # tokens: the most of a Prefill on each data shard
+PIECE = PREFILL_TOKENS  # the most of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
 NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
 NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
@@ -33,6 +33,11 @@ class Menu:
         while lengths[-1] < min(self.piece, self.context - 1):
             lengths.append(min(lengths[-1] * GROWTH, self.piece))
         return lengths
+
+    @cached_property
+    def decode_sizes(self) -> list[int]:
+        """Rows of a Decode."""
+        return sorted({*_powers_of_four(self.decode_rows), self.decode_rows})
 
     @cached_property
     def tables(self) -> list[int]:
@@ -77,16 +82,15 @@ class Menu:
 
     def decodes(self, bank_slots: int) -> list[tuple[int, int, int]]:
         """(rows of all data shards, width of their tables, adapters at once) of every possible Decode."""
-        sizes = sorted({self.rows_of_decode(count) for count in range(1, self.decode_rows + 1)})
         return [
             (rows * self.shards, table, active)
-            for rows in sizes
+            for rows in self.decode_sizes
             for table in self.tables
             for active in active_sizes(rows * self.shards, bank_slots)
         ]
 
     def rows_of_decode(self, samples: int) -> int:
-        return min(power_of_four(samples), self.decode_rows)
+        return _smallest(self.decode_sizes, samples)
 
 
 def power_of_two(least: int, count: int) -> int:

@@ -4,7 +4,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-KINDS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability", "compilation_cache")
+KINDS = (
+    "payloads",
+    "snapshots",
+    "checkpoints",
+    "versions",
+    "routing",
+    "stability",
+    "compilation_cache",
+    "idle_adapters",
+)
 DATABASE = "database"
 OTHER = "other"
 

@@ -1,12 +1,14 @@
 """Which command is sent next, and what becomes of its reply. Synchronous: it never waits."""
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.batching import MicroBatch
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.fair_shares import FairShares
@@ -15,6 +17,7 @@ from spmd_tx.coordinator.request_times import Stage
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
+from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.protocol import (
     AnyCommand,
@@ -24,17 +27,20 @@ from spmd_tx.protocol import (
     LoadSampler,
     PageOut,
     Reply,
+    SwapIn,
+    SwapOut,
     Written,
 )
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
+MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample waits for no more than these
 
 TRAINING, SAMPLING = "training", "sampling"
 SHARES = {TRAINING: 0.5, SAMPLING: 0.5}  # of the device, when both wait
 
 # In tokens of training. A decode step reads all weights, however few its rows.
 DECODE_STEP_COST = 64
-COMMAND_COST = 256  # of a command without rows
+COMMAND_COST = 256  # of a command without rows, and of moving an adapter
 
 Outcomes = list[tuple[str, Outcome]]
 
@@ -78,6 +84,10 @@ class _Sent:
     requests: frozenset[str]  # whose command it is
     steps: tuple[Step, ...] = ()
 
+    @property
+    def is_micro_batch(self) -> bool:
+        return any(isinstance(step, ChunkStep) for step in self.steps)
+
 
 class Dispatcher:
     """Keeps a few commands in flight, shared fairly between training and sampling, and among sessions.
@@ -90,6 +100,7 @@ class Dispatcher:
         self,
         workers: Workers,
         sampling: Sampling,
+        slots: TrainingSlots,
         data_shards: int,
         on_reply: Callable[[], None],
         note: Callable[[Stage, Iterable[str]], None],
@@ -98,6 +109,7 @@ class Dispatcher:
         self.suspects = suspects or set()
         self._workers = workers
         self._sampling = sampling
+        self._slots = slots
         self._data_shards = data_shards
         self._on_reply = on_reply
         self._note = note
@@ -106,6 +118,7 @@ class Dispatcher:
         self._sessions = FairShares()
         self._turns = 0
         self._last_turn: dict[str, int] = {}  # by model
+        self._replied_at = 0.0
 
     @property
     def last_reply(self) -> asyncio.Future[Reply] | None:
@@ -140,6 +153,8 @@ class Dispatcher:
 
     def dispatch(self, models: list[TrainedModel]) -> None:
         """Send what may be sent now."""
+        for command in self._slots.take_dropped():
+            self._send(TRAINING, command, _nothing)
         most = 1 if self.suspects else MOST_IN_FLIGHT
         while len(self._sent) < most and self._send_next([each for each in models if each.unsent]):
             pass
@@ -157,27 +172,48 @@ class Dispatcher:
                 return False  # it goes on as soon as there is a reply: its turn is not given away
         return False
 
-    def _send_training(self, models: list[TrainedModel]) -> float:
-        """Send the next step of the model whose turn it is, with chunks of others where there is room."""
-        order = self._in_order(models)
+    def _send_training(self, models: list[TrainedModel]) -> float | None:
+        """Send the next step of the model whose turn it is, with chunks of others where there is room.
+
+        Who has no slot, and gets none before others have had their turns in theirs, is passed over.
+        """
+        is_place = self._slots.has_place(at_once=not any(sent.side == TRAINING for sent in self._sent))
+        ranked = self._in_order(models)  # all of them: who is passed over is owed his share
+        order = [each for each in ranked if is_place or each.has_slot or not _needs_slot(each)]
+        if not order:
+            return None  # there is a reply to wait for
         step = order[0].unsent[0]
         if isinstance(step, CommandStep):
-            self._charge({order[0]: COMMAND_COST})
+            cost = COMMAND_COST + (self._seat(order[0]) if step.needs_slot else 0)
+            self._charge({order[0]: cost})
             self._send_step(order[0])
-            return COMMAND_COST
-        batch = MicroBatch(step.chunk, self._data_shards)
-        company = [order[0]]
+            return cost
+        if sum(sent.is_micro_batch for sent in self._sent) >= MOST_MICRO_BATCHES:
+            return None
+        swapping = {order[0]: self._seat(order[0])}
+        batch = MicroBatch(step.chunk.in_slot(order[0].slot), self._data_shards)
         for model in order[1:]:
             head = model.unsent[0]
-            if isinstance(head, ChunkStep) and self._may_meet(step, head) and batch.join(head.chunk):
-                company.append(model)
-        self._charge({model: chunk.tokens for model, chunk in zip(company, batch.chunks, strict=True)})
-        steps = [model.take() for model in company]
+            if not isinstance(head, ChunkStep) or not self._may_meet(step, head):
+                continue
+            if batch.fits(head.chunk) and (model.has_slot or self._slots.has_place(beside=swapping)):
+                swapping[model] = self._seat(model, beside=swapping)
+                batch.join(head.chunk.in_slot(model.slot))
+        trained = zip(swapping.items(), batch.chunks, strict=True)
+        self._charge({model: cost + chunk.tokens for (model, cost), chunk in trained})
+        steps = [model.take() for model in swapping]
         make = Forward if step.chunk.forward_only else ForwardBackward
         command = make(rows=batch.rows(), loss=batch.loss())
         parts = [step for step in steps if isinstance(step, ChunkStep)]
         self._send(TRAINING, command, partial(_absorb_batch, batch, parts), parts)
-        return command.rows.tokens.size
+        return command.rows.tokens.size + sum(swapping.values())
+
+    def _seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> int:
+        """See that a model has a slot; what that costs."""
+        commands = self._slots.seat(model, beside)
+        for command in commands:
+            self._send(TRAINING, command, _nothing)
+        return COMMAND_COST * len(commands)
 
     def _send_step(self, model: TrainedModel) -> None:
         step = model.take()
@@ -211,10 +247,16 @@ class Dispatcher:
         requests: frozenset[str] = frozenset(),
     ) -> None:
         reply = self._workers.send(command)
-        reply.add_done_callback(lambda _: self._on_reply())
+        reply.add_done_callback(partial(self._replied, command, time.monotonic()))
         requests |= {step.request_id for step in steps}
         self._note("sent", requests)
         self._sent.append(_Sent(reply, absorb, side, requests, tuple(steps)))
+
+    def _replied(self, command: AnyCommand, sent_at: float, reply: asyncio.Future[Reply]) -> None:
+        began_at, self._replied_at = max(sent_at, self._replied_at), time.monotonic()
+        if isinstance(command, SwapOut | SwapIn) and not reply.cancelled() and reply.exception() is None:
+            _measure(command, reply.result(), self._replied_at - began_at)
+        self._on_reply()
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """By what their sessions are owed; the models of a session take turns."""
@@ -226,6 +268,8 @@ class Dispatcher:
         by_session: dict[str, float] = {}
         self._turns += 1
         for model, cost in costs.items():
+            if model.has_slot:
+                self._slots.used(model, cost)
             self._last_turn[model.id] = self._turns
             by_session[model.session_id] = by_session.get(model.session_id, 0.0) + cost
         self._sessions.charge(by_session)
@@ -241,6 +285,21 @@ def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Ou
 def _absorb_step(step: CommandStep, reply: Reply) -> Outcomes:
     step.reply.set_result(reply)
     return []
+
+
+def _needs_slot(model: TrainedModel) -> bool:
+    step = model.unsent[0]
+    return not isinstance(step, CommandStep) or step.needs_slot
+
+
+def _measure(command: SwapOut | SwapIn, reply: Reply, seconds: float) -> None:
+    if isinstance(command, SwapIn):
+        tier = "disk" if reply.metrics["from_disk"] else "host"
+        metrics.SWAP_SECONDS.labels("in", tier).observe(seconds)
+        return
+    metrics.SWAP_SECONDS.labels("out", "host").observe(seconds)
+    for tier in ("host", "disk"):
+        metrics.IDLE_ADAPTER_BYTES.labels(tier).set(reply.metrics[f"{tier}_bytes"])
 
 
 def _is_blamed(reply: asyncio.Future[Reply]) -> bool:

@@ -76,12 +76,12 @@ class Execution:
         self._waiting_tasks: set[asyncio.Task[None]] = set()  # for outcomes: they end with the workers
         self._bug: BaseException | None = None
         self._loss: MeshError | None = None
-        grid = self._training.grid
+        shards, slots = self._training.grid.data_shards, self._training.slots
         self._dispatcher = Dispatcher(
-            self._workers, self._sampling, grid.data_shards, self._work.set, log.note, suspects
+            self._workers, self._sampling, slots, shards, self._work.set, log.note, suspects
         )
         self._replay = Replay(log, self._training, self._spawn, self._is_lost)
-        self._view = QueueView(unfinished, self.lines, self._sampling)
+        self._view = QueueView(unfinished, self.lines, self._sampling, slots)
         self._versions.restored = self._restored
         self._workers.on_written = snapshots.written
 
@@ -214,7 +214,7 @@ class Execution:
                 self._training.restore(entry.model, entry.start)
             except RequestError as error:
                 entry.refuse(f"{entry.model.id} cannot be restored: {error}")
-        while (request := await entry.turn.get()) is not None:
+        while (request := await entry.next()) is not None:
             await entry.model.room()
             if request.id in entry.again:
                 await self._replay.run_again(entry, request)
@@ -333,6 +333,7 @@ class Execution:
                 if entry.task is not None:
                     entry.task.cancel()
         self._discard(self._versions.end_session(session_id))
+        self._work.set()  # others may have its slots
 
     def retire(self, samplers: Collection[str]) -> None:
         """Give up the versions of samplers that nobody uses any more."""

@@ -41,6 +41,20 @@ SNAPSHOT_SECONDS = Histogram(
     registry=REGISTRY,
 )
 
+SWAP_SECONDS = Histogram(
+    "spmd_tx_swap_seconds",
+    "Seconds in which workers moved an adapter off the device (out) or back to it (in), from host or disk.",
+    ["direction", "tier"],
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+    registry=REGISTRY,
+)
+IDLE_ADAPTER_BYTES = Gauge(
+    "spmd_tx_idle_adapter_bytes",
+    "Bytes that process 0 keeps of adapters that are not on the device, in host memory and on disk.",
+    ["tier"],
+    registry=REGISTRY,
+)
+
 PROMPT_TOKENS = Counter(
     "spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", registry=REGISTRY
 )

@@ -25,6 +25,8 @@ class ModelLine:
         self.task: asyncio.Task[None] | None = None
         self.stepped: int | None = None  # the optimizer step that the state has not changed since
         self._missing = set(how.again)
+        self._is_beginning = False
+        model.has_more = lambda: self._is_beginning or not self.turn.empty()
         model.refusal = how.refusal
         for request in how.requests:
             self.turn.put_nowait(request)
@@ -34,6 +36,13 @@ class ModelLine:
     def to_run_again(self) -> int:
         """How many requests are still to be run again."""
         return len(self._missing)
+
+    async def next(self) -> Request | None:
+        """The request whose turn it is, when those before it have begun; None: there are no more."""
+        self._is_beginning = False
+        request = await self.turn.get()
+        self._is_beginning = request is not None
+        return request
 
     def begun(self, request: Request) -> None:
         if request.kind in CHANGES_STATE:

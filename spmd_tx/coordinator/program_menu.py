@@ -10,19 +10,17 @@ from spmd_tx.protocol import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"
-LAST = "save_state", "load_state", "page_out"
+LAST = "swap_out", "swap_in", "save_state", "load_state", "page_out"
+BEGINNING = "prefill", "decode", *FIRST, "forward_backward", "forward"
 
 SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
 
 
 def program_menu(grid: Grid, sampling: Menu, bank_slots: int) -> list[ProgramShape]:
     """Every program once; the first few are enough to begin with."""
+    of_adapters = [ProgramShape(step=step) for step in (*FIRST, *LAST)]
     of_rows = [*_training(grid), *_prefills(sampling), *_decodes(sampling, bank_slots)]
-    return [
-        *(ProgramShape(step=step) for step in FIRST),
-        *sorted(of_rows, key=lambda shape: _rank(shape, sampling)),
-        *(ProgramShape(step=step) for step in LAST),
-    ]
+    return sorted([*of_adapters, *of_rows], key=lambda shape: _rank(shape, sampling))
 
 
 def _training(grid: Grid) -> list[ProgramShape]:
@@ -53,10 +51,10 @@ def _rank(shape: ProgramShape, menu: Menu) -> tuple[int, ...]:
     """First one row, or one per data shard, of few tokens; then common sizes, large batches before small
     ones; and at the end what is long or rare."""
     tokens = shape.row_length if shape.step != "decode" else menu.page_size * shape.table
-    is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0)
+    is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0) or shape.step in LAST
     if tokens > COMMON_TOKENS or is_rare:
         stage = 2
     else:
         stage = 0 if shape.rows <= menu.shards and tokens <= SMALL_TOKENS else 1
-    order = ("prefill", "decode", "forward", "forward_backward").index(shape.step) if stage == 0 else 0
+    order = BEGINNING.index(shape.step) if stage == 0 else 0
     return stage, order, tokens, -shape.rows, shape.active

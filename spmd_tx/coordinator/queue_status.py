@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.request_log import Request
-from spmd_tx.coordinator.trained_model import ChunkStep
+from spmd_tx.coordinator.trained_model import ChunkStep, TrainedModel
 from spmd_tx.coordinator.unfinished import Unfinished
 
 COMPILING = re.compile(r"compiling (prefill|forward_backward|forward|decode)(?: with logprobs)? (\d+)x(\d+)")
@@ -37,6 +37,12 @@ class Obstacles(Protocol):
     def status(self, request_id: str) -> str | None: ...
 
 
+class Slots(Protocol):
+    """What is used of the training slots."""
+
+    def obstacle(self, model: TrainedModel) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class QueueView:
     """One generation's queue, as far as it explains why somebody waits."""
@@ -44,6 +50,7 @@ class QueueView:
     unfinished: Unfinished
     lines: Mapping[str, ModelLine]  # by model
     samples: Obstacles
+    slots: Slots
 
     def status(self, request_id: str, busy: str | None) -> QueueStatus:
         """``busy`` is what the workers do instead of running commands."""
@@ -52,7 +59,10 @@ class QueueView:
             return QueueStatus("active", None)
         activity = busy and in_words(busy)
         if request.kind != "sample":
-            return QueueStatus("active", _joined([activity, self._before_training(request)]))
+            entry = self.lines.get(request.line)
+            obstacle = entry and self.slots.obstacle(entry.model)
+            state = "active" if obstacle is None else "paused_capacity"
+            return QueueStatus(state, _joined([activity, obstacle, self._before_training(request)]))
         obstacle = self.samples.status(request_id)
         state = "active" if obstacle is None else "paused_capacity"
         return QueueStatus(state, _joined([obstacle, activity]))

@@ -70,7 +70,8 @@ class Saves:
         path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
         options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
-        reply = model.put(SaveState(slot=model.slot, path=str(staged), adapter=model.adapter))
+        adapter = model.adapter
+        reply = model.put_later(lambda: [SaveState(slot=model.slot, path=str(staged), adapter=adapter)])
 
         async def outcome() -> Outcome:
             await reply
@@ -103,9 +104,12 @@ class Saves:
         path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
         options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
-        reply = model.put(
-            SaveSampler(slot=model.slot, bank=UNPLACED, adapter=model.adapter, path=str(staged))
-        )
+        adapter = model.adapter
+
+        def commands() -> list[AnyCommand]:
+            return [SaveSampler(slot=model.slot, bank=UNPLACED, adapter=adapter, path=str(staged))]
+
+        reply = model.put_later(commands)
 
         async def outcome() -> Outcome:
             await reply

@@ -21,6 +21,7 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.tables import Model
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import MeshError
+from spmd_tx.protocol import MemoryPlan
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Scheduler:
         log: RequestLog,
         models: Models,
         snapshots: Snapshots,
-        equip: Callable[[Workers, int], Equipment],
+        equip: Callable[[Workers, MemoryPlan], Equipment],
         clock: Callable[[], float],
     ) -> None:
         self.phase: Callable[[], str | None] = lambda: None  # what goes on while no generation runs
@@ -112,11 +113,11 @@ class Scheduler:
         if self._execution is not None:
             await self._execution.take_all_snapshots()
 
-    async def run(self, workers: Workers, pages: int) -> NoReturn:
+    async def run(self, workers: Workers, plan: MemoryPlan) -> NoReturn:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
         await patiently(self._judge)
         restorations = await patiently(self._plan)
-        equipment = self._equip(workers, pages)
+        equipment = self._equip(workers, plan)
         self._execution = Execution(
             self._log,
             self._snapshots,

@@ -124,15 +124,15 @@ class _Server:
     async def _work(self, ready: Ready) -> NoReturn:
         """Serve requests, now that the workers of a generation are ready."""
         parts = self._parts
-        logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.pages)
+        logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.plan.pages)
         parts.health.ready = True
         if not self._has_been_ready:
             print(f"ready: {self._url}", flush=True)
             self._has_been_ready = True
         if self._config.warm_up == "background":
-            parts.hub.send(WarmUp(programs=make_menu(self._config, parts.services.max_context)))
+            parts.hub.send(WarmUp(programs=make_menu(self._config, parts.services.max_context, ready.plan)))
         try:
-            await parts.scheduler.run(parts.hub, ready.pages)
+            await parts.scheduler.run(parts.hub, ready.plan)
         finally:
             parts.health.ready = False
 

@@ -1,4 +1,4 @@
-"""A model of a client: its slot on the device, and what it has ready to be sent, in order."""
+"""A model of a client: where it is on the device, if it is, and what it has ready to be sent, in order."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spmd_tx.coordinator.batching import Chunk, ChunkOutput
-from spmd_tx.errors import InvalidRequest, MeshError
+from spmd_tx.errors import MeshError
 from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply
 
 MOST_UNSENT = 4  # steps that are prepared ahead
@@ -31,6 +31,7 @@ class CommandStep:
 
     request_id: str
     make: Callable[[], list[AnyCommand]]
+    needs_slot: bool = True
     reply: asyncio.Future[Reply] = field(default_factory=asyncio.Future)
 
     def lose(self, error: MeshError) -> None:
@@ -47,26 +48,6 @@ def fail(answer: asyncio.Future[Any], error: MeshError) -> None:
         answer.exception()
 
 
-class TrainingSlots:
-    """The adapters that can be trained at once."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._free = list(range(count))
-
-    def take(self) -> int:
-        """The lowest free slot."""
-        if not self._free:
-            raise InvalidRequest(
-                f"all {self._count} training slots of this server are in use; end a session that is not "
-                "needed any more, or ask the operator for a larger --max-lora-adapters"
-            )
-        return self._free.pop(0)
-
-    def give_back(self, slot: int) -> None:
-        self._free = sorted([*self._free, slot])
-
-
 class TrainedModel:
     """Steps are put in by the one task that carries out the model's requests, and taken out to be sent."""
 
@@ -76,6 +57,7 @@ class TrainedModel:
         self.refusal: str | None = None  # why no request is carried out: the creation failed
         self.unsent: deque[Step] = deque()
         self.request_id = ""  # of the request whose steps are put in now
+        self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon put in more steps
         self._lost: MeshError | None = None
         self._slot: int | None = None
         self._adapter: AdapterSpec | None = None
@@ -99,6 +81,9 @@ class TrainedModel:
     def occupy(self, slot: int) -> None:
         self._slot = slot
 
+    def vacate(self) -> None:
+        self._slot = None
+
     def become(self, adapter: AdapterSpec) -> None:
         self._adapter = adapter
 
@@ -108,10 +93,14 @@ class TrainedModel:
         return step.output
 
     def put(self, command: AnyCommand) -> asyncio.Future[Reply]:
-        return self.put_later(lambda: [command])
+        """A command that needs no slot."""
+        return self._put_step(CommandStep(self.request_id, lambda: [command], needs_slot=False))
 
     def put_later(self, make: Callable[[], list[AnyCommand]]) -> asyncio.Future[Reply]:
-        step = CommandStep(self.request_id, make)
+        """Commands that are made when the model has its slot."""
+        return self._put_step(CommandStep(self.request_id, make))
+
+    def _put_step(self, step: CommandStep) -> asyncio.Future[Reply]:
         self._put(step)
         return step.reply
 

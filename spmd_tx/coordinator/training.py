@@ -29,7 +29,7 @@ from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
-from spmd_tx.coordinator.trained_model import TrainedModel, TrainingSlots
+from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import (
     Begun,
     json_after,
@@ -37,6 +37,7 @@ from spmd_tx.coordinator.training_outcomes import (
     outcome_of_step,
     written_after,
 )
+from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.validation import (
     Limits,
     adapter_seed,
@@ -158,11 +159,13 @@ class Training:
 
     def restore(self, model: TrainedModel, found: Found) -> None:
         """Put a model in the state of a snapshot."""
-        model.occupy(self.slots.take())
         model.become(found.adapter)
-        model.put(
-            LoadState(slot=model.slot, path=str(found.path), optimizer=found.optimizer, adapter=found.adapter)
-        )
+
+        def load() -> list[AnyCommand]:
+            path, adapter = str(found.path), found.adapter
+            return [LoadState(slot=model.slot, path=path, optimizer=found.optimizer, adapter=adapter)]
+
+        model.put_later(load)
 
     def take_snapshot(self, model: TrainedModel, seq_id: int) -> Coroutine[Any, Any, str | None]:
         """Take a snapshot of what the steps put in so far lead to; wait for the files, or what went wrong.
@@ -182,16 +185,14 @@ class Training:
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
-        if model.has_slot:
-            self.slots.give_back(model.slot)
+        self.slots.free(model)
 
     def _create(self, model: TrainedModel, wish: schemas.CreateModelRequest) -> Begun:
         adapter = check_lora(wish.lora_config, wish.optimizer_config, self.limits)
         assert wish.lora_config is not None
-        model.occupy(self.slots.take())
         model.become(adapter)
         seed = adapter_seed(wish.lora_config, model.id)
-        reply = model.put(CreateAdapter(slot=model.slot, seed=seed, adapter=adapter))
+        reply = model.put_later(lambda: [CreateAdapter(slot=model.slot, seed=seed, adapter=adapter)])
         return Begun(partial(json_after, reply, schemas.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
@@ -211,13 +212,11 @@ class Training:
         await self.snapshots.record(
             model.id, request.seq_id, place, manifest.adapter, optimizer=wish.optimizer
         )
-        if not model.has_slot:
-            model.occupy(self.slots.take())
-        model.become(manifest.adapter)
-        slot, adapter = model.slot, manifest.adapter
+        adapter = manifest.adapter
+        model.become(adapter)
 
         def commands() -> list[AnyCommand]:
-            load = LoadState(slot=slot, path=str(place), optimizer=wish.optimizer, adapter=adapter)
+            load = LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=adapter)
             return [*self.versions.write_out(model.id), load]
 
         reply = model.put_later(commands)
@@ -259,22 +258,25 @@ class Training:
         if self.routing is not None:
             for datum in data:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
-        return pack(data, loss, model.slot, request.forward_only, grid, experts)
+        return pack(data, loss, request.forward_only, grid, experts)
 
     def _optim_step(self, model: TrainedModel, wish: schemas.OptimStepRequest) -> Begun:
         adam = check_adam(wish)
-        reply = model.put(
-            OptimStep(
-                slot=model.slot,
-                learning_rate=adam.learning_rate,
-                beta1=adam.beta1,
-                beta2=adam.beta2,
-                eps=adam.eps,
-                weight_decay=adam.weight_decay,
-                grad_clip_norm=adam.grad_clip_norm,
-            )
-        )
-        return Begun(partial(outcome_of_step, reply))
+
+        def step() -> list[AnyCommand]:
+            return [
+                OptimStep(
+                    slot=model.slot,
+                    learning_rate=adam.learning_rate,
+                    beta1=adam.beta1,
+                    beta2=adam.beta2,
+                    eps=adam.eps,
+                    weight_decay=adam.weight_decay,
+                    grad_clip_norm=adam.grad_clip_norm,
+                )
+            ]
+
+        return Begun(partial(outcome_of_step, model.put_later(step)))
 
 
 async def _closing(held: ExitStack, outcome: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jaxtyping import Bool, Float, Int
 
+from spmd_tx.models.layers import product
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 
 QUERY_BLOCK = 512  # query tokens whose scores are held at once
@@ -36,7 +37,7 @@ def attend_keys(
     """Softmax attention over the allowed keys; grouped queries; scores and softmax in fp32."""
     b, t, n, e = q_BTNE.shape
     q_BTKGE = q_BTNE.reshape(b, t, k_BSKE.shape[2], -1, e)
-    scores = jnp.einsum("BTKGE,BSKE->BKGTS", q_BTKGE, k_BSKE, preferred_element_type=jnp.float32) * e**-0.5
+    scores = product("BTKGE,BSKE->BKGTS", q_BTKGE, k_BSKE) * e**-0.5
     # A large finite number, not -inf: rows of pure padding must stay finite.
     scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v_BSKE.dtype)

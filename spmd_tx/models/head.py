@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from spmd_tx.models.layers import product
 from spmd_tx.models.lora import ApplyLora, Lora
 from spmd_tx.sharding.collectives import contract_slice, vocabulary_logsumexp
 from spmd_tx.sharding.mesh import FSDP, TP
@@ -25,7 +26,7 @@ def logits(
 ) -> Float[Array, "B T V"]:
     """Logits in fp32. A matrix whose width is split over fsdp stays where it is, and the rows travel."""
     if unembed_VD.shape[1] == h_BTD.shape[2]:
-        base_BTV = jnp.einsum("BTD,VD->BTV", h_BTD, unembed_VD, preferred_element_type=jnp.float32)
+        base_BTV = product("BTD,VD->BTV", h_BTD, unembed_VD)
     else:
         rows = lax.all_gather(h_BTD, FSDP, axis=0, tiled=True)
         base_BTV = contract_slice(rows, "BTD,VD->BTV", unembed_VD)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
@@ -19,7 +18,7 @@ from spmd_tx.models.attention import attend_keys, segment_attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.page_loop import attend_row_by_row
 from spmd_tx.models.qwen3 import Attend
-from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP
+from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 MOST_SCORES = 1 << 22  # of one head that are held at once: tokens of rows times tokens that they see
@@ -34,7 +33,7 @@ class KvCache:
     values: Any
 
 
-def cache_weights(model: ModelConfig, mesh: Mesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
+def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
     """Declare a cache with ``pages`` pages per data shard."""
     heads = max(
         model.n_kv_heads, mesh.shape[TP]

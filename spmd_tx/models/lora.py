@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import expert_rank
-from spmd_tx.sharding.mesh import EP, FSDP, TP
+from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
@@ -82,7 +81,7 @@ def rank_of(model: ModelConfig, name: str, rank: int) -> int:
 
 
 def adapter_weights(
-    model: ModelConfig, mesh: Mesh, slots: int, rank: int, dtype: DTypeLike, *, zero: bool
+    model: ModelConfig, mesh: AnyMesh, slots: int, rank: int, dtype: DTypeLike, *, zero: bool
 ) -> Adapters[Weight]:
     """Declare ``slots`` adapters; with ``zero`` they are stored split over fsdp where widths allow (ZeRO)."""
     tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]

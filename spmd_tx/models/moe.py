@@ -16,7 +16,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.layers import silu
+from spmd_tx.models.layers import product, silu
 from spmd_tx.models.lora import MLP, Lora
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import EP
@@ -40,7 +40,7 @@ def route(
     Where experts are replayed they are taken as they are; -1 lets the router choose. Their weights are the
     router's own in any case, so that its way back stays the same.
     """
-    logits_BTX = jnp.einsum("BTD,DX->BTX", h_BTD, router_DX, preferred_element_type=jnp.float32)
+    logits_BTX = product("BTD,DX->BTX", h_BTD, router_DX)
     probability_BTX = jax.nn.softmax(logits_BTX, axis=-1)
     choices_BTC = lax.top_k(lax.stop_gradient(probability_BTX), model.experts_per_token)[1]
     if replayed_BTC is not None:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
@@ -26,7 +25,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import embed, rms_norm, rotate, silu
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora
 from spmd_tx.sharding.collectives import linear
-from spmd_tx.sharding.mesh import EP, FSDP, TP
+from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
@@ -68,7 +67,7 @@ class Weights(Generic[Leaf]):
 
 
 def weights(
-    model: ModelConfig, mesh: Mesh, dtype: DTypeLike, *, split_over_fsdp: bool = False
+    model: ModelConfig, mesh: AnyMesh, dtype: DTypeLike, *, split_over_fsdp: bool = False
 ) -> Weights[Weight]:
     """Declare the weights. With fewer key-value heads than tp, every device keeps all of them."""
     d, f, layers = model.d_model, model.d_ff, model.n_layers
@@ -121,9 +120,15 @@ Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
 
 # What each level keeps of a layer until the way back, besides its input; the rest is computed again.
 # Attention's output and its operands are what "mlp" keeps, so only the feed-forward block and the scores
-# are done twice. "none" keeps whatever the way back wants.
+# are done twice; with "light" nothing but the scores and what is done number by number is. "none" keeps
+# whatever the way back wants.
 ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention")
-REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {"none": None, "mlp": ATTENTION_NAMES, "full": ()}
+REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
+    "none": None,
+    "light": (*ATTENTION_NAMES, "gate", "up"),
+    "mlp": ATTENTION_NAMES,
+    "full": (),
+}
 
 
 def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
@@ -237,6 +242,6 @@ def feed_forward(layer: _Layer, x_BTD: Array, replayed_BTC: Array | None) -> tup
         choices_BTC, gates_BTX = moe.route(model, w.router, h_BTD, replayed_BTC)
         kernels = {"gate": w.gate, "up": w.up, "down": w.down}
         return x_BTD + how.reduce(moe.mixture(kernels, layer.lora, h_BTD, gates_BTX, how)), choices_BTC
-    gate_BTF = silu(layer.linear(h_BTD, "gate", w.gate, w.gate.shape[1]))
-    up_BTF = layer.linear(h_BTD, "up", w.up, w.up.shape[1])
+    gate_BTF = silu(checkpoint_name(layer.linear(h_BTD, "gate", w.gate, w.gate.shape[1]), "gate"))
+    up_BTF = checkpoint_name(layer.linear(h_BTD, "up", w.up, w.up.shape[1]), "up")
     return x_BTD + how.reduce(layer.linear(gate_BTF * up_BTF, "down", w.down, model.d_model)), None

@@ -1,7 +1,7 @@
 """The device mesh and the names of its axes."""
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from spmd_tx.errors import StartError
 
@@ -10,6 +10,8 @@ EP = "ep"  # rows are split over it; experts of a mixture live on it
 TP = "tp"  # heads, feed-forward width and vocabulary are split over it (Megatron)
 DATA = (FSDP, EP)  # the axes that split rows, major first: a data shard is one point of them
 AXES = (FSDP, EP, TP)
+
+AnyMesh = Mesh | AbstractMesh  # for what needs the axes only
 
 
 def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
@@ -21,3 +23,8 @@ def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
             "lower --fully-sharded-data-parallel-size, --expert-parallel-size or --tensor-parallel-size"
         )
     return jax.make_mesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:size])
+
+
+def abstract_mesh(fsdp: int, ep: int, tp: int) -> AbstractMesh:
+    """The same grid without devices, for arithmetic on what each of them would hold."""
+    return AbstractMesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3)

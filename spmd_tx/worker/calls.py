@@ -11,33 +11,33 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx import protocol
 from spmd_tx.models import lora
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import AdapterSpec, Setup, active_sizes
 from spmd_tx.worker.adapters import make_adapter_steps
 from spmd_tx.worker.losses import TokenLossInputs
-from spmd_tx.worker.memory import activation_budget
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.plan import Plan
 from spmd_tx.worker.programs import Call
 from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.remat import level_of
 from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.swap_steps import make_swap_steps
 from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
 
 
 class Calls:
     """All steps of an engine. ``state`` is the worker's, or the same with ShapeDtypeStructs for arrays."""
 
-    def __init__(
-        self, setup: Setup, model: ModelConfig, mesh: Mesh, declared: WorkerState, attention: str
-    ) -> None:
-        self._setup, self._model = setup, model
+    def __init__(self, plan: Plan, setup: Setup, mesh: Mesh, declared: WorkerState) -> None:
+        model, attention = plan.sizes.model, setup.attention
+        self._plan, self._setup, self._model = plan, setup, model
         training = (model, mesh, declared.base, declared.train)
         self._forward = make_forward(*training, attention=attention)
-        remat = level_of(setup, model, activation_budget(mesh))
-        self._forward_backward = make_forward_backward(*training, remat, attention=attention)
+        self._forward_backward = {
+            level: make_forward_backward(*training, level, attention=attention) for level in plan.levels
+        }
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
+        self._swap = make_swap_steps(mesh, declared.train)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
         prefill = partial(make_prefill, *sampling, attention=attention)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
@@ -54,8 +54,10 @@ class Calls:
     def forward_backward(self, state: WorkerState, command: protocol.ForwardBackward) -> Call:
         batch, train = self._batch(command.rows, command.loss), state.train
         weights = (state.base, train.w, train.grad_sum, train.scale)
+        rows, length = command.rows.tokens.shape
+        step = self._forward_backward[self._plan.level(rows // self._plan.sizes.data_shards, length)]
         shape = command.rows.targets.shape
-        return Call(_name("forward_backward", command.loss), shape, self._forward_backward, weights, batch)
+        return Call(_name("forward_backward", command.loss), shape, step, weights, batch)
 
     def forward(self, state: WorkerState, command: protocol.Forward) -> Call:
         batch = self._batch(command.rows, command.loss)
@@ -79,6 +81,12 @@ class Calls:
     def write_adapter(self, state: WorkerState, slot: int, content: Any, adapter: AdapterSpec) -> Call:
         rest = (_i32(slot), self._scale(adapter))
         return Call("write_adapter", (), self._adapters.write, (state.train, content), rest=rest)
+
+    def swap_out(self, state: WorkerState, slot: int) -> Call:
+        return Call("swap_out", (), self._swap.out, (state.train,), rest=(_i32(slot),))
+
+    def swap_in(self, state: WorkerState, slot: int, vector: Any) -> Call:
+        return Call("swap_in", (), self._swap.back, (state.train, vector), rest=(_i32(slot),))
 
     def weights_of_slot(self, state: WorkerState, slot: int) -> Call:
         return Call("weights_of_slot", (), self._adapters.weights_of, (state.train.w,), rest=(_i32(slot),))

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from spmd_tx import protocol
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models import peft
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol import AdapterSpec, Setup
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
@@ -22,8 +24,12 @@ from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
+from spmd_tx.worker.host_memory import idle_budget
+from spmd_tx.worker.idle_adapters import IdleAdapters
 from spmd_tx.worker.loss_values import LossProblem
+from spmd_tx.worker.memory import plan_memory
 from spmd_tx.worker.menu import Menu
+from spmd_tx.worker.plan import Plan, report
 from spmd_tx.worker.programs import Call, Programs
 from spmd_tx.worker.state import WorkerState, allocate
 
@@ -35,31 +41,35 @@ class Engine:
 
     def __init__(
         self,
-        setup: Setup,
-        model: ModelConfig,
+        plan: Plan,
         mesh: Mesh,
         declared: WorkerState,
         state: WorkerState,
         programs: Programs,
     ) -> None:
-        self.setup, self.model, self.mesh, self.state, self.programs = setup, model, mesh, state, programs
-        self.declared = declared
-        self.attention = agreed_attention(setup.attention)
-        self._calls = Calls(setup, model, mesh, declared, self.attention)
+        rows = plan.decode_rows * plan.sizes.data_shards
+        self.setup = setup = msgspec.structs.replace(plan.sizes.setup, decode_rows=rows)
+        self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
+        self._plan, self.declared, self.attention = plan, declared, setup.attention
+        self._calls = Calls(plan, setup, mesh, declared)
         self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
+        place = f"process-{jax.process_index()}"
+        self._idle = IdleAdapters(Path(setup.idle_adapters) / place, idle_budget(setup.num_processes))
 
     @classmethod
     def start(cls, setup: Setup, programs: Programs, progress: Callable[[str], None]) -> "Engine":
         """Load the base model and allocate everything else."""
         model = read_model_config(Path(setup.model_dir))
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
-        declared, state, pages = allocate(setup, model, mesh, progress)
-        engine = cls(setup, model, mesh, declared, state, programs)
-        engine.pages = pages
-        return engine
+        setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
+        plan = plan_memory(setup, model, mesh, progress)
+        return cls(plan, mesh, *allocate(plan, progress), programs)
 
-    pages: int = 0  # per data shard, page 0 included
+    @property
+    def plan(self) -> MemoryPlan:
+        """What there is room for."""
+        return report(self._plan)
 
     @property
     def device(self) -> str:
@@ -118,6 +128,19 @@ class Engine:
         content = restore_state(Path(command.path), like, command.optimizer)
         call = self._calls.write_adapter(self.state, command.slot, content, command.adapter)
         self.state.train = self._run(call)
+        return {}, {}
+
+    def swap_out(self, command: protocol.SwapOut) -> Result:
+        self._idle.put(command.model, self._run(self._calls.swap_out(self.state, command.slot)))
+        return {}, {"host_bytes": self._idle.host_bytes, "disk_bytes": self._idle.disk_bytes}
+
+    def swap_in(self, command: protocol.SwapIn) -> Result:
+        vector, is_from_disk = self._idle.take(command.model)
+        self.state.train = self._run(self._calls.swap_in(self.state, command.slot, vector))
+        return {}, {"from_disk": is_from_disk}
+
+    def drop_swapped(self, command: protocol.DropSwapped) -> Result:
+        self._idle.drop(command.models)
         return {}, {}
 
     def save_sampler(self, command: protocol.SaveSampler) -> Result:

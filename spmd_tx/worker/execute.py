@@ -11,6 +11,7 @@ from spmd_tx.protocol import (
     CreateAdapter,
     CustomLoss,
     Decode,
+    DropSwapped,
     Forward,
     ForwardBackward,
     LoadSampler,
@@ -22,6 +23,8 @@ from spmd_tx.protocol import (
     SaveState,
     Shutdown,
     Snapshot,
+    SwapIn,
+    SwapOut,
     WarmUp,
 )
 
@@ -43,6 +46,9 @@ class Steps(Protocol):
     def save_state(self, command: SaveState) -> Result: ...
     def load_state(self, command: LoadState) -> Result: ...
     def snapshot(self, command: Snapshot) -> Result: ...
+    def swap_out(self, command: SwapOut) -> Result: ...
+    def swap_in(self, command: SwapIn) -> Result: ...
+    def drop_swapped(self, command: DropSwapped) -> Result: ...
     def save_sampler(self, command: SaveSampler) -> Result: ...
     def page_out(self, command: PageOut) -> Result: ...
     def load_sampler(self, command: LoadSampler) -> Result: ...
@@ -70,6 +76,12 @@ def execute(steps: Steps, command: AnyCommand) -> Result:
             return steps.load_state(command)
         case Snapshot():
             return steps.snapshot(command)
+        case SwapOut():
+            return steps.swap_out(command)
+        case SwapIn():
+            return steps.swap_in(command)
+        case DropSwapped():
+            return steps.drop_swapped(command)
         case SaveSampler():
             return steps.save_sampler(command)
         case PageOut():

@@ -20,11 +20,13 @@ from spmd_tx.protocol import (
     Reply,
     Report,
     Shutdown,
+    SwapIn,
+    SwapOut,
 )
 from spmd_tx.worker.execute import Result, Steps, execute
 
 # The engine returns from these as soon as the device has its work; the others wait for disks.
-DISPATCHED = (ForwardBackward, Forward, OptimStep, Prefill, Decode)
+DISPATCHED = (ForwardBackward, Forward, OptimStep, SwapOut, SwapIn, Prefill, Decode)
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ import jax
 import msgspec
 
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
-from spmd_tx.protocol import Failure, Progress, Ready, Setup, Written
+from spmd_tx.protocol import Failure, MemoryPlan, Progress, Ready, Setup, Written
 from spmd_tx.secret import Keys, read_secret
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd
@@ -47,7 +47,7 @@ class LoadedEngine(Steps, Protocol):
     """An engine that can run commands."""
 
     @property
-    def pages(self) -> int: ...
+    def plan(self) -> MemoryPlan: ...
     @property
     def device(self) -> str: ...
 
@@ -98,7 +98,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
 
     engine = start_engine(setup, programs, progress)
     engine.on_snapshot_end = written
-    inbox.report(Ready, pages=engine.pages, device=engine.device)
+    inbox.report(Ready, device=engine.device, plan=engine.plan)
     Loop(engine, inbox, is_leader).run()
 
 

@@ -1,7 +1,9 @@
-"""What fits on the devices: whether base weights are split over fsdp, and how many pages the cache has."""
+"""How much memory the devices have, and what is planned with it. All processes decide alike."""
 
-import math
-from typing import Any
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,71 +12,91 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.protocol import Setup
-from spmd_tx.sharding.mesh import FSDP
-from spmd_tx.sharding.weight import is_weight, shardings
+from spmd_tx.worker.plan import Memory, Plan
+from spmd_tx.worker.plan_measure import measured_plan
+from spmd_tx.worker.plan_refusal import make_plan
+from spmd_tx.worker.plan_sizes import Sizes
 
-CPU_CACHE_TOKENS = 32768  # per data shard, where device memory is host memory
-ACTIVATION_SHARE = 0.2  # of device memory, left for activations when the cache takes the rest
-MEMORY_SHARE = 0.9  # of device memory that is used at all
-REPLICATED_SHARE = 0.5  # of device memory: the most that base weights may take before fsdp splits them
+USABLE_SHARE = 0.96  # of what JAX takes of an accelerator's memory: what is freed and taken again leaves gaps
+
+# Where device memory is host memory:
+HOST_SHARE = 0.6  # of a host's memory; others work there, too
+FREE_SHARE = 0.8  # of what is free at the start, for the arrays that stay
+CPU_CACHE_TOKENS = 32768  # per data shard
+CPU_SAVED_BYTES = 512 * 2**20  # per device; fresh pages cost a CPU more than doing a product twice
+
+MIB = 2**20
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = (  # limit and use
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
 
 
 def compute_dtype(setup: Setup) -> DTypeLike:
     """The dtype of base weights, activations and the bank."""
-    name = setup.dtype
+    return dtype_on(jax.default_backend(), setup.dtype)
+
+
+def dtype_on(platform: str, name: str) -> DTypeLike:
+    """What the option means there."""
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "float32" if platform == "cpu" else "bfloat16"
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
-def splits_base_weights(setup: Setup, model: ModelConfig, mesh: Mesh) -> bool:
-    """Whether every device of fsdp holds a part of the base weights instead of all of them."""
-    if mesh.shape[FSDP] == 1 or setup.shard_base_weights == "no":
-        return False
-    if setup.shard_base_weights == "yes":
-        return True
+def plan_memory(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable[[str], None]) -> Plan:
+    """Decide what goes where, before anything is allocated. Raises StartError if there is no room.
+
+    The choices follow from how much memory there is, not from how much is free now, so that they are the
+    same whenever requests are run again. Where it is the host's, the size of the cache looks at both.
+    """
+    sizes = Sizes(setup, model, mesh, compute_dtype(setup))
     limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
-    room = _agreed(min(limits) / 2**20 if limits else math.inf)  # MiB
-    weights = _bytes_per_device(mesh, qwen3.weights(model, mesh, compute_dtype(setup))) / 2**20
-    return weights > REPLICATED_SHARE * room and model.d_model % mesh.shape[FSDP] == 0
+    if limits:
+        memory = Memory(_least_of_all(int(USABLE_SHARE * min(limits))))
+        return measured_plan(sizes, memory, progress, _most_of_all)
+    share = 1 / (setup.num_processes * jax.local_device_count())
+    return make_plan(sizes, of_host(share, _least_of_all))
 
 
-def cache_pages(setup: Setup, model: ModelConfig, mesh: Mesh) -> int:
-    """Pages per data shard: as configured, else what the devices have left. Page 0 is extra."""
-    least = setup.max_context + 2 * setup.decode_steps + 2 * setup.page_size  # one sequence at full length
-    tokens = setup.kv_cache_tokens or _tokens_that_fit(setup, model, mesh) or CPU_CACHE_TOKENS
-    return -(-max(int(_agreed(tokens)), least) // setup.page_size) + 1
+def of_host(share: float, agreed: Callable[[int], int] = int) -> Memory:
+    """What a device may use that has this share of the host's memory as its own."""
+    total, free = _host_bytes()
+    return Memory(
+        bytes=agreed(int(HOST_SHARE * share * total)),
+        most_cache_tokens=CPU_CACHE_TOKENS,
+        most_resident=agreed(int(FREE_SHARE * share * free)),
+        most_saved=CPU_SAVED_BYTES,
+    )
 
 
-def activation_budget(mesh: Mesh) -> int | None:
-    """Bytes per device that are left for activations, whatever is free now; None on a CPU."""
-    limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
-    if not limits:
+def _host_bytes() -> tuple[int, int]:
+    """(all, free): of this host, or of what this container may use of it."""
+    total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if MEMINFO.exists():
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), flags=re.MULTILINE)
+        free = 1024 * int(available[1]) if available else free
+    for limit_path, use_path in CGROUPS:
+        limit, use = _number(limit_path), _number(use_path)
+        if limit is not None:
+            total = min(total, limit)
+            free = min(free, max(0, limit - (use or 0)))
+    return total, free
+
+
+def _number(path: Path) -> int | None:
+    """What a file of cgroups says; None if it is not there, or there is no limit."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
         return None
-    return int(_agreed(int(min(limits) * ACTIVATION_SHARE) // 2**20)) * 2**20
-
-
-def _agreed(amount: float | int) -> float | int:
-    """That of the process which has least: all processes must decide alike."""
-    if jax.process_count() == 1:
-        return amount
-    return float(multihost_utils.process_allgather(np.float32(amount)).min())
-
-
-def _tokens_that_fit(setup: Setup, model: ModelConfig, mesh: Mesh) -> int | None:
-    """From the device that has least left; None where the platform does not tell (CPU)."""
-    free = [
-        stats["bytes_limit"] * (MEMORY_SHARE - ACTIVATION_SHARE) - stats["bytes_in_use"]
-        for stats in _memory_stats(mesh)
-    ]
-    if not free:
-        return None
-    per_token = _bytes_per_device(mesh, cache_weights(model, mesh, 1, 1, compute_dtype(setup)))
-    return max(0, int(min(free)) // per_token)
+    return int(text) if text.isdigit() else None
 
 
 def _memory_stats(mesh: Mesh) -> list[dict[str, int]]:
@@ -83,9 +105,16 @@ def _memory_stats(mesh: Mesh) -> list[dict[str, int]]:
     return [stats for stats in all_stats if stats]
 
 
-def _bytes_per_device(mesh: Mesh, declared: Any) -> int:
-    total = 0
-    for weight in jax.tree.leaves(declared, is_leaf=is_weight):
-        local = shardings(mesh, weight).shard_shape(weight.shape)
-        total += jnp.dtype(weight.dtype).itemsize * math.prod(local)
-    return total
+def _least_of_all(size: int) -> int:
+    """That of the process which has least: all must decide alike."""
+    return MIB * int(_everybodys(size / MIB).min())
+
+
+def _most_of_all(ratio: float) -> float:
+    return float(_everybodys(ratio).max())
+
+
+def _everybodys(amount: float) -> np.ndarray:
+    if jax.process_count() == 1:
+        return np.array([amount])
+    return np.asarray(multihost_utils.process_allgather(np.float32(amount)))

@@ -13,6 +13,7 @@ from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls
 from spmd_tx.worker.programs import Call
 from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.swap_steps import vector
 
 
 class Menu:
@@ -23,6 +24,7 @@ class Menu:
         fields = {name: abstract(mesh, part) for name, part in vars(declared).items()}
         self._state = WorkerState(**fields)
         self._one = abstract(mesh, one_adapter(declared.train.w))
+        self._vector = abstract(mesh, vector(declared.train, mesh))
         self._slot = abstract(mesh, slot_weights(declared.train))
 
     def calls(self, shape: ProgramShape) -> Sequence[Call]:
@@ -43,6 +45,10 @@ class Menu:
                 return [calls.read_adapter(state, 0)]
             case "load_state":
                 return [calls.write_adapter(state, 0, self._slot, self._adapter)]
+            case "swap_out":
+                return [calls.swap_out(state, 0)]
+            case "swap_in":
+                return [calls.swap_in(state, 0, self._vector)]
             case "forward":
                 return [calls.forward(state, protocol.Forward(rows=_rows(shape), loss=_loss(shape)))]
             case "forward_backward":

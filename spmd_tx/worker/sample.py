@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import head
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.grouped_lora import grouped_lora
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, row_lora
 from spmd_tx.models.qwen3 import Attend, Pass, Weights, backbone
@@ -198,6 +199,8 @@ def make_decode(
     ) -> Any:
         adapters = jax.tree.map(lambda x: varying(jnp.take(x, active, axis=x.ndim - 3)), bank.w)
         loras = both_loras(bank_lora, rows.slots, bank.scale[active])
+        if is_cpu and active.size > 1:
+            loras = grouped_lora(rows.slots, bank.scale[active][:, 0]), loras[1]
         state = rows.resume(previous)
         b = rows.source.shape[0]
         drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b, top))

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import Adapters, adapter_weights
+from spmd_tx.sharding.mesh import AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 
@@ -33,7 +33,7 @@ class TrainState:
         return replace(self, grad_sum=grad_sum)
 
 
-def train_weights(model: ModelConfig, mesh: Mesh, slots: int, rank: int) -> TrainState:
+def train_weights(model: ModelConfig, mesh: AnyMesh, slots: int, rank: int) -> TrainState:
     """Declare the state of ``slots`` adapters."""
     adapters = adapter_weights(model, mesh, slots, rank, jnp.float32, zero=True)
     step, scale = Weight((slots,), P(), jnp.int32), Weight((slots, 2), P(), jnp.float32)

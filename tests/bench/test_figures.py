@@ -53,7 +53,7 @@ def test_rows_take_all_rounds_and_name_what_failed():
 
 def test_every_section_exists_and_every_figure_is_of_one():
     assert all(callable(getattr(Sections, name)) for name in SECTIONS)
-    of_starts = {"cold_start", "warm_start", "memory"}
+    of_starts = {"cold_start", "warm_start", "settled", "memory"}
     assert {figure.section for figure in FIGURES} <= {*SECTIONS, *of_starts}
 
 

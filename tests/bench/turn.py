@@ -51,10 +51,9 @@ class Turn:
         self.starts = 0
 
     def run(self) -> None:
-        server = self._start("cold_start")
+        server = self._start("start" if self.arguments.cache else "cold_start")
         try:
-            settled = server.wait_until_idle(self.arguments.settle_seconds)
-            self._keep("settled", {"seconds": [settled], "cpu_s": server.cpu_seconds()})
+            self._settle(server)
             timed = self._sections(server)
             for name in self.arguments.sections:
                 if not self._section(timed, server, name):
@@ -66,6 +65,13 @@ class Turn:
         self._keep("memory", {"peak_mib": self.peak_mib})
         self._close(self._start("warm_start"))
 
+    def _settle(self, server: Server) -> None:
+        has_settled = server.wait_until_idle(self.arguments.settle_seconds)
+        result = {"seconds": [server.age()], "cpu_s": server.cpu_seconds()}
+        if not has_settled:
+            result |= {"error": f"still busy {server.age():.0f} s after the start"}
+        self._keep("settled", result)
+
     def _sections(self, server: Server) -> sections.Sections:
         return sections.Sections(server.url, self.arguments.model, self.load, self.limits, server.cpu_seconds)
 
@@ -74,7 +80,8 @@ class Turn:
         arguments = self.arguments
         self.starts += 1
         folder = arguments.folder / f"start{self.starts}"
-        launch = launcher(arguments.side, arguments.server_python, Path(arguments.model), folder)
+        cache = arguments.cache or arguments.folder / "cache"
+        launch = launcher(arguments.side, arguments.server_python, Path(arguments.model), folder, cache)
         server = Server(launch, arguments.folder / "server.log")
         try:
             healthy = server.wait_until_healthy(START_SECONDS)
@@ -131,7 +138,8 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--folder", type=Path, required=True, help="empty; for data and logs")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--settle-seconds", type=float, default=240.0)
+    parser.add_argument("--settle-seconds", type=float, default=400.0)
+    parser.add_argument("--cache", type=Path, help="of compiled programs, instead of an empty one")
     parser.add_argument("--section-deadline", type=float, default=240.0, help="seconds")
     parser.add_argument("--quick", action="store_true")
     logging.getLogger("tinker").setLevel(

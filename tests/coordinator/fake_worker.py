@@ -65,7 +65,10 @@ def main():
     report(protocol.Progress, message="loading weights 50 %")
     device = FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)
     report(protocol.Progress, message="")
-    report(protocol.Ready, pages=PAGES, device="1 x fake")
+    plan = protocol.MemoryPlan(
+        pages=PAGES, train_tokens=setup.train_tokens or 2048, decode_rows=setup.decode_rows
+    )
+    report(protocol.Ready, plan=plan, device="1 x fake")
     print(f"worker {options.process_id} is ready", flush=True)
     while True:
         envelope = protocol.decode_to_worker(socket.recv())

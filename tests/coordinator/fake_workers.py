@@ -20,6 +20,8 @@ from spmd_tx.protocol import (
     Prefill,
     Reply,
     SaveSampler,
+    SwapIn,
+    SwapOut,
 )
 
 VOCABULARY = 97
@@ -86,6 +88,10 @@ class FakeDevice:
                 return {name: np.zeros(rows.tokens.shape, np.float32) for name in ("logprobs", "losses")}, {}
             case OptimStep():
                 return {}, {"grad_norm": 1.0, "applied": 1.0}
+            case SwapOut():
+                return {}, {"host_bytes": 0.0, "disk_bytes": 0.0}
+            case SwapIn():
+                return {}, {"from_disk": 0.0}
         return {}, {}
 
     def _prefill(self, command):

@@ -25,13 +25,14 @@ from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
-from spmd_tx.protocol import AnyCommand, Reply, Written
+from spmd_tx.protocol import AnyCommand, MemoryPlan, Reply, Written
 from tests.coordinator.replay_device import ReplayDevice, write_state
 from tests.coordinator.sampling_bench import MODEL, Words
 
 Session = AbstractAsyncContextManager[AsyncSession]
 
 PAGES = 64
+PLAN = MemoryPlan(pages=PAGES, train_tokens=128, decode_rows=4)
 DELAYS = itertools.cycle([0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.002])  # seconds
 CONTEXT = 64  # tokens
 
@@ -144,10 +145,8 @@ class Coordinator:
         self.config = ServerConfig(
             base_model="tiny",
             data_dir=folder,
-            max_lora_adapters=4,
+            max_lora_adapters=2,
             max_lora_rank=4,
-            train_tokens=128,
-            decode_rows=4,
             decode_steps=4,
             sampler_slots=2,
             snapshot_seconds=0,
@@ -197,7 +196,7 @@ class Coordinator:
             self.workers = SimulatedWorkers()
             self.generations += 1
             try:
-                await self.scheduler.run(self.workers, PAGES)
+                await self.scheduler.run(self.workers, PLAN)
             except MeshError:
                 continue
 

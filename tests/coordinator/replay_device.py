@@ -15,6 +15,7 @@ import numpy as np
 from spmd_tx.protocol import (
     AnyCommand,
     CreateAdapter,
+    DropSwapped,
     Forward,
     ForwardBackward,
     LoadSampler,
@@ -25,6 +26,8 @@ from spmd_tx.protocol import (
     SaveSampler,
     SaveState,
     Snapshot,
+    SwapIn,
+    SwapOut,
 )
 from tests.coordinator.fake_workers import FakeDevice
 
@@ -68,6 +71,7 @@ class ReplayDevice(FakeDevice):
     def __init__(self, pages: int, page_size: int) -> None:
         super().__init__(shards=1, pages=pages, page_size=page_size)
         self.slots: dict[int, SlotState] = {}
+        self.swapped: dict[str, SlotState] = {}  # by model
         self.unwritten: list[tuple[str, SlotState]] = []  # snapshots that were taken
 
     def execute(self, command: AnyCommand) -> tuple[dict, dict]:
@@ -86,6 +90,15 @@ class ReplayDevice(FakeDevice):
                 self.unwritten.append((path, self.slots[slot]))
             case LoadState(slot=slot, path=path, optimizer=optimizer):
                 self.slots[slot] = read_state(Path(path), optimizer)
+            case SwapOut(slot=slot, model=model):
+                self.swapped[model] = self.slots.pop(slot)
+                return super().execute(command)
+            case SwapIn(slot=slot, model=model):
+                self.slots[slot] = self.swapped.pop(model)
+                return super().execute(command)
+            case DropSwapped(models=models):
+                for model in models:
+                    del self.swapped[model]
             case SaveSampler(slot=slot, bank=bank, path=path):
                 if bank >= 0:
                     self.bank[bank] = self.slots[slot].weights

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,7 +60,8 @@ def of_sequences(length: int, seed: int = 0) -> Datum:
 def packed(
     datums: list[Datum], slot: int = 0, loss: LossSettings = CROSS_ENTROPY, forward_only: bool = False
 ):
-    return pack(datums, loss, slot, forward_only, GRID)
+    request = pack(datums, loss, forward_only, GRID)
+    return replace(request, chunks=[chunk.in_slot(slot) for chunk in request.chunks])
 
 
 def eight_rows(seed: int) -> list[Datum]:
@@ -314,7 +317,7 @@ def test_experts_lie_where_their_tokens_lie_and_the_router_chooses_elsewhere():
     known: list[np.ndarray | None] = [None] * len(datums)
     for index in (0, 5):
         known[index] = np.tile(datums[index].tokens[:, None, None], (1, 3, 2)).astype(np.int16)
-    (with_experts,) = pack(datums, CROSS_ENTROPY, 0, False, GRID, known).chunks
+    (with_experts,) = pack(datums, CROSS_ENTROPY, False, GRID, known).chunks
     (without,) = packed(eight_rows(1), slot=1).chunks
     batch = MicroBatch(without, SHARDS)
     assert batch.join(with_experts)

@@ -10,6 +10,7 @@ from spmd_tx.protocol import (
     CreateAdapter,
     Envelope,
     Hello,
+    MemoryPlan,
     OptimStep,
     Progress,
     Ready,
@@ -30,6 +31,10 @@ def setup(num_processes):
     return tiny_setup(generation=GENERATION, num_processes=num_processes, jax_coordinator="node-a")
 
 
+def plan(pages):
+    return MemoryPlan(pages=pages, train_tokens=64, decode_rows=2)
+
+
 class FakeWorker:
     """One worker's end of the wire."""
 
@@ -47,7 +52,7 @@ class FakeWorker:
 
     def join(self, pages=9):
         self.report(Hello, jax_port=1234)
-        self.report(Ready, pages=pages, device="1 x fake")
+        self.report(Ready, plan=plan(pages), device="1 x fake")
         return self.received()
 
 
@@ -93,10 +98,10 @@ async def test_all_are_ready_when_the_last_one_is(pair):
     first.report(Hello, jax_port=77)
     first.report(Progress, message="loading weights 45 %")
     assert pair.busy == "loading weights 45 %"
-    first.report(Ready, pages=5, device="")
+    first.report(Ready, plan=plan(5), device="")
     assert pair.busy == "waiting for worker 1"
     second.join(pages=7)
-    assert (await pair.all_ready()).pages == 5
+    assert (await pair.all_ready()).plan.pages == 5
     assert pair.busy is None
 
 
@@ -170,7 +175,7 @@ async def test_until_the_next_generation_is_ready_the_loss_is_the_reason_to_wait
     worker.report(Hello)
     worker.report(Progress, message="loading weights 45 %")
     assert hub.busy.endswith("worker 0 on node-a was killed; loading weights 45 %")
-    worker.report(Ready, pages=1, device="")
+    worker.report(Ready, plan=plan(1), device="")
     await hub.all_ready()
     assert (hub.busy, hub.loss) == (None, None)
 
@@ -186,7 +191,7 @@ async def test_messages_of_another_generation_are_ignored(hub):
     old.report(Beat, sequence=None)
     FakeWorker(hub, 0).join()
     old.report(Reply, sequence=8)
-    assert (await hub.all_ready()).pages == 9
+    assert (await hub.all_ready()).plan.pages == 9
 
 
 async def test_strangers_are_ignored(hub):

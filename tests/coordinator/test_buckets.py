@@ -62,9 +62,9 @@ def test_every_decode_has_a_size(menu):
             assert (rows, table, active) in sizes
 
 
-@pytest.mark.parametrize("context, prefills, decodes", [(2048, 16, 27), (32768, 24, 45)])
+@pytest.mark.parametrize("context, prefills, decodes", [(2048, 16, 36), (32768, 24, 60)])
 def test_there_are_few_sizes(context, prefills, decodes):
-    menu = Menu(shards=1, context=context, page_size=16, decode_rows=64)
+    menu = Menu(shards=1, context=context, page_size=16, decode_rows=128)
     assert len(set(menu.prefills())) == len(menu.prefills()) <= prefills
     assert len(set(menu.decodes(BANK_SLOTS))) == len(menu.decodes(BANK_SLOTS)) <= decodes
 
@@ -86,6 +86,13 @@ def test_few_rows_use_few_adapters():
     assert active_sizes(4, BANK_SLOTS) == [1, 4]
     assert active_sizes(64, BANK_SLOTS) == [1, 4, 10]
     assert active_sizes(64, 3) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "most, sizes", [(128, [1, 4, 16, 64, 128]), (64, [1, 4, 16, 64]), (13, [1, 4, 13]), (1, [1])]
+)
+def test_one_row_and_the_most_are_among_the_sizes_of_a_decode(most, sizes):
+    assert Menu(1, 64, 16, decode_rows=most).decode_sizes == sizes
 
 
 def test_sizes_grow_by_a_factor_of_four():

@@ -146,7 +146,7 @@ def take(body: bytes) -> bool:
         decode_address(body)
         request = decode_forward_backward(body)
         loss = check_forward_backward(request, LIMITS)
-        packed = pack(request.data, loss, 0, request.forward_only, GRID, [])
+        packed = pack(request.data, loss, request.forward_only, GRID, [])
     except RequestError:
         return False
     tokens = np.concatenate([chunk.rows.tokens.ravel() for chunk in packed.chunks])

@@ -236,7 +236,8 @@ class Crashes(RuleBasedStateMachine):
             assert time.monotonic() < until, f"{client.model_id} is never restored"
             await self.work_off(rounds=2)
         await self.work_off(rounds=10)  # what has no answer: a snapshot that is loaded
-        return self.coordinator.workers.device.slots[execution.lines[client.model_id].model.slot]
+        device, model = self.coordinator.workers.device, execution.lines[client.model_id].model
+        return device.slots[model.slot] if model.has_slot else device.swapped[model.id]
 
     # --- how ------------------------------------------------------------------------------------------
 

@@ -161,6 +161,22 @@ async def test_only_a_few_commands_are_in_flight(bench):
     await bench.result(bench.step(A, seq_id + 8))
 
 
+async def test_a_sample_that_arrives_waits_for_two_micro_batches_at_most(bench, sampling):
+    bench.create(A)
+    seq_id = await bench.hold(A, 1)
+    for number in range(8):
+        bench.train(A, seq_id + number, *[250] * 8)
+    await bench.prepared(A, 4)
+    bench.workers.answer(3)
+    await bench.until(lambda: len(bench.workers.sent(ForwardBackward)) == 2)
+    sampled = await sample(bench)
+    await bench.until(lambda: len(bench.workers.held) == 3)
+    kinds = [type(command) for command in bench.workers.commands]
+    assert kinds[kinds.index(ForwardBackward) :] == [ForwardBackward, ForwardBackward, Decode]
+    bench.let_go()
+    await bench.outcome(sampled)
+
+
 async def test_models_share_a_micro_batch_but_requests_of_one_model_never_do(bench):
     bench.create(A)
     bench.create(B)

@@ -45,15 +45,6 @@ async def test_a_model_that_cannot_be_created_fails_everything_after_it_in_the_s
     assert bench.workers.commands == []
 
 
-async def test_one_model_too_many_is_told_the_limit_and_the_remedy(bench):
-    await bench.result(bench.create(A))
-    await bench.result(bench.create(B))
-    message = await bench.failure(bench.create(C))
-    assert "all 2 training slots of this server are in use" in message
-    assert "--max-lora-adapters" in message
-    assert "all 2 training slots" in await bench.failure(bench.step(C, 1))
-
-
 async def test_a_slot_is_free_again_when_its_session_has_ended(bench):
     await bench.result(bench.create(A))
     await bench.result(bench.create(B))

@@ -24,8 +24,8 @@ from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
-from spmd_tx.coordinator.trained_model import TrainingSlots
 from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.custom_loss import Definition, LossInput, WireGraph, WireNode
@@ -33,14 +33,18 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import (
     CreateAdapter,
     CustomLoss,
+    DropSwapped,
     Forward,
     ForwardBackward,
     LoadState,
+    MemoryPlan,
     OptimStep,
     Reply,
     SaveSampler,
     SaveState,
     Snapshot,
+    SwapIn,
+    SwapOut,
     Written,
 )
 
@@ -130,6 +134,7 @@ class FakeTrainer:
         self.holds = ()  # kinds of commands whose replies are held back all the same
         self.gradients = defaultdict(float)
         self.weights = {}
+        self.swapped = {}
 
     def send(self, command):
         self.commands.append(command)
@@ -178,6 +183,15 @@ class FakeTrainer:
                 applied = bool(np.isfinite(gradient))
                 self.weights[slot] -= learning_rate * gradient if applied else 0.0
                 return {}, {"grad_norm": abs(gradient), "applied": float(applied)}
+            case SwapOut(slot=slot, model=model):
+                self.swapped[model] = self.weights.pop(slot), self.gradients.pop(slot, 0.0)
+                return {}, {"host_bytes": float(len(self.swapped)), "disk_bytes": 0.0}
+            case SwapIn(slot=slot, model=model):
+                self.weights[slot], self.gradients[slot] = self.swapped.pop(model)
+                return {}, {"from_disk": 0.0}
+            case DropSwapped(models=models):
+                for model in models:
+                    del self.swapped[model]
             case SaveState(slot=slot, path=path):
                 _write(path, "state", self.weights[slot])
             case Snapshot(slot=slot, path=path):
@@ -275,7 +289,7 @@ class TrainingBench:
         self.custom_losses = FakeCustomLosses()
         self.scheduler = Scheduler(self.log, self.models, self.snapshots, self.equip, clock)
 
-    def equip(self, workers, pages):
+    def equip(self, workers, plan):
         self.bank = VersionBank(slots=6, page_out_dir=self.directory / "versions")
         versions = open_versions(
             self.catalog, self.checkpoints, self.bank, self.directory / "versions", LIMITS.max_rank
@@ -298,7 +312,9 @@ class TrainingBench:
 
     async def start(self):
         """Begin a generation with the present workers."""
-        self.run = asyncio.create_task(self.scheduler.run(self.workers, 1))
+        self.run = asyncio.create_task(
+            self.scheduler.run(self.workers, MemoryPlan(pages=1, train_tokens=1, decode_rows=1))
+        )
         await self.until(lambda: self.scheduler._execution is not None)
 
     def create(self, model, seed=0, **lora):

@@ -5,7 +5,6 @@ import pytest
 import tinker
 from tinker import types
 
-from tests.sdk.conftest import SLOTS
 from tests.sdk.examples import (
     CONTEXT,
     SECONDS,
@@ -176,17 +175,6 @@ def test_a_model_that_cannot_be_made_is_refused(service):
     refused_at_once(create(rank=33), "rank is 33", "between 1 and 32", "--max-lora-rank")
     sampler = service.create_sampling_client(base_model="meta/unknown")
     refused_at_once(sampler, "'meta/unknown'", f"serves '{BASE_MODEL}'")
-
-
-def test_more_adapters_than_slots_are_refused_until_a_session_ends(service, other_service):
-    taken = 1  # by the bystander
-    for _ in range(SLOTS - taken):
-        service.create_lora_training_client(BASE_MODEL, rank=1).result(SECONDS)
-    one_more = other_service.create_lora_training_client(BASE_MODEL, rank=1)
-    refused_in_future(one_more, f"all {SLOTS} training slots", "--max-lora-adapters", "end a session")
-    service.close("success").result(SECONDS)
-    trainer = other_service.create_lora_training_client(BASE_MODEL, rank=1).result(SECONDS)
-    train(trainer, DATA)
 
 
 @pytest.mark.parametrize(

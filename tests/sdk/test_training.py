@@ -1,10 +1,13 @@
 """Training through the real SDK: what is computed, in which order, and that nobody else matters."""
 
+import urllib.request
+
 import numpy as np
 import pytest
 import tinker
 from tinker import types
 
+from tests.sdk.conftest import SLOTS
 from tests.sdk.examples import (
     ADAM_STEP,
     PLAIN_STEP,
@@ -277,3 +280,18 @@ def test_training_through_samples_and_their_logprobs_raises_the_reward(trainer):
         rewards.append(np.mean(reward))
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2
     assert sample(sampler, [1, 2, 3], drawn()).tokens
+
+
+def test_more_models_than_slots_learn_what_each_would_alone(new_trainer, server):
+    """They leave their slots amid their gradients; the same requests bring the same bits."""
+    trainers = [new_trainer(rank=4, seed=5) for _ in range(SLOTS + 2)]
+    for seed in (1, 2):
+        for gradient in [trainer.forward_backward(batch(seed), "cross_entropy") for trainer in trainers]:
+            gradient.result(SECONDS)
+    for update in [trainer.optim_step(ADAM_STEP) for trainer in trainers]:
+        update.result(SECONDS)
+    first, *others = [logprobs_of(trainer, QUESTION) for trainer in trainers]
+    for logprobs in others:
+        np.testing.assert_array_equal(logprobs, first)
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        assert 'spmd_tx_swap_seconds_count{direction="in",tier="host"}' in answer.read().decode()

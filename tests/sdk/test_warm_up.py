@@ -3,16 +3,18 @@
 import time
 
 import httpx
+import numpy as np
 import pytest
 import tinker
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.sdk.examples import SECONDS, batch, drawn, prompt, random_tokens, train
 from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.sdk.test_processes import work
 
 CONTEXT = 128  # tokens
 LENGTHS = [*range(2, CONTEXT, 17), CONTEXT - 1]
-WARM_UP_SECONDS = 280
+WARM_UP_SECONDS = 900
 FEW_PROGRAMS = {
     "warm_up": "background",
     "max_context_length": CONTEXT,
@@ -93,3 +95,28 @@ def test_after_the_warm_up_no_request_of_any_size_compiles_anything(warm_server,
         time.sleep(0.1)
     assert {program for program, _ in news} == {"prefill with scores"}
     assert {key: count for key, count in compiled(warm_server).items() if key not in news} == before
+
+
+def test_a_server_ends_in_order_in_the_middle_of_its_warm_up(model_dir, tmp_path):
+    with serving(model_dir, tmp_path / "data", **FEW_PROGRAMS) as server:
+        server.wait_until_ready()
+        assert programs(server)["planned"]
+        assert server.terminate() == 0
+        assert "worker 0 was killed" not in server.log
+        assert "Fatal Python error" not in server.log
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_two_processes_warm_up_while_they_serve_and_compute_the_same_before_and_after(model_dir, tmp_path):
+    options = {"num_processes": 2, "fully_sharded_data_parallel_size": 2, "max_lora_rank": 8}
+    with serving(model_dir, tmp_path / "data", **(FEW_PROGRAMS | options)) as server:
+        server.wait_until_ready()
+        during = work(server)
+        wait_until_warm(server)
+        before = compiled(server)
+        after = work(server)
+        assert compiled(server) == before
+        assert server.terminate() == 0
+    for one, other in zip(during, after, strict=True):
+        np.testing.assert_array_equal(one, other)

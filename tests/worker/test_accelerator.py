@@ -21,6 +21,7 @@ SETUP = Setup(
     ep=1,
     tp=2,
     adapter_slots=1,
+    idle_adapters=0,
     bank_slots=1,
     max_rank=8,
     max_context=64,

@@ -48,6 +48,7 @@ def start(model_dir: Path, mesh, shard_base_weights="auto", max_rank=4) -> Engin
         decode_rows=4 * mesh[0] * mesh[1],
         decode_steps=STEPS,
         compilation_cache="",
+        idle_adapters=str(model_dir.parent / "idle"),
         shard_base_weights=shard_base_weights,
     )
     return Engine.start(setup, Programs(lambda _: None), lambda _: None)

@@ -11,6 +11,7 @@ from spmd_tx.protocol import (
     CreateAdapter,
     CustomLoss,
     Decode,
+    DropSwapped,
     Envelope,
     Forward,
     ForwardBackward,
@@ -27,6 +28,8 @@ from spmd_tx.protocol import (
     SaveState,
     Shutdown,
     Snapshot,
+    SwapIn,
+    SwapOut,
     WarmUp,
 )
 from spmd_tx.worker.execute import execute
@@ -54,6 +57,9 @@ EXAMPLES = {
     "save_state": SaveState(slot=0, path="/x", adapter=ADAPTER),
     "load_state": LoadState(slot=0, path="/x", optimizer=True, adapter=ADAPTER),
     "snapshot": Snapshot(slot=0, path="/x", adapter=ADAPTER),
+    "swap_out": SwapOut(slot=0, model="x"),
+    "swap_in": SwapIn(slot=0, model="x"),
+    "drop_swapped": DropSwapped(models=["x"]),
     "save_sampler": SaveSampler(slot=0, bank=1, adapter=ADAPTER),
     "page_out": PageOut(bank=1, adapter=ADAPTER, path="/x"),
     "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),

@@ -8,6 +8,7 @@ from spmd_tx.protocol import (
     CreateAdapter,
     Envelope,
     Hello,
+    MemoryPlan,
     Ready,
     Shutdown,
     decode_report,
@@ -19,6 +20,7 @@ from spmd_tx.worker.inbox import Inbox
 from tests.tiny_setup import tiny_setup
 
 GENERATION = 3
+PLAN = MemoryPlan(pages=9, train_tokens=64, decode_rows=2)
 COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
 KEYS = Keys.of("the secret of this test")
 SECONDS = 30.0  # until a test that waits for a message gives up
@@ -148,8 +150,8 @@ def test_commands_of_another_generation_are_ignored(coordinator, welcome):
 
 
 def test_reports_carry_who_sent_them(coordinator, welcome):
-    welcome.report(Ready, pages=9, device="1 x fake")
-    assert coordinator.receive() == Ready(generation=GENERATION, process=1, pages=9, device="1 x fake")
+    welcome.report(Ready, plan=PLAN, device="1 x fake")
+    assert coordinator.receive() == Ready(generation=GENERATION, process=1, plan=PLAN, device="1 x fake")
 
 
 def test_a_worker_beats_with_what_it_carries_out_until_it_ends(coordinator, inbox, monkeypatch):

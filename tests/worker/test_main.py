@@ -17,6 +17,7 @@ from spmd_tx.protocol import (
     Failure,
     Hello,
     LoadState,
+    MemoryPlan,
     Progress,
     Ready,
     Reply,
@@ -36,6 +37,7 @@ PROGRAM = Path(__file__).parent / "worker_with_a_sum.py"
 CACHE = Path(__file__).parents[2] / ".cache" / "jax-tests"
 ADAPTER = AdapterSpec(rank=4)
 GENERATION = 5
+PLAN = MemoryPlan(pages=5, train_tokens=64, decode_rows=2)
 SECONDS = 120
 
 
@@ -141,7 +143,7 @@ def number(value):
 def test_a_worker_gets_ready_runs_commands_and_ends(start):
     group = start()
     (ready,), before = group.until(Ready)
-    assert ready == Ready(generation=GENERATION, process=0, pages=5, device="2 x cpu")
+    assert ready == Ready(generation=GENERATION, process=0, plan=PLAN, device="2 x cpu")
     assert [report.message for report in before if isinstance(report, Progress)] == ["loading weights 50 %"]
     for value in (3, 4):
         group.send(number(value))

@@ -5,11 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from spmd_tx.models import qwen3
-from spmd_tx.protocol import Setup
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker import memory
+from spmd_tx.worker.plan_sizes import Sizes
 from spmd_tx.worker.sample import DecodeRows
 from tests.tiny_engine import BOTH_SCALES, MODEL, random_adapters, random_datum, tiny_engine
 from tests.tiny_sampler import ALL_SLOTS, tiny_sampler
@@ -18,35 +17,44 @@ from tests.tiny_setup import tiny_setup
 MESH = (4, 1, 2)
 
 
-def setup(wish: str) -> Setup:
-    mesh = dict(zip(("fsdp", "ep", "tp"), MESH, strict=True))
-    return tiny_setup(dtype="float32", shard_base_weights=wish, **mesh)
-
-
-def bytes_per_device() -> int:
-    """What replicated weights take: tp splits the matrices and not the norms."""
-    return memory._bytes_per_device(make_mesh(*MESH), qwen3.weights(MODEL, make_mesh(*MESH), np.float32))
+def sizes(mesh: tuple[int, int, int], wish: str) -> Sizes:
+    axes = dict(zip(("fsdp", "ep", "tp"), mesh, strict=True))
+    setup = tiny_setup(dtype="float32", shard_base_weights=wish, **axes)
+    return Sizes(setup, MODEL, make_mesh(*mesh), np.float32)
 
 
 @pytest.mark.parametrize(
-    "wish, share, is_split",
+    "wish, share, tried",
     [
-        ("auto", 2.1, False),
-        ("auto", 1.9, True),
-        ("no", 1.0, False),
-        ("yes", 100.0, True),
-        ("auto", None, False),
+        ("auto", 2.1, [False, True]),
+        ("auto", 1.9, [True]),
+        ("no", 1.0, [False]),
+        ("yes", 100.0, [True]),
     ],
 )
-def test_weights_are_split_when_they_would_take_more_than_half(monkeypatch, wish, share, is_split):
-    """``share``: the memory of a device, in weights; None where the platform does not tell."""
-    stats = [] if share is None else [{"bytes_limit": int(share * bytes_per_device())}]
-    monkeypatch.setattr(memory, "_memory_stats", lambda mesh: stats)
-    assert memory.splits_base_weights(setup(wish), MODEL, make_mesh(*MESH)) == is_split
+def test_weights_are_split_when_they_would_take_more_than_half(wish, share, tried):
+    """``share``: the memory of a device, in weights; tp splits the matrices and not the norms."""
+    server = sizes(MESH, wish)
+    assert server.ways_to_split(int(share * server.base(splits=False))) == tried
 
 
 def test_there_is_nothing_to_split_on_one_device():
-    assert not memory.splits_base_weights(setup("yes"), MODEL, make_mesh(1, 1, 8))
+    assert sizes((1, 1, 8), "yes").ways_to_split(1) == [False]
+
+
+def test_a_device_of_a_host_may_use_a_part_of_its_memory(tmp_path, monkeypatch):
+    whole = memory.of_host(1.0)
+    assert memory.of_host(0.25).bytes == pytest.approx(whole.bytes / 4, rel=1e-6)
+    limit, use = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(memory, "CGROUPS", [(limit, use)])
+    limit.write_text("max\n")
+    unlimited = memory.of_host(1.0).bytes
+    assert whole.bytes <= unlimited
+    limit.write_text(f"{2**28}\n")
+    use.write_text(f"{2**27}\n")
+    limited = memory.of_host(1.0)
+    assert limited.bytes == int(0.6 * 2**28)
+    assert limited.most_resident == int(0.8 * 2**27)
 
 
 def gathered(lowered) -> set[tuple[int, ...]]:

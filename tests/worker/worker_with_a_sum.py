@@ -18,13 +18,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.lora import Adapters, Lora
+from spmd_tx.protocol import MemoryPlan
 from spmd_tx.sharding.mesh import AXES, make_mesh
 from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state, write_in_background
 from spmd_tx.worker.main import main
 
+PLAN = MemoryPlan(pages=5, train_tokens=64, decode_rows=2)
+
 
 class SumEngine:
-    pages = 5
+    plan = PLAN
 
     def __init__(self, setup, programs):
         self.mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)

@@ -1,0 +1,40 @@
+"""What the workers are told: options of the server, in the words of the protocol."""
+
+from pathlib import Path
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.packing import Grid
+from spmd_tx.protocol import SPARE_BANK_SLOTS, Setup
+
+
+def make_setup(config: ServerConfig, directory: Path, max_context: int) -> Setup:
+    """``directory`` is the model's; ``max_context`` is in tokens."""
+    return Setup(
+        generation=0,  # each has its own number, and address
+        num_processes=config.num_processes,
+        jax_coordinator="",
+        model_dir=str(directory),
+        model_name=config.model_name,
+        dtype=config.dtype,
+        fsdp=config.fully_sharded_data_parallel_size,
+        ep=config.expert_parallel_size,
+        tp=config.tensor_parallel_size,
+        shard_base_weights=config.shard_base_weights,
+        adapter_slots=config.max_lora_adapters,
+        bank_slots=bank_slots(config),
+        max_rank=config.max_lora_rank,
+        max_context=max_context,
+        page_size=config.page_size,
+        kv_cache_tokens=config.kv_cache_tokens,
+        decode_rows=config.decode_rows * config.data_shards,
+        decode_steps=config.decode_steps,
+        compilation_cache=str(config.data_dir / "compilation_cache"),
+        idle_adapters=str(config.data_dir / "idle_adapters"),
+        train_tokens=config.train_tokens,
+        longest_row=Grid(config.data_shards, config.train_tokens, max_context).row_lengths[-1],
+    )
+
+
+def bank_slots(config: ServerConfig) -> int:
+    """How many versions the device holds, and what else must be there."""
+    return config.sampler_slots + SPARE_BANK_SLOTS

@@ -1,0 +1,72 @@
+"""The memory plan as workers report it and people read it; spmd_tx/worker/plan.py makes it."""
+
+import msgspec
+
+from spmd_tx.byte_sizes import show_size
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers have room for, per data shard, and what that takes of each device, in bytes."""
+
+    pages: int  # page 0, which holds nothing, included
+    train_tokens: int  # most of a training micro-batch; a single row may be longer
+    decode_rows: int  # most of one Decode
+    page_size: int = 0  # tokens
+    device_bytes: int = 0  # that may be used
+    base_bytes: int = 0
+    adapter_bytes: int = 0  # training slots: weights, gradient, two moments
+    bank_bytes: int = 0  # sampler slots
+    cache_bytes: int = 0  # pages of keys and values
+    step_bytes: int = 0  # what is left for steps while they run
+    step_needs: dict[str, int] = {}  # by step, those of its largest batch: "train light 4 x 2048"
+    remat: dict[str, str] = {}  # what training computes twice, by micro-batch: "4 x 2048" -> "light"
+    splits_base: bool = False  # whether fsdp splits the base weights
+
+    @property
+    def cache_tokens(self) -> int:
+        return (self.pages - 1) * self.page_size
+
+
+def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
+    """(what, bytes of a device, note) for a table."""
+    split = "split over fsdp" if plan.splits_base else ""
+    largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
+    return [
+        ("base weights", show_size(plan.base_bytes), split),
+        ("training slots", show_size(plan.adapter_bytes), "weights, gradient and two moments in float32"),
+        ("sampler slots", show_size(plan.bank_bytes), ""),
+        ("steps while they run", show_size(plan.step_bytes), f"most needs {largest}" if largest else ""),
+        (
+            "keys and values",
+            show_size(plan.cache_bytes),
+            f"for {plan.cache_tokens} tokens",
+        ),
+        ("in all", show_size(plan.device_bytes), "that may be used of each device"),
+    ]
+
+
+def choices(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """(what, choice), per data shard."""
+    return [
+        ("micro-batch of training", f"up to {plan.train_tokens} tokens, or one longer sequence"),
+        ("computed twice in training", _by_level(plan.remat)),
+        ("sequences sampled at once", str(plan.decode_rows)),
+    ]
+
+
+def summary(plan: MemoryPlan) -> str:
+    """In one line, for the log."""
+    parts = [f"{what} {size}" for what, size, _ in rows(plan)]
+    return "; ".join([*parts, *(f"{what}: {choice}" for what, choice in choices(plan))])
+
+
+def _by_level(remat: dict[str, str]) -> str:
+    """Which row lengths have which level, shortest first: "light up to rows of 2048"."""
+    found: list[tuple[str, int]] = []
+    for shape, level in remat.items():
+        length = int(shape.split(" x ")[1])
+        if found and found[-1][0] == level:
+            found[-1] = (level, length)
+        else:
+            found.append((level, length))
+    return ", ".join(f"{level} up to rows of {length}" for level, length in found)

@@ -1,0 +1,146 @@
+"""What this process keeps of adapters that are not on the device: in host memory, beyond a bound in files.
+
+Files are written in the background, those of the adapters that were left for longest first. They mean
+nothing to other processes, or to later ones: a lost generation is restored from snapshots and the log.
+"""
+
+import logging
+import shutil
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Sharding, SingleDeviceSharding
+
+logger = logging.getLogger(__name__)
+
+PINNED = "pinned_host"  # memory that a device reads and writes without the help of a processor
+MOST_WRITING = 4  # adapters on their way to disk, which are in host memory still
+
+
+@dataclass(eq=False)
+class _Idle:
+    """One adapter: the pieces of this process's devices, in memory, in a file, or in both."""
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    devices: list[Any]
+    sizes: list[int]  # words of each piece
+    pieces: list[Array] | None
+    path: Path
+    writing: Future[None] | None = None
+
+    @property
+    def size(self) -> int:
+        return 4 * sum(self.sizes)  # bytes
+
+
+class IdleAdapters:
+    """Vectors of uint32 (swap_steps.py) by the name of their model. For one thread."""
+
+    def __init__(self, directory: Path, budget: int) -> None:
+        """``budget`` is what stays in host memory, in bytes; ``directory`` is emptied now and at the end."""
+        shutil.rmtree(directory, ignore_errors=True)
+        self._directory = directory
+        self._budget = budget
+        self._idle: OrderedDict[str, _Idle] = OrderedDict()  # the one that was left for longest first
+        self._numbers = count()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="idle-adapters")
+        self._disk_has_failed = False
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(idle.size for idle in self._idle.values() if idle.pieces is not None)
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(idle.size for idle in self._idle.values() if idle.pieces is None)
+
+    def put(self, model: str, vector: Array) -> None:
+        """Take a vector off the devices. Returns before it has arrived."""
+        shards = vector.addressable_shards
+        devices = [shard.device for shard in shards]
+        pieces = [
+            jax.device_put(shard.data, SingleDeviceSharding(shard.device, memory_kind=PINNED))
+            for shard in shards
+        ]
+        path = self._directory / f"{next(self._numbers)}.bits"
+        sizes = [piece.size for piece in pieces]
+        self._idle[model] = _Idle(vector.shape, vector.sharding, devices, sizes, pieces, path)
+        self._make_room()
+
+    def take(self, model: str) -> tuple[Array, bool]:
+        """Bring a vector back to where it was; and whether it had to be read from disk."""
+        idle = self._idle.pop(model)
+        is_on_disk = idle.pieces is None
+        pieces = _read(idle) if idle.pieces is None else idle.pieces
+        back = [
+            jax.device_put(piece, SingleDeviceSharding(device, memory_kind=device.default_memory().kind))
+            for piece, device in zip(pieces, idle.devices, strict=True)
+        ]
+        self._delete(idle)
+        vector = jax.make_array_from_single_device_arrays(idle.shape, idle.sharding, back)
+        return vector, is_on_disk
+
+    def drop(self, models: Iterable[str]) -> None:
+        """These are not wanted any more."""
+        for model in models:
+            self._delete(self._idle.pop(model))
+
+    def settle(self) -> None:
+        """Return when all that is on its way to disk is there."""
+        for idle in self._idle.values():
+            if idle.writing is not None:
+                self._end_writing(idle)
+        self._writer.submit(lambda: None).result()
+
+    def _make_room(self) -> None:
+        """Send to disk what was left for longest, until the rest fits."""
+        writing = [(idle, idle.writing) for idle in self._idle.values() if idle.writing is not None]
+        for place, (idle, written) in enumerate(writing):
+            if written.done() or place <= len(writing) - MOST_WRITING:
+                self._end_writing(idle)
+        kept = [idle for idle in self._idle.values() if idle.pieces is not None and idle.writing is None]
+        excess = sum(idle.size for idle in kept) - self._budget
+        for idle in kept:
+            if excess <= 0 or self._disk_has_failed:
+                return
+            idle.writing = self._writer.submit(_write, idle.path, idle.pieces or [])
+            excess -= idle.size
+
+    def _end_writing(self, idle: _Idle) -> None:
+        assert idle.writing is not None
+        writing, idle.writing = idle.writing, None
+        problem = writing.exception()  # waits for it
+        if problem is None:
+            idle.pieces = None
+        elif isinstance(problem, OSError):
+            self._disk_has_failed = True
+            logger.warning("idle adapters stay in host memory, they cannot be written: %s", problem)
+        else:
+            raise problem
+
+    def _delete(self, idle: _Idle) -> None:
+        if idle.pieces is None or idle.writing is not None:
+            self._writer.submit(idle.path.unlink, missing_ok=True)
+
+
+def _write(path: Path, pieces: list[Array]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(np.asarray(piece).data)
+
+
+def _read(idle: _Idle) -> list[np.ndarray]:
+    words = np.fromfile(idle.path, np.uint32)
+    return np.split(words, np.cumsum(idle.sizes)[:-1])

@@ -1,0 +1,218 @@
+"""The memory plan: what a device holds, and how large batches may be. Pure arithmetic.
+
+Arrays that stay come first: base weights, training slots, the sampler bank. Of what is left the steps need
+some while they run, and the pages of keys and values get the rest. How much is computed again on the way
+back, how many tokens a micro-batch has and how many rows are decoded at once are chosen so that pages are
+no bottleneck: the first of a short list of choices with which they are not, else the one that leaves most.
+
+``spmd-tx plan`` and the workers at their start use this same code.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.protocol import PREFILL_TOKENS
+from spmd_tx.worker.plan_sizes import USUAL_LENGTH, Sizes
+from spmd_tx.worker.step_memory import LEVELS, Shape, Step, StepMemory
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What may be used of a device."""
+
+    bytes: int
+    most_cache_tokens: int | None = None  # per data shard; None: all that fit
+    most_resident: int | None = None  # bytes that all arrays that stay may have, the cache among them
+    most_saved: int | None = None  # bytes that a training step should keep until its way back
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes are those of one device; tokens, rows and pages those of one data shard."""
+
+    sizes: Sizes
+    steps: StepMemory
+    memory: Memory
+    base: int
+    adapters: int
+    bank: int
+    cache: int
+    pages: int  # page 0, which holds nothing, included
+    train_tokens: int
+    decode_rows: int
+    levels: tuple[str, ...]  # of recomputation, from that of usual micro-batches to that of the largest
+
+    @property
+    def splits_base(self) -> bool:
+        """Whether fsdp splits the base weights."""
+        return self.steps.splits_base
+
+    @property
+    def room(self) -> int:
+        """What steps may use while they run."""
+        return self.memory.bytes - self.base - self.adapters - self.bank - self.cache
+
+    @property
+    def cache_tokens(self) -> int:
+        return (self.pages - 1) * self.sizes.setup.page_size
+
+    def level(self, rows: int, length: int) -> str:
+        """How much of a micro-batch is computed again: the least for which there is room."""
+        shape = Shape(rows, length)
+        return next((level for level in self.levels if self._allows(level, shape)), self.levels[-1])
+
+    def _allows(self, level: str, shape: Shape) -> bool:
+        most = self.memory.most_saved
+        if most is not None and self.steps.saved(level, shape) > most:
+            return False
+        return self.steps.train(level, shape) <= self.room
+
+    def worst(self) -> dict[Step, tuple[Shape, int]]:
+        """For each step that there will be, its largest batch, and the bytes that it needs."""
+        found: dict[Step, tuple[Shape, int]] = {}
+        for shape in self.sizes.shapes(self.train_tokens):
+            level = self.level(*shape)
+            _keep_largest(found, f"train {level}", shape, self.steps.train(level, shape))
+        for shape in self.sizes.prefill_shapes():
+            _keep_largest(found, "prefill", shape, self.steps.prefill(shape, 0))
+        rows = Shape(self.decode_rows, self.sizes.widest_table)
+        found["decode"] = (rows, self.steps.decode(*rows))
+        return found
+
+
+def _keep_largest(found: dict[Step, tuple[Shape, int]], step: Step, shape: Shape, size: int) -> None:
+    if step not in found or found[step][1] < size:
+        found[step] = (shape, size)
+
+
+def best_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan | None:
+    """The best plan that fits; None if there is none. ``corrections`` as in StepMemory."""
+    for splits in sizes.ways_to_split(memory.bytes):
+        planner = Planner(sizes, memory, splits, corrections or {})
+        for rows in sizes.row_counts():
+            plan = planner.best(rows)
+            if plan is not None:
+                return plan
+    return None
+
+
+class Planner:
+    """Tries choices, with the base weights split over fsdp or not."""
+
+    def __init__(
+        self, sizes: Sizes, memory: Memory, splits_base: bool, corrections: Mapping[Step, float]
+    ) -> None:
+        self._sizes, self._memory = sizes, memory
+        self.base, self.adapters, self.bank = sizes.base(splits_base), sizes.adapters, sizes.bank
+        self._needs: dict[tuple[tuple[str, ...], int], int] = {}
+        self.left = memory.bytes - self.base - self.adapters - self.bank
+        self.steps = StepMemory(
+            model=sizes.model,
+            mesh=sizes.mesh,
+            itemsize=jnp.dtype(sizes.dtype).itemsize,
+            adapter_slots=sizes.setup.adapter_slots,
+            max_rank=sizes.setup.max_rank,
+            bank_bytes=self.bank,
+            splits_base=splits_base,
+            attention="reference" if sizes.setup.attention == "auto" else sizes.setup.attention,
+            corrections=corrections,
+        )
+
+    def best(self, rows: int) -> Plan | None:
+        """With so many rows of decode."""
+        ample = self._sizes.ample_tokens(rows)
+        if self._memory.most_cache_tokens is not None:
+            ample = min(ample, self._memory.most_cache_tokens)
+        if self._sizes.setup.kv_cache_tokens:
+            ample = 0  # they are as many as was asked for
+        plans = [plan for plan in self._choices(rows) if plan is not None]
+        for enough in (ample, ample // 4):
+            for plan in plans:
+                if plan.cache_tokens >= enough:
+                    return plan
+        return max(plans, key=lambda plan: plan.pages, default=None)
+
+    def _choices(self, rows: int) -> Iterator[Plan | None]:
+        """The fastest first."""
+        wish = self._sizes.setup.remat
+        levels = LEVELS if wish == "auto" else (wish,)
+        most, *fewer = self._sizes.train_tokens()
+        for start in range(len(levels)):
+            yield self._plan(levels[start:], most, rows)
+        for tokens in fewer:
+            yield self._plan(levels[-1:], tokens, rows)
+
+    def _plan(self, levels: tuple[str, ...], tokens: int, rows: int) -> Plan | None:
+        """None if the cache cannot be as large as it must be."""
+        sizes, setup = self._sizes, self._sizes.setup
+        page, least = sizes.page, sizes.least_pages
+        fitting = (self.left - self.needs(levels, tokens, rows)) // page - 1
+        if setup.kv_cache_tokens:
+            least = pages = max(-(-setup.kv_cache_tokens // setup.page_size), least)
+        else:
+            pages = min(fitting, max(self._most_pages(), least))
+        if fitting < least:
+            return None
+        return Plan(
+            sizes=sizes,
+            steps=self.steps,
+            memory=self._memory,
+            base=self.base,
+            adapters=self.adapters,
+            bank=self.bank,
+            cache=(pages + 1) * page,
+            pages=pages + 1,
+            train_tokens=tokens,
+            decode_rows=rows,
+            levels=levels,
+        )
+
+    def _most_pages(self) -> int:
+        """Of those that the memory is to be used for."""
+        memory, most = self._memory, sys.maxsize
+        if memory.most_cache_tokens is not None:
+            most = memory.most_cache_tokens // self._sizes.setup.page_size
+        if memory.most_resident is not None:
+            arrays = self.base + self.adapters + self.bank
+            most = min(most, (memory.most_resident - arrays) // self._sizes.page - 1)
+        return most
+
+    def needs(self, levels: tuple[str, ...], tokens: int, rows: int) -> int:
+        """Of the steps, with the first level for usual micro-batches and the last for the others."""
+        if (levels, tokens) not in self._needs:
+            self._needs[levels, tokens] = self._without_decode(levels, tokens)
+        return max(self._needs[levels, tokens], self.steps.decode(rows, self._sizes.widest_table))
+
+    def _without_decode(self, levels: tuple[str, ...], tokens: int) -> int:
+        sizes, steps = self._sizes, self.steps
+        usual = min(tokens, USUAL_LENGTH, sizes.longest_row)
+        return max(
+            steps.train(levels[0], Shape(max(1, tokens // usual), usual)),
+            *(steps.train(levels[-1], shape) for shape in sizes.shapes(tokens)),
+            *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
+            steps.prefill(Shape(1, min(PREFILL_TOKENS, sizes.longest_row)), sizes.widest_table),
+        )
+
+
+def report(plan: Plan) -> MemoryPlan:
+    """The plan as the coordinator hears of it, and people."""
+    shapes, needs = plan.sizes.shapes(plan.train_tokens), plan.worst().items()
+    return MemoryPlan(
+        pages=plan.pages,
+        page_size=plan.sizes.setup.page_size,
+        train_tokens=plan.train_tokens,
+        decode_rows=plan.decode_rows,
+        device_bytes=plan.memory.bytes,
+        base_bytes=plan.base,
+        adapter_bytes=plan.adapters,
+        bank_bytes=plan.bank,
+        cache_bytes=plan.cache,
+        step_bytes=plan.room,
+        step_needs={f"{step} {rows} x {length}": size for step, ((rows, length), size) in needs},
+        remat={f"{rows} x {length}": plan.level(rows, length) for rows, length in shapes},
+        splits_base=plan.splits_base,
+    )

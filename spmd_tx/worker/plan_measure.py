@@ -1,0 +1,135 @@
+"""Compiles the largest batch of each step before anything is allocated, and asks XLA what it needs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.models import qwen3
+from spmd_tx.models.kv_cache import cache_weights
+from spmd_tx.models.lora import adapter_weights
+from spmd_tx.protocol import STOP_TOKENS
+from spmd_tx.sharding.mesh import DATA
+from spmd_tx.sharding.weight import Weight, abstract
+from spmd_tx.worker.losses import TokenLossInputs
+from spmd_tx.worker.plan import Memory, Plan
+from spmd_tx.worker.plan_refusal import make_plan
+from spmd_tx.worker.plan_sizes import Sizes
+from spmd_tx.worker.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
+from spmd_tx.worker.step_memory import Shape, Step
+from spmd_tx.worker.train import Rows, make_forward_backward
+from spmd_tx.worker.train_state import train_weights
+
+
+def measured_plan(
+    sizes: Sizes, memory: Memory, progress: Callable[[str], None], agreed: Callable[[float], float]
+) -> Plan:
+    """A plan whose steps need what was measured; each kind of step is compiled once.
+
+    ``agreed`` makes one number of those that the processes have measured.
+    """
+    corrections: dict[Step, float] = {}
+    while True:
+        plan = make_plan(sizes, memory, corrections)
+        unknown = {step: worst for step, worst in plan.worst().items() if step not in corrections}
+        if not unknown:
+            return plan
+        for step, (shape, estimate) in unknown.items():
+            progress(f"measuring {step} of {shape.rows} x {shape.length}")
+            corrections[step] = agreed(measure(plan, step, shape) / estimate)
+
+
+def measure(plan: Plan, step: Step, shape: Shape) -> int:
+    """Bytes of a device that the step needs besides its arguments, in a program for this shape.
+
+    ``shape`` is that of one data shard; of decode its length is what a row's pages hold, in tokens.
+    """
+    programs = _Programs(plan)
+    if step == "prefill":
+        lowered = programs.prefill(shape)
+    elif step == "decode":
+        lowered = programs.decode(shape)
+    else:
+        lowered = programs.train(step.removeprefix("train "), shape)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+class _Programs:
+    """The steps of a plan, lowered for arguments that are not there."""
+
+    def __init__(self, plan: Plan) -> None:
+        sizes, setup = plan.sizes, plan.sizes.setup
+        assert isinstance(sizes.mesh, Mesh)
+        self._model, self._mesh, self._setup = sizes.model, sizes.mesh, setup
+        self._base = qwen3.weights(sizes.model, sizes.mesh, sizes.dtype, split_over_fsdp=plan.splits_base)
+        self._train = train_weights(sizes.model, sizes.mesh, setup.adapter_slots, setup.max_rank)
+        bank = adapter_weights(
+            sizes.model, sizes.mesh, setup.bank_slots, setup.max_rank, sizes.dtype, zero=False
+        )
+        self._bank = Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32))
+        self._cache = cache_weights(sizes.model, sizes.mesh, plan.pages, setup.page_size, sizes.dtype)
+        self._decode_rows = plan.decode_rows
+        self._attention = plan.steps.attention
+        self._shards = setup.fsdp * setup.ep
+
+    def train(self, level: str, shape: Shape) -> Any:
+        step: Any = make_forward_backward(
+            self._model, self._mesh, self._base, self._train, level, attention=self._attention
+        )
+        state = self._place(self._train)
+        loss = TokenLossInputs(
+            kinds=self._rows(shape.rows, 1),
+            beta=self._rows(shape.rows, 1, dtype=jnp.float32),
+            kl_coeff=self._rows(shape.rows, 1, dtype=jnp.float32),
+            ratio_mask=None,
+            **{
+                name: self._rows(*shape, dtype=jnp.float32)
+                for name in ("clip_low", "clip_high", "weights", "advantages", "sampling_logprobs")
+            },
+        )
+        rows = self._packed(shape)
+        return step.lower(self._place(self._base), state.w, state.grad_sum, state.scale, rows, loss)
+
+    def prefill(self, shape: Shape) -> Any:
+        arrays = (self._base, self._bank, self._cache)
+        step: Any = make_prefill(self._model, self._mesh, *arrays, logprobs=True, attention=self._attention)
+        pages, copies = self._rows(*shape), self._rows(self._decode_rows, 2)
+        return step.lower(*self._sampling(), self._packed(shape), pages, copies, None, None)
+
+    def decode(self, shape: Shape) -> Any:
+        setup, rows = self._setup, shape.rows
+        step: Any = make_decode(
+            self._model, self._mesh, self._base, self._bank, self._cache, setup.decode_steps
+        )
+        numbers = {name: self._rows(rows) for name in DecodeRows.__dataclass_fields__}
+        numbers |= {name: self._rows(rows, dtype=jnp.float32) for name in ("temperatures", "top_p")}
+        numbers |= {
+            "seeds": self._rows(rows, 2, dtype=jnp.uint32),
+            "stop_tokens": self._rows(rows, STOP_TOKENS),
+            "tables": self._rows(rows, shape.length // setup.page_size),
+        }
+        state = RowState(*(self._rows(rows) for _ in range(3)))
+        active = jax.ShapeDtypeStruct((setup.bank_slots,), jnp.int32)
+        steps = jax.ShapeDtypeStruct((), jnp.int32)
+        return step.lower(*self._sampling(), state, DecodeRows(**numbers), active, steps)
+
+    def _sampling(self) -> tuple[Any, Any, Any]:
+        return self._place(self._base), self._place(self._bank), self._place(self._cache)
+
+    def _packed(self, shape: Shape) -> Rows:
+        whole, experts = self._rows(*shape), None
+        if self._model.n_experts:
+            chosen = (self._model.n_layers, self._model.experts_per_token)
+            experts = self._rows(*shape, *chosen, dtype=jnp.int16)
+        return Rows(whole, whole, whole, whole, self._rows(shape.rows), experts)
+
+    def _place(self, declared: Any) -> Any:
+        return abstract(self._mesh, declared)
+
+    def _rows(self, count: int, *rest: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        """``count`` rows of every data shard."""
+        sharding = NamedSharding(self._mesh, P(DATA))
+        return jax.ShapeDtypeStruct((self._shards * count, *rest), dtype, sharding=sharding)

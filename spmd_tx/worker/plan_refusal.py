@@ -1,0 +1,114 @@
+"""Says why nothing fits, with the arithmetic, and which single option would change that."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from spmd_tx.byte_sizes import show_size
+from spmd_tx.errors import StartError
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol import SPARE_BANK_SLOTS
+from spmd_tx.sharding.mesh import abstract_mesh
+from spmd_tx.worker.plan import Memory, Plan, Planner, best_plan
+from spmd_tx.worker.plan_sizes import Sizes
+from spmd_tx.worker.step_memory import LEVELS, Step
+
+Fit = Callable[[Sizes], Plan | None]
+
+LEAST_CONTEXT = 256  # tokens; shorter ones are not proposed
+MOST_TP = 64
+
+
+def make_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan:
+    """The best plan. Raises StartError if nothing fits."""
+    plan = best_plan(sizes, memory, corrections)
+    if plan is None:
+        raise StartError(refusal(sizes, memory, partial(best_plan, memory=memory, corrections=corrections)))
+    return plan
+
+
+def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
+    """``fit`` says what plan other sizes would have with the same memory."""
+    splits = sizes.ways_to_split(memory.bytes)[-1]
+    planner = Planner(sizes, memory, splits, {})
+    level = LEVELS[-1] if sizes.setup.remat == "auto" else sizes.setup.remat
+    tokens, rows = sizes.train_tokens()[-1], sizes.row_counts()[-1]
+    wanted = sizes.setup.kv_cache_tokens
+    pages = max(sizes.least_pages, -(-wanted // sizes.setup.page_size)) + 1
+    parts = {
+        "base weights": planner.base,
+        f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": planner.adapters,
+        f"{sizes.setup.bank_slots} sampler slots": planner.bank,
+        f"steps of {tokens} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
+        f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,
+    }
+    total = sum(parts.values())
+    told = ", ".join(f"{show_size(size)} for {name}" for name, size in parts.items())
+    remedies = list(_remedies(sizes, fit))
+    message = (
+        f"this does not fit: a device has {show_size(memory.bytes)} for it, and at least {show_size(total)} "
+        f"are needed: {told}. "
+    )
+    if remedies:
+        return message + "Each of these alone would make it fit: " + "; ".join(remedies)
+    return message + (
+        "No single option would make it fit; use more devices, with a larger --tensor-parallel-size, and "
+        "lower --max-lora-adapters, --max-lora-rank and --max-context-length"
+    )
+
+
+def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
+    """Each setting as high as it may be, tried by halves."""
+    setup = sizes.setup
+
+    def first(option: str, values: Iterable[Any], change: Callable[[Any], dict[str, Any]]) -> Iterator[str]:
+        for value in values:
+            if fit(replace(sizes, setup=msgspec.structs.replace(setup, **change(value)))):
+                yield f"{option} {value}"
+                return
+
+    if setup.kv_cache_tokens:
+        yield from first("--kv-cache-tokens", [0], lambda value: {"kv_cache_tokens": value})
+    if setup.train_tokens:
+        yield from first("--train-tokens", [0], lambda value: {"train_tokens": value})
+    if setup.shard_base_weights == "no":
+        yield from first("--shard-base-weights", ["auto"], lambda value: {"shard_base_weights": value})
+    contexts = _halves(setup.max_context, LEAST_CONTEXT)
+    yield from first("--max-context-length", contexts, lambda value: {"max_context": value, "longest_row": 0})
+    yield from first(
+        "--max-lora-adapters", _halves(setup.adapter_slots), lambda value: {"adapter_slots": value}
+    )
+    yield from first("--max-lora-rank", _halves(setup.max_rank), lambda value: {"max_rank": value})
+    yield from first(
+        "--sampler-slots",
+        _halves(setup.bank_slots - SPARE_BANK_SLOTS),
+        lambda value: {"bank_slots": value + SPARE_BANK_SLOTS},
+    )
+    yield from _larger_tp(sizes, fit)
+
+
+def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:
+    """With the same data shards, so on more devices."""
+    fsdp, ep, tp = sizes.mesh.shape.values()
+    while (tp := 2 * tp) <= MOST_TP and splits_evenly(sizes.model, tp):
+        setup = msgspec.structs.replace(sizes.setup, tp=tp)
+        if fit(replace(sizes, setup=setup, mesh=abstract_mesh(fsdp, ep, tp))):
+            yield f"--tensor-parallel-size {tp} ({fsdp * ep * tp} devices)"
+            return
+
+
+def splits_evenly(model: ModelConfig, tp: int) -> bool:
+    """Whether tp can split the model (coordinator/preflight.py says what is wrong if not)."""
+    kv_heads = model.n_kv_heads
+    return not (
+        any(size % tp for size in (model.n_heads, model.vocab_size, model.d_ff))
+        or (kv_heads % tp and tp % kv_heads)
+    )
+
+
+def _halves(value: int, least: int = 1) -> Iterator[int]:
+    while (value := value // 2) >= least:
+        yield value

@@ -1,0 +1,133 @@
+"""What decides a memory plan besides the memory: options, model and mesh, and what follows from them.
+
+No array is made, and no device is needed: an AbstractMesh will do.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
+
+from spmd_tx.models import qwen3
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.kv_cache import cache_weights
+from spmd_tx.models.lora import adapter_weights
+from spmd_tx.protocol import PREFILL_TOKENS, Setup
+from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
+from spmd_tx.sharding.weight import is_weight
+from spmd_tx.worker.step_memory import Shape
+from spmd_tx.worker.train_state import train_weights
+
+REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may take before fsdp splits them
+TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster
+SHORTEST_ROW = 64  # tokens
+USUAL_LENGTH = 2048  # tokens of a sequence when it is asked whether pages are enough
+FEWER_ROWS = 4  # a plan that does not fit is tried with this many times fewer rows of decode
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens, rows and pages are those of one data shard, bytes those of one device."""
+
+    setup: Setup
+    model: ModelConfig
+    mesh: AnyMesh
+    dtype: DTypeLike
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row of training and prefill."""
+        return self.setup.longest_row or _doubled(SHORTEST_ROW, self.setup.max_context)
+
+    @property
+    def widest_table(self) -> int:
+        """Tokens that the pages of a row have room for."""
+        return -(-self.setup.max_context // self.setup.page_size) * self.setup.page_size
+
+    @property
+    def least_pages(self) -> int:
+        """One sequence of full length must be able to end."""
+        setup = self.setup
+        return -(-(setup.max_context + 2 * setup.decode_steps) // setup.page_size) + 2
+
+    def ample_tokens(self, rows: int) -> int:
+        """With a cache of so many, pages are no bottleneck."""
+        return rows * min(self.setup.max_context, USUAL_LENGTH)
+
+    def ways_to_split(self, memory: int) -> list[bool]:
+        """Whether fsdp splits the base weights: what is to be tried, the better one first."""
+        fsdp, wish = self.mesh.shape[FSDP], self.setup.shard_base_weights
+        if fsdp == 1 or wish == "no":
+            return [False]
+        if wish == "yes":
+            return [True]
+        if self.model.d_model % fsdp:
+            return [False]
+        return [True] if self.base(splits=False) > REPLICATED_SHARE * memory else [False, True]
+
+    def row_counts(self) -> list[int]:
+        """How many rows may be decoded at once: what is to be tried, the most first."""
+        counts = [max(1, self.setup.decode_rows // self.data_shards)]
+        while counts[-1] > 1:
+            counts.append(max(1, counts[-1] // FEWER_ROWS))
+        return counts
+
+    def train_tokens(self) -> list[int]:
+        """Most tokens of a micro-batch: what is to be tried, the most first."""
+        return [self.setup.train_tokens] if self.setup.train_tokens else list(TRAIN_TOKENS)
+
+    def shapes(self, tokens: int) -> list[Shape]:
+        """Of batches of at most so many tokens, or of one row; the largest of each row length."""
+        lengths = [SHORTEST_ROW]
+        while lengths[-1] < self.longest_row:
+            lengths.append(min(2 * lengths[-1], self.longest_row))
+        return [Shape(max(1, tokens // length), length) for length in lengths]
+
+    def prefill_shapes(self) -> list[Shape]:
+        """The same of prefills."""
+        return [shape for shape in self.shapes(PREFILL_TOKENS) if shape.tokens <= PREFILL_TOKENS]
+
+    def base(self, splits: bool) -> int:
+        declared = qwen3.weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)
+        return bytes_per_device(self.mesh, declared)
+
+    @cached_property
+    def adapters(self) -> int:
+        slots, rank = self.setup.adapter_slots, self.setup.max_rank
+        return bytes_per_device(self.mesh, train_weights(self.model, self.mesh, slots, rank))
+
+    @cached_property
+    def bank(self) -> int:
+        slots, rank = self.setup.bank_slots, self.setup.max_rank
+        declared = adapter_weights(self.model, self.mesh, slots, rank, self.dtype, zero=False)
+        return bytes_per_device(self.mesh, declared)
+
+    @cached_property
+    def page(self) -> int:
+        declared = cache_weights(self.model, self.mesh, 1, self.setup.page_size, self.dtype)
+        return bytes_per_device(self.mesh, declared)
+
+    @property
+    def data_shards(self) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in DATA)
+
+
+def bytes_per_device(mesh: AnyMesh, declared: Any) -> int:
+    """What one device holds of declared arrays."""
+    total = 0
+    for weight in jax.tree.leaves(declared, is_leaf=is_weight):
+        local = NamedSharding(mesh, weight.spec).shard_shape(weight.shape)
+        total += jnp.dtype(weight.dtype).itemsize * math.prod(local)
+    return total
+
+
+def _doubled(least: int, count: int) -> int:
+    """The smallest of least, 2 least, 4 least, ... that is no less than ``count``."""
+    while least < count:
+        least *= 2
+    return least

@@ -1,0 +1,214 @@
+"""How much memory the steps need while they run, besides the arrays that stay: estimated, not compiled.
+
+The estimates follow what the steps hold at their worst moment. How often each kind of intermediate is
+there at once was read off XLA's memory analysis of the compiled programs, with which tests compare them.
+On accelerators the programs are measured when workers start, and the estimates corrected by that.
+
+Bytes are those of one device, and rows those of one data shard.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from spmd_tx.models import lora
+from spmd_tx.models.attention import QUERY_BLOCK
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.kv_cache import MOST_SCORES
+from spmd_tx.models.moe import GROUP_ELEMENTS
+from spmd_tx.models.qwen3 import REMAT_LEVELS
+from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
+from spmd_tx.worker.train import HEAD_TOKENS
+
+FP32 = 4  # bytes
+LEVELS = tuple(REMAT_LEVELS)  # how much of a layer is computed again on the way back, the least first
+
+Amount = int | float  # of bytes, or of numbers
+Step = str  # "prefill", "decode", or "train " and a level
+
+
+class Shape(NamedTuple):
+    """Of a batch: rows of one data shard, and tokens of a row."""
+
+    rows: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Of the steps of one model on one mesh."""
+
+    model: ModelConfig
+    mesh: AnyMesh
+    itemsize: int  # bytes of a number in the compute dtype
+    adapter_slots: int
+    max_rank: int
+    bank_bytes: int
+    splits_base: bool  # so that weights are gathered over fsdp, layer by layer
+    attention: str  # of attention.IMPLEMENTATIONS; only the reference holds scores
+    corrections: Mapping[Step, float] = field(default_factory=dict)  # measured bytes over estimated ones
+
+    def train(self, level: str, shape: Shape) -> int:
+        """forward_backward, which is the largest of the training steps."""
+        saved = self.saved(level, shape)
+        again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
+        layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
+        working = max(layer + self._experts(shape, FP32 * 8), self._head(shape, copies=3))
+        copies = 1 if self.mesh.shape[FSDP] == 1 else 2  # the gradient; and what is gathered over fsdp
+        whole = copies * self._adapters + self._gathered_base + self._head_factors(shape.rows)
+        return self._corrected(f"train {level}", saved + working + self._stream(shape, 4) + whole)
+
+    def saved(self, level: str, shape: Shape) -> Amount:
+        """What all layers leave until the way back."""
+        return self.model.n_layers * self._saved(level, shape)
+
+    def prefill(self, shape: Shape, table_tokens: int) -> int:
+        """``table_tokens``: what the pages of a row hold, for rows that go on behind them; else 0."""
+        keys = 3 * shape.rows * table_tokens * 2 * self._key_values * self.itemsize
+        scores = self._scores(shape, shape.length)
+        if table_tokens:
+            seen = shape.rows * table_tokens
+            scores = self._heads * min(shape.length * seen, max(MOST_SCORES, seen))
+        layer = self._kept(shape.tokens) + keys + self._factors(shape.rows) + 2 * FP32 * scores
+        working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
+        whole = self._stream(shape, 2) + self._gathered_base + self._head_factors(shape.rows)
+        return self._corrected("prefill", working + whole)
+
+    def decode(self, rows: int, table_tokens: int) -> int:
+        """One token of each row, with all of the bank's adapters in use."""
+        keys = 1.5 * rows * table_tokens * 2 * self._key_values * self.itemsize
+        scores = 2 * rows * self._heads * table_tokens * FP32
+        logits = 6 * rows * self.model.vocab_size * FP32
+        working = max(keys + scores, logits) + self._experts(Shape(rows, 1), FP32 * 4)
+        if self.splits_base:  # rows travel
+            working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
+        return self._corrected("decode", self.bank_bytes + working)
+
+    def _corrected(self, step: Step, estimate: Amount) -> int:
+        return int(estimate * self.corrections.get(step, 1.0))
+
+    @cached_property
+    def _tp(self) -> int:
+        return self.mesh.shape[TP]
+
+    @cached_property
+    def _heads(self) -> int:
+        return self.model.n_heads // self._tp
+
+    @cached_property
+    def _queries(self) -> int:
+        """Numbers of a token's queries."""
+        return self._heads * self.model.head_dim
+
+    @cached_property
+    def _key_values(self) -> int:
+        """Numbers of a token's keys, or of its values."""
+        return max(1, self.model.n_kv_heads // self._tp) * self.model.head_dim
+
+    @cached_property
+    def _width(self) -> Amount:
+        """Numbers of a token in a dense feed-forward block."""
+        return 0 if self.model.n_experts else self.model.d_ff / self._tp
+
+    def _numbers(self, stream: int, queries: int, key_values: int, width: int) -> Amount:
+        """Of a token, when so many of each are there at once."""
+        return (
+            stream * self.model.d_model
+            + queries * self._queries
+            + key_values * self._key_values
+            + width * self._width
+        )
+
+    def _kept(self, tokens: int) -> Amount:
+        """All that a layer's way back wants of its way there, but the scores."""
+        return tokens * (self.itemsize * self._numbers(4, 3, 4, 4) + FP32 * self._numbers(3, 1, 2, 3))
+
+    def _slopes(self, tokens: int) -> Amount:
+        """Gradients that a layer's way back holds at once."""
+        return tokens * (self.itemsize * self._numbers(1, 1, 1, 1) + FP32 * self._numbers(0, 0, 1, 1))
+
+    def _saved(self, level: str, shape: Shape) -> Amount:
+        """What one layer leaves until the way back."""
+        entry = self._stream(shape, 1) / self._tp  # between the blocks tp splits the tokens
+        if level == "full":
+            return entry
+        if level != "none":
+            widths = 2 if level == "light" else 0
+            return 2 * entry + shape.tokens * self.itemsize * self._numbers(0, 2, 2, widths)
+        in_blocks = shape.length > 2 * QUERY_BLOCK  # whose scores are always computed again
+        scores = 0 if in_blocks else (FP32 + self.itemsize) * self._scores(shape, shape.length)
+        return self._kept(shape.tokens) + scores + self._factors(shape.rows)
+
+    def _stream(self, shape: Shape, copies: int) -> Amount:
+        return copies * shape.tokens * self.model.d_model * self.itemsize
+
+    def _scores(self, shape: Shape, keys: int) -> Amount:
+        """How many scores of queries and keys are held at once."""
+        if self.attention != "reference":
+            return 0
+        queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
+        return shape.rows * self._heads * queries * keys
+
+    def _head(self, shape: Shape, copies: int) -> Amount:
+        """Logits of some tokens."""
+        return copies * min(shape.tokens, HEAD_TOKENS) * self.model.vocab_size / self._tp * FP32
+
+    def _factors(self, rows: int) -> Amount:
+        """Each row's own LoRA factors, of one layer."""
+        maps = lora.widths(self.model)
+        dense = [maps[name] for name in (*lora.ATTENTION, *(() if self.model.n_experts else lora.MLP))]
+        return 1.25 * rows * self.max_rank * sum(map(sum, dense)) * self.itemsize / self._tp
+
+    def _head_factors(self, rows: int) -> Amount:
+        width = self.model.d_model + self.model.vocab_size / self._tp
+        return 1.25 * rows * self.max_rank * width * self.itemsize
+
+    @cached_property
+    def _adapters(self) -> Amount:
+        """The weights of all adapters in fp32, as each device of fsdp holds them while it trains."""
+        numbers = 0.0
+        for name, (width_in, width_out) in lora.widths(self.model).items():
+            of_row, of_column = (self._tp, 1) if name in lora.ROW_PARALLEL else (1, self._tp)
+            rank, count = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
+            one = rank * (width_in / of_row + width_out / of_column)
+            numbers += math.prod(count) * one / self._experts_axis(name)
+        return self.adapter_slots * numbers * FP32
+
+    def _experts_axis(self, name: str) -> int:
+        """How many ways a map's experts are split."""
+        return self.mesh.shape[EP] if len(lora.lead(self.model, name)) == 2 else 1
+
+    def _experts(self, shape: Shape, bytes_per_number: int) -> Amount:
+        """What the experts hold that run at once, over the rows of all devices of ep."""
+        if not self.model.n_experts:
+            return 0
+        ep = self.mesh.shape[EP]
+        one = ep * shape.tokens * max(self.model.d_model, self.model.d_ff / self._tp)
+        local = self.model.n_experts // ep
+        together = min(local, max(1, GROUP_ELEMENTS // int(one)))
+        factors = (
+            ep
+            * shape.rows
+            * lora.rank_of(self.model, "up", self.max_rank)
+            * 3
+            * (self.model.d_model + self.model.d_ff / self._tp)
+        )
+        gates = 4 * shape.tokens * self.model.n_experts * FP32
+        return together * (bytes_per_number * one + 2 * self.itemsize * factors) + gates
+
+    @cached_property
+    def _gathered_base(self) -> Amount:
+        """The weights of a layer, and the head's, that fsdp splits and a step gathers."""
+        if not self.splits_base:
+            return 0
+        model = self.model
+        heads, key_values = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+        experts = model.n_experts // self.mesh.shape[EP] or 1
+        layer = model.d_model * (2 * heads + 2 * key_values + 3 * experts * model.d_ff)
+        return 2 * (layer + model.vocab_size * model.d_model) * self.itemsize / self._tp

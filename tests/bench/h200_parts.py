@@ -1,0 +1,302 @@
+"""What h200.py measures: one function per part, each in a process of its own."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import metadata
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from spmd_tx.models import sampling
+from spmd_tx.models.attention import IMPLEMENTATIONS
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.kv_cache import KvCache, decode_attend
+from spmd_tx.sharding.transfer import rows_to_devices
+from spmd_tx.worker.adapters import make_adapter_steps
+from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.sample import make_decode, make_prefill
+from spmd_tx.worker.self_test import implementation, with_gradients, worst_error
+from spmd_tx.worker.train import make_forward_backward
+from tests.bench.dummy import PAGE, Dummy
+from tests.bench.meter import Meter
+from tests.bench.paged import attend_paged
+from tests.bench.roofline import (
+    QWEN3_4B,
+    QWEN3_8B,
+    TINY,
+    Ceilings,
+    decode_bytes,
+    decode_flops,
+    prefill_flops,
+    training_flops,
+)
+
+LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda12-plugin",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12",
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A real run, or one that only shows that everything works."""
+
+    is_smoke: bool
+    ceilings: Ceilings
+    attention: str  # what the self-test has chosen
+
+    def pick(self, full, tiny):
+        return tiny if self.is_smoke else full
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jnp.dtype(jnp.bfloat16)
+
+    def dummy(self, model: ModelConfig, slots: int = 4) -> Dummy:
+        return Dummy(self.pick(model, TINY), self.pick(32, 4), slots, self.dtype)
+
+
+def ceilings(meter: Meter, scale: Scale) -> None:
+    """The machine, and what its arithmetic and its memory can do."""
+    for library in LIBRARIES:
+        with meter.guard(library):
+            if any(found.name == library for found in metadata.distributions()):
+                meter.row(library, version=metadata.version(library))
+    device = jax.devices()[0]
+    memory = device.memory_stats() or {}
+    meter.row(device.device_kind, count=jax.device_count(), bytes_limit=memory.get("bytes_limit", 0))
+    n, key = scale.pick(8192, 256), jax.random.key(0)
+    a, b = (jax.random.normal(k, (n, n), jnp.bfloat16) for k in jax.random.split(key))
+    meter.measure("product of two matrices in bfloat16", jax.jit(jnp.matmul), a, b, work=2.0 * n**3)
+    big = jnp.ones(scale.pick(1 << 30, 1 << 16), jnp.float32)
+    meter.measure("copy, read and written", jax.jit(lambda x: x + 1.0), big, work=2.0 * big.nbytes)
+    meter.measure("read only", jax.jit(jnp.sum), big, work=1.0 * big.nbytes)
+    meter.measure("an empty program", jax.jit(lambda x: x + 1), jnp.zeros(8))
+
+
+def attention(meter: Meter, scale: Scale) -> None:
+    """Every implementation at the sizes of one layer, forward alone and with gradients."""
+    heads, kv_heads, width = scale.pick((32, 8, 128), (4, 2, 16))
+    for length, segments in scale.pick(((2048, 1), (2048, 4), (8192, 1), (8192, 16)), ((128, 2),)):
+        rows = scale.pick(16384, 256) // length
+        place = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+        numbers = place // (length // segments) + 1
+        keys = jax.random.split(jax.random.key(1), 4)
+        shapes = [(rows, length, n, width) for n in (heads, kv_heads, kv_heads, heads)]
+        q, k, v, g = (jax.random.normal(i, s, jnp.bfloat16) for i, s in zip(keys, shapes, strict=True))
+        flops = 2.0 * rows * length * (length // segments) * heads * width
+        for name in IMPLEMENTATIONS:
+            attend, what = implementation(name, 0), f"{name}, {rows} x {length}, {segments} segment(s)"
+            least = scale.ceilings.seconds(flops, 0)
+            meter.measure(f"{what}, forward", jax.jit(attend), q, k, v, numbers, floor=least)
+            both = with_gradients(attend)
+            meter.measure(f"{what}, with gradients", both, numbers, q, k, v, g, floor=3.5 * least)
+
+
+def train(meter: Meter, scale: Scale) -> None:
+    """forward_backward by model, row length, remat level and attention; and optim_step."""
+    chosen = scale.attention
+    variants = [
+        (QWEN3_8B, 2048, [(chosen, "mlp"), (chosen, "none"), (chosen, "full"), ("reference", "mlp")]),
+        (QWEN3_8B, 8192, [(chosen, "mlp"), (chosen, "none")]),
+        (QWEN3_4B, 2048, [(chosen, "mlp"), (chosen, "none")]),
+        (QWEN3_4B, 8192, [(chosen, "mlp")]),
+    ]
+    made: tuple[ModelConfig, Dummy] | None = None
+    for model, length, kinds in variants[: scale.pick(None, 1)]:
+        if made is None or made[0] is not model:
+            made = None  # the old weights first make room
+            made = (model, scale.dummy(model))
+        _train_model(meter, scale, made[1], scale.pick(length, 128), scale.pick(kinds, kinds[:1]))
+    assert made is not None
+    dummy = made[1]
+    hyper = AdamWInputs(*(np.float32(x) for x in (1e-4, 0.9, 0.95, 1e-8, 0.0, 1.0)))
+    state = dummy.train_state()
+    moved = 8.0 * sum(x.nbytes for x in jax.tree.leaves(state.w)) / dummy.slots
+    optim_step = make_optim_step(dummy.mesh, dummy.declared_train)
+    least = scale.ceilings.seconds(0, moved)
+    meter.measure("optim_step of one slot", optim_step, state, np.int32(0), hyper, floor=least, carried=(0,))
+
+
+def _train_model(meter: Meter, scale: Scale, dummy: Dummy, length: int, kinds: list[tuple[str, str]]) -> None:
+    model, rank, tokens = dummy.model, dummy.rank, scale.pick(16384, 256)
+    rows = tokens // length
+    state = dummy.train_state()
+    batch = rows_to_devices(dummy.mesh, dummy.batch(rows, length))
+    for name, remat in kinds:
+        step = make_forward_backward(
+            model, dummy.mesh, dummy.declared_base, dummy.declared_train, remat, attention=name
+        )
+        grad_sum = jax.tree.map(jnp.zeros_like, state.w)
+        useful = scale.ceilings.seconds(tokens * training_flops(model, rank, length), 0)
+        twice = scale.ceilings.seconds(tokens * training_flops(model, rank, length, twice=True), 0)
+        what = f"{_name(model)}, {rows} x {length}, remat {remat}, attention {name}"
+        args = (dummy.base, state.w, grad_sum, state.scale, *batch)
+        meter.measure(
+            what,
+            step,
+            *args,
+            floor=useful,
+            tokens=tokens,
+            carried=(2,),
+            full_remat_ceiling_tokens_per_second=tokens / twice,
+        )
+
+
+def decode(meter: Meter, scale: Scale) -> None:
+    """Steps of continuous batching's decode, many per dispatch."""
+    steps = scale.pick(16, 4)
+    variants = [(QWEN3_8B, 64, 1024), (QWEN3_8B, 256, 1024), (QWEN3_8B, 64, 8192), (QWEN3_8B, 1, 1024)]
+    variants += [(QWEN3_4B, 64, 1024), (QWEN3_4B, 256, 1024)]
+    made: tuple[ModelConfig, Dummy] | None = None
+    for model, rows, context in scale.pick(variants, [(QWEN3_8B, 4, 128)]):
+        if made is None or made[0] is not model:
+            made = None
+            made = (model, scale.dummy(model))
+        dummy = made[1]
+        declared = dummy.declared_cache(rows, context)
+        step = make_decode(dummy.model, dummy.mesh, dummy.declared_base, dummy.declared_bank, declared, steps)
+        state, drawn = dummy.decode_rows(rows, context, steps)
+        moved = decode_bytes(dummy.model, dummy.rank, rows, context)
+        least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, rows, context), moved)
+        for active in scale.pick((1, 4), (1,)):
+            args = (dummy.base, dummy.bank(), dummy.cache(declared), state, drawn)
+            meter.measure(
+                f"{_name(dummy.model)}, {rows} rows, context {context}, {active} adapter(s)",
+                step,
+                *args,
+                np.arange(active, dtype=np.int32),
+                np.int32(steps),
+                floor=least,
+                tokens=rows,
+                per=steps,
+                carried=(2, 3),
+            )
+
+
+def paged(meter: Meter, scale: Scale) -> None:
+    """One layer's attention of decode: pages gathered first, as decode does, and cuDNN's own page tables."""
+    heads, kv_heads, width, layers = scale.pick((32, 8, 128, 2), (4, 2, 16, 2))
+    for rows, context in scale.pick(((64, 1024), (256, 1024), (64, 8192)), ((4, 128),)):
+        pages = rows * context // PAGE
+        keys = jax.random.split(jax.random.key(0), 3)
+        shape = (layers, pages, PAGE, kv_heads, width)
+        pools = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys[:2])
+        # What an earlier owner left behind a row's last token may be infinite, and must not be seen.
+        order = np.random.default_rng(0).permutation(pages).astype(np.int32).reshape(rows, -1)
+        pools = tuple(pool.at[:, order[:, -1], PAGE // 2 :].set(jnp.inf) for pool in pools)
+        positions = np.full(rows, context - PAGE // 2 - 1, np.int32)
+        q = jax.random.normal(keys[2], (rows, heads, width), jnp.bfloat16)
+        args = (q, pools, jnp.int32(1), order, positions)
+        least = scale.ceilings.seconds(0, 2.0 * rows * context * kv_heads * width * 2)
+        want = np.asarray(jax.jit(_gathered)(*args), np.float32)
+        for name, attend in (("gathered", _gathered), ("cudnn", attend_paged)):
+            what = f"{name}, {rows} rows, context {context}"
+            meter.measure(what, jax.jit(attend), *args, floor=least)
+            with meter.guard(what):
+                got = np.asarray(jax.jit(attend)(*args), np.float32)
+                meter.row(f"{what}, error", error=float(worst_error(got, want)))
+
+
+def _gathered(q: Array, pools: tuple[Array, Array], index: Array, tables: Array, positions: Array) -> Array:
+    """decode_attend, with the new token's keys and values being there already."""
+    page = jnp.take_along_axis(tables, (positions // PAGE)[:, None], axis=1)[:, 0]
+    k, v = (pool[index, page, positions % PAGE][:, None] for pool in pools)
+    attend = decode_attend(tables, positions, jnp.ones(len(tables), bool), row_by_row=False)
+    return attend(index, q[:, None], k, v, KvCache(*pools))[0][:, 0]
+
+
+def prefill(meter: Meter, scale: Scale) -> None:
+    """Prompts into pages, without and with their log-probabilities."""
+    dummy = scale.dummy(QWEN3_8B)
+    for rows, length in scale.pick(((8, 2048), (2, 8192), (1, 512)), ((2, 128),)):
+        declared = dummy.declared_cache(rows, length)
+        packed, _ = dummy.batch(rows, length)
+        pages = 1 + np.arange(rows)[:, None] * (length // PAGE) + packed.positions // PAGE
+        copies = np.zeros((8, 2), np.int32)
+        batch = rows_to_devices(dummy.mesh, (packed, pages.astype(np.int32), copies, None, None))
+        flops = rows * length * prefill_flops(dummy.model, dummy.rank, length)
+        for logprobs in (False, True):
+            step = make_prefill(
+                dummy.model,
+                dummy.mesh,
+                dummy.declared_base,
+                dummy.declared_bank,
+                declared,
+                logprobs=logprobs,
+                attention=scale.attention,
+            )
+            meter.measure(
+                f"{_name(dummy.model)}, {rows} x {length}" + (", with logprobs" if logprobs else ""),
+                step,
+                dummy.base,
+                dummy.bank(),
+                dummy.cache(declared),
+                *batch,
+                floor=scale.ceilings.seconds(flops, 0),
+                tokens=rows * length,
+                carried=(2,),
+            )
+
+
+def draws(meter: Meter, scale: Scale) -> None:
+    """Drawing a token per row from logits, without filters and with them."""
+    vocabulary = scale.pick(151936, 512)
+    for rows in scale.pick((1, 64, 256), (4,)):
+        logits = 3.0 * jax.random.normal(jax.random.key(0), (rows, vocabulary))
+        number = np.arange(rows, dtype=np.int32)
+        seeds = np.stack([number, number], axis=1).astype(np.uint32)
+        one = np.ones(rows, np.float32)
+        least = scale.ceilings.seconds(0, logits.nbytes)
+        for what, top_k, top_p in (("all", -1, 1.0), ("top 50", 50, 1.0), ("top 50 and 0.9", 50, 0.9)):
+            args = (logits, seeds, number, one, np.full(rows, top_k, np.int32), np.float32(top_p) * one)
+            meter.measure(f"{rows} rows, {what}", jax.jit(sampling.draw), *args, floor=least, tokens=rows)
+
+
+def swap(meter: Meter, scale: Scale) -> None:
+    """One adapter between its slot, the host and the sampler's bank."""
+    dummy = scale.dummy(replace(QWEN3_8B, vocab_size=scale.pick(151936, 512)))
+    state, bank = dummy.train_state(), dummy.bank()
+    steps = make_adapter_steps(dummy.mesh, dummy.declared_train, dummy.declared_bank)
+    two, slot = np.ones(2, np.float32), np.int32(0)
+    one = steps.read(state, slot)
+    size = float(sum(x.nbytes for x in jax.tree.leaves(one)))
+    meter.measure("slot to a copy on the device", steps.read, state, slot, gigabytes=size / 1e9)
+    meter.measure("copy to the bank", steps.to_bank, bank, one.w, slot, two, carried=(0,))
+    host = jax.device_get(one)
+    for what, move in (("device to host", jax.device_get), ("host to device", _to_device(host))):
+        seconds = []
+        for _ in range(5):
+            fresh = jax.block_until_ready(steps.read(state, slot))
+            start = time.perf_counter()
+            jax.block_until_ready(move(fresh))
+            seconds.append(time.perf_counter() - start)
+        meter.row(what, milliseconds=1e3 * min(seconds), gigabytes_per_second=size / min(seconds) / 1e9)
+
+
+def _to_device(host: object) -> Callable[[object], object]:
+    return partial(lambda host, _: jax.device_put(host), host)
+
+
+def _name(model: ModelConfig) -> str:
+    return {QWEN3_8B: "8B", QWEN3_4B: "4B"}.get(model, "tiny")
+
+
+PARTS: dict[str, Callable[[Meter, Scale], None]] = {
+    "ceilings": ceilings,
+    "attention": attention,
+    "train": train,
+    "decode": decode,
+    "paged": paged,
+    "prefill": prefill,
+    "draws": draws,
+    "swap": swap,
+}

@@ -1,0 +1,89 @@
+"""The least time that a step can take, from its arithmetic and the bytes that it must move."""
+
+from dataclasses import dataclass, replace
+
+from spmd_tx.models.config import ModelConfig
+
+QWEN3_8B = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151936,
+    d_model=4096,
+    d_ff=12288,
+    n_layers=36,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=128,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    tied_embeddings=False,
+    max_positions=40960,
+    eos_token_ids=(151645,),
+)
+QWEN3_4B = replace(QWEN3_8B, d_model=2560, d_ff=9728, tied_embeddings=True)
+TINY = replace(
+    QWEN3_8B, vocab_size=512, d_model=64, d_ff=128, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16
+)
+BYTES = 2  # of a number in bfloat16
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Of one device."""
+
+    teraflops: float = 790.0  # of a large bfloat16 product, seen on an H200
+    gigabytes: float = 4300.0  # per second, read and written by a large copy there
+
+    def seconds(self, flops: float, moved: float) -> float:
+        """The least for so many operations and bytes: the two go on at the same time."""
+        return max(flops / (self.teraflops * 1e12), moved / (self.gigabytes * 1e9))
+
+
+def layer_parameters(model: ModelConfig) -> int:
+    """Weights of one layer's linear maps."""
+    heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    return model.d_model * (2 * heads + 2 * kv_heads + 3 * model.d_ff)
+
+
+def parameters(model: ModelConfig) -> int:
+    """Weights that a token is multiplied with: all layers and the head."""
+    return model.n_layers * layer_parameters(model) + model.d_model * model.vocab_size
+
+
+def adapter_parameters(model: ModelConfig, rank: int) -> int:
+    """Of an adapter of every linear map, the head included."""
+    heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    attention = 2 * (model.d_model + heads) + 2 * (model.d_model + kv_heads)
+    feed_forward = 3 * (model.d_model + model.d_ff)
+    return rank * (model.n_layers * (attention + feed_forward) + model.d_model + model.vocab_size)
+
+
+def attention_flops(model: ModelConfig, length: int) -> float:
+    """Forward, per token of a causal sequence, on average."""
+    return 2.0 * length * model.n_heads * model.head_dim * model.n_layers
+
+
+def training_flops(model: ModelConfig, rank: int, length: int, *, twice: bool = False) -> float:
+    """Per token: forward and back through frozen weights, and the gradients of the adapter.
+
+    ``twice``: with everything computed a second time on the way back.
+    """
+    n, r, a = parameters(model), adapter_parameters(model, rank), attention_flops(model, length)
+    return 6.0 * n + 8.0 * r + 4.5 * a if twice else 4.0 * n + 6.0 * r + 3.5 * a
+
+
+def prefill_flops(model: ModelConfig, rank: int, length: int) -> float:
+    """Per token, without the head."""
+    n = model.n_layers * layer_parameters(model)
+    return 2.0 * n + 2.0 * adapter_parameters(model, rank) + attention_flops(model, length)
+
+
+def decode_bytes(model: ModelConfig, rank: int, rows: int, context: int, adapters: int = 1) -> float:
+    """Of one step: all weights, the adapters in use, and the keys and values of all rows."""
+    cache = 2.0 * model.n_layers * model.n_kv_heads * model.head_dim * rows * context
+    return BYTES * (parameters(model) + adapters * adapter_parameters(model, rank) + cache)
+
+
+def decode_flops(model: ModelConfig, rank: int, rows: int, context: int) -> float:
+    """Of one step."""
+    attention = 4.0 * context * model.n_heads * model.head_dim * model.n_layers
+    return rows * (2.0 * (parameters(model) + adapter_parameters(model, rank)) + attention)

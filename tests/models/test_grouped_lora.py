@@ -1,0 +1,54 @@
+"""Grouped and gated adapters are one function of a row, whatever stands beside it."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models.grouped_lora import BLOCK_ROWS, grouped_lora
+from spmd_tx.models.lora import Lora, bank_lora
+from spmd_tx.sharding.mesh import AXES, make_mesh
+
+RANK, WIDTH_IN, WIDTH_OUT = 4, 16, 24
+
+
+def apply(make, slots, adapters, broken=None):
+    """[B, O] of random rows, each with its own seed; ``broken`` is an adapter without a finite number."""
+    x = np.stack([np.random.default_rng(row).normal(size=(1, WIDTH_IN)) for row in range(len(slots))])
+    chance = np.random.default_rng(100)
+    a, b = (chance.normal(size=(adapters, RANK, width)).astype(np.float32) for width in (WIDTH_IN, WIDTH_OUT))
+    scale = np.arange(1, adapters + 1, dtype=np.float32)
+    if broken is not None:
+        b[broken] = np.nan
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(AXES), out_specs=jax.P(AXES))
+    def run(x, slots, scale, a, b):
+        return make(slots, scale)(x, Lora(a, b))
+
+    arrays = (x.astype(np.float32), np.array(slots, np.int32), scale, a, b)
+    return np.asarray(run(*map(jnp.asarray, arrays)))[:, 0]
+
+
+@pytest.mark.parametrize(
+    "slots, adapters",
+    [
+        ([0], 4),
+        ([3, 0, 3, 1], 4),
+        ([2] * 16, 4),
+        ([3] * (BLOCK_ROWS + 1) + [0] * (BLOCK_ROWS - 1) + [3] * BLOCK_ROWS, 4),
+        (np.random.default_rng(0).integers(0, 10, 64).tolist(), 10),
+    ],
+)
+def test_each_row_gets_its_own_adapter(slots, adapters):
+    np.testing.assert_allclose(
+        apply(grouped_lora, slots, adapters), apply(bank_lora, slots, adapters), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_broken_adapter_is_seen_by_its_own_rows_only():
+    slots = [1, 0, 1, 2, 0, 1] * 4
+    y = apply(grouped_lora, slots, 3, broken=1)
+    assert np.array_equal(np.isfinite(y).all(axis=1), np.array(slots) != 1)

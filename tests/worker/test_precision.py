@@ -1,0 +1,109 @@
+"""With weights in bfloat16, products are in bfloat16, and what is delicate is in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.sample import make_decode, make_prefill
+from spmd_tx.worker.train import make_forward_backward
+from tests.bench.dummy import Dummy
+from tests.bench.roofline import TINY
+
+ROWS, LENGTH, STEPS = 2, 64, 2
+# Norms, rotations, softmax, log-probabilities, SwiGLU's gate and the optimizer are made of these.
+DELICATE = {
+    *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sin", "cos", "rsqrt", "sqrt", "sort"),
+    *("div", "integer_pow", "pow", "square", "reduce_max", "reduce_prod", "cumsum", "argmax", "top_k"),
+}
+
+
+@pytest.fixture(scope="module")
+def dummy():
+    return Dummy(TINY, rank=4, slots=2, dtype=jnp.bfloat16)
+
+
+def traced(step, dummy, declared, *args):
+    return step.trace(*(abstract(dummy.mesh, tree) for tree in declared), *args)
+
+
+@pytest.fixture(scope="module")
+def training(dummy):
+    step = make_forward_backward(TINY, dummy.mesh, dummy.declared_base, dummy.declared_train, "mlp")
+    train = dummy.declared_train
+    declared = (dummy.declared_base, train.w, train.grad_sum, train.scale)
+    return traced(step, dummy, declared, *dummy.batch(ROWS, LENGTH, 2))
+
+
+@pytest.fixture(scope="module")
+def decoding(dummy):
+    cache = dummy.declared_cache(ROWS, LENGTH)
+    step = make_decode(TINY, dummy.mesh, dummy.declared_base, dummy.declared_bank, cache, STEPS)
+    args = (*dummy.decode_rows(ROWS, LENGTH, STEPS), np.zeros(1, np.int32), np.int32(STEPS))
+    return traced(step, dummy, (dummy.declared_base, dummy.declared_bank, cache), *args)
+
+
+@pytest.fixture(scope="module")
+def prefilling(dummy):
+    cache = dummy.declared_cache(ROWS, LENGTH)
+    sampling = (dummy.declared_base, dummy.declared_bank, cache)
+    step = make_prefill(TINY, dummy.mesh, *sampling, logprobs=True)
+    packed, _ = dummy.batch(ROWS, LENGTH)
+    pages, copies = np.ones((ROWS, LENGTH), np.int32), np.zeros((2, 2), np.int32)
+    return traced(step, dummy, sampling, packed, pages, copies, None, None)
+
+
+@pytest.fixture(params=["training", "decoding", "prefilling"])
+def program(request):
+    return request.getfixturevalue(request.param)
+
+
+def equations(jaxpr):
+    """Of a program and of all programs in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def dtypes(atoms):
+    return [x.aval.dtype for x in atoms if jnp.issubdtype(x.aval.dtype, jnp.floating)]
+
+
+def test_delicate_operations_are_in_float32(program):
+    found = [(e.primitive.name, dtypes(e.invars)) for e in equations(program.jaxpr.jaxpr)]
+    assert {"exp", "rsqrt", "sin", "logistic"} <= {name for name, _ in found}, "the inspection sees all"
+    assert not [name for name, types in found if name in DELICATE and jnp.bfloat16 in types]
+
+
+def test_products_take_bfloat16(program):
+    """One operand in float32 would make a GPU take ten times as long: on the way back, too."""
+    products = [e for e in equations(program.jaxpr.jaxpr) if e.primitive.name == "dot_general"]
+    assert len(products) > 10
+    assert {dtype for e in products for dtype in dtypes(e.invars)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_logits_and_scores_are_not_rounded(program):
+    """Unrounded means that the product itself brings float32."""
+    products = [e for e in equations(program.jaxpr.jaxpr) if e.primitive.name == "dot_general"]
+    unrounded = [e.outvars[0].aval.shape for e in products if e.outvars[0].aval.dtype == jnp.float32]
+    assert any(shape[-1] == TINY.vocab_size for shape in unrounded), "logits"
+    assert any(shape[-1] != TINY.vocab_size for shape in unrounded), "scores"
+
+
+def test_gradients_log_probabilities_and_losses_are_float32(training):
+    grad_sum, logprobs, losses = training.out_info
+    types = {leaf.dtype for leaf in jax.tree.leaves((grad_sum, logprobs, losses))}
+    assert types == {jnp.dtype(jnp.float32)}
+
+
+def test_the_optimizer_is_float32(dummy):
+    step = make_optim_step(dummy.mesh, dummy.declared_train)
+    hyper = AdamWInputs(*[np.float32(1)] * 6)
+    program = traced(step, dummy, (dummy.declared_train,), np.int32(0), hyper)
+    assert {dtype for e in equations(program.jaxpr.jaxpr) for dtype in dtypes(e.invars)} == {
+        jnp.dtype(jnp.float32)
+    }
