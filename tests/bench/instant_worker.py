@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from spmd_tx import protocol
 from spmd_tx.secret import Keys
 
-PAGES = 1 << 16
+PAGES, TRAIN_TOKENS, ROWS = 1 << 16, 8192, 64  # where the server leaves the choice to its workers
 BEAT_SECONDS = 1.0
 
 
@@ -45,8 +45,12 @@ def main() -> int:
     threading.Thread(target=beat, daemon=True).start()
     socket = connect()
     socket.send(protocol.encode(protocol.Hello(**origin, jax_port=1)))
-    socket.recv()
-    socket.send(protocol.encode(protocol.Ready(**origin, pages=PAGES, device="1 x nothing")))
+    setup = protocol.decode_to_worker(socket.recv())
+    assert isinstance(setup, protocol.Setup)
+    plan = protocol.MemoryPlan(
+        pages=PAGES, train_tokens=setup.train_tokens or TRAIN_TOKENS, decode_rows=setup.decode_rows or ROWS
+    )
+    socket.send(protocol.encode(protocol.Ready(**origin, plan=plan, device="1 x nothing")))
     while True:
         envelope = protocol.decode_to_worker(socket.recv())
         assert isinstance(envelope, protocol.Envelope)
