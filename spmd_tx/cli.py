@@ -32,9 +32,9 @@ def serve(**options: Any) -> None:
     """
     del options["config"]  # its values came in as defaults of the other options
     config = ServerConfig(**options)
-    from spmd_tx.coordinator import server
+    from spmd_tx.coordinator import event_loop, server
 
-    raise typer.Exit(asyncio.run(server.serve(config)))
+    raise typer.Exit(event_loop.run(server.serve(config)))
 
 
 serve.__signature__ = server_options()  # pyright: ignore[reportFunctionMemberAccess]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from spmd_tx.coordinator import audit, steady_time, usage
 from spmd_tx.coordinator.request_log import Finished, Kind, Settled
@@ -22,7 +22,7 @@ class _WithPath(msgspec.Struct):
     path: str | None = None  # null: a version without a name
 
 
-async def record(db: AsyncSession, settled: Sequence[Settled]) -> None:
+def record(db: Session, settled: Sequence[Settled]) -> None:
     """Of outcomes that become durable now, each once."""
     items: list[usage.Item] = []
     for each in settled:
@@ -32,7 +32,7 @@ async def record(db: AsyncSession, settled: Sequence[Settled]) -> None:
         spent, event = outcome.spent, AUDITED.get(request.kind)
         path = None if event is None else msgspec.json.decode(outcome.body, type=_WithPath).path
         if event is not None and path is not None:
-            await audit.add_by_session(db, event, request.session_id, path)
+            audit.add_by_session(db, event, request.session_id, path)
             spent = spent._replace(checkpoints=int(event == "checkpoint_saved"))
         items.append(usage.Item(request.line, request.session_id, spent))
-    await usage.add(db, items, steady_time.now())
+    usage.add(db, items, steady_time.now())

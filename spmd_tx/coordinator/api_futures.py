@@ -1,8 +1,6 @@
 """Routes that wait for results."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
@@ -33,8 +31,6 @@ from spmd_tx.errors import Unavailable
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
 STORAGE_SECONDS = 5.0  # more, for a database that answers slowly
 
-Result = TypeVar("Result")
-
 FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainResponse]
 
 
@@ -51,8 +47,12 @@ class FuturesController(Controller):
     ) -> FutureOutcome:
         """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
         waiting = _wait(services, access, data.request_id)
-        done = await _first_of(waiting, services, LONG_POLL_SECONDS + STORAGE_SECONDS)
-        outcome = done and done.result()
+        if services.queue.has_at_hand(data.request_id):
+            outcome = await waiting
+        else:
+            seconds = LONG_POLL_SECONDS + STORAGE_SECONDS
+            done = await services.polls.wait(waiting, services.health.closing, seconds)
+            outcome = done and done.result()
         if outcome is not None:
             return await _response(services, data.request_id, outcome, request.headers.get("accept", ""))
         status = services.scheduler.status(data.request_id)
@@ -73,7 +73,8 @@ class FuturesController(Controller):
         news = await completions.after(target, data.prev_cursor)
         seconds = LONG_POLL_SECONDS if data.timeout is None else min(data.timeout, LONG_POLL_SECONDS)
         if not news and seconds > 0:
-            if await _first_of(completions.wait(target), services, seconds) is None:
+            waiting = completions.wait(target)
+            if await services.polls.wait(waiting, services.health.closing, seconds) is None:
                 _check_not_closing(services)
             news = await completions.after(target, data.prev_cursor)
         return RetrieveFuturesResponse([_told(each) for each in news], newest(news, data.prev_cursor))
@@ -88,20 +89,6 @@ class FuturesController(Controller):
             if not await services.queue.settled(data.request_id, STORAGE_SECONDS):
                 raise Unavailable("cannot store the cancellation now; send it again")
         return StatusResponse("ok")
-
-
-async def _first_of(
-    work: Coroutine[Any, Any, Result], services: Services, seconds: float
-) -> asyncio.Task[Result] | None:
-    """Wait for something, unless the server closes or it takes too long; then it is given up."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait(
-            [task, services.health.closing], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-        )
-        return task if task.done() else None
-    finally:
-        task.cancel()
 
 
 def _check_not_closing(services: Services) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import steady_time
@@ -36,7 +36,7 @@ class Deed(NamedTuple):
     details: dict[str, Any]
 
 
-def add(db: AsyncSession, deed: Deed) -> None:
+def add(db: AsyncSession | orm.Session, deed: Deed) -> None:
     """Write a deed down together with what it changes."""
     who = {"actor": deed.caller.owner, "key_id": deed.caller.key_id, "owner": deed.owner}
     db.add(AuditRow(at=steady_time.now(), event=deed.event, details=deed.details, **who))
@@ -48,9 +48,9 @@ async def note(database: Database, deed: Deed) -> None:
         add(db, deed)
 
 
-async def add_by_session(db: AsyncSession, event: str, session_id: str, tinker_path: str) -> None:
+def add_by_session(db: orm.Session, event: str, session_id: str, tinker_path: str) -> None:
     """A request of a session has saved or loaded a checkpoint."""
-    session = await db.get(Session, session_id)
+    session = db.get(Session, session_id)
     if session is not None:
         caller = Caller(session.owner, "user", session.key_id)
         details = {"session_id": session_id, "tinker_path": tinker_path}

@@ -17,8 +17,8 @@ UNFINISHED = (".partial", ".deleted", ".tmp", "lock")
 def back_up(data_dir: Path, destination: Path) -> int:
     """Copy what a restart needs; the number of bytes. Raises StartError when that is impossible.
 
-    Files never change once they have their name. What the database refers to was there when it was copied:
-    it is copied before that if it may soon be gone, and after that if it is new.
+    Files never change once they have their name; those of payloads may still grow. What the database refers
+    to was there when it was copied: it is copied before that if it may soon be gone, and after that if new.
     """
     if not (data_dir / DATABASE).is_file():
         raise StartError(
@@ -39,11 +39,11 @@ def back_up(data_dir: Path, destination: Path) -> int:
 
 
 def _copy_files(data_dir: Path, destination: Path) -> int:
-    """Copy the files that are not there yet; the number of their bytes."""
+    """Copy the files that are not there yet, or have grown since; the number of their bytes."""
     size = 0
     for source in _files(data_dir):
         target = destination / source.relative_to(data_dir)
-        if target.exists():
+        if target.exists() and target.stat().st_size == source.stat().st_size:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

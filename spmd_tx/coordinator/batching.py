@@ -97,7 +97,7 @@ class MicroBatch:
         self.chunks: list[Chunk] = []
         self._first = first
         self._shards = data_shards
-        self._used = np.zeros(data_shards, np.int64)  # rows in use per data shard
+        self._used = [0] * data_shards  # rows in use per data shard
         self._destinations: list[np.ndarray] = []  # per chunk: the rows of the command that hold its rows
         joined = self.join(first)
         assert joined, "a chunk fits a micro-batch of its own size"
@@ -106,8 +106,8 @@ class MicroBatch:
         """Whether a chunk is for this program, and its rows find room."""
         if chunk.program != self._first.program:
             return False
-        needed = np.bincount(np.arange(chunk.used) % self._shards, minlength=self._shards)
-        return bool((self._used + needed <= self._first.size // self._shards).all())
+        places = self._first.size // self._shards
+        return all(used <= places for used in self._used_with(chunk))
 
     def join(self, chunk: Chunk) -> bool:
         """Take a chunk in if it fits and has another model's slot."""
@@ -117,10 +117,15 @@ class MicroBatch:
         row = np.arange(chunk.used)
         shard, order = row % self._shards, row // self._shards
         places = self._first.size // self._shards
-        self._destinations.append(shard * places + self._used[shard] + order)
-        self._used += np.bincount(shard, minlength=self._shards)
+        self._destinations.append(shard * places + np.array(self._used)[shard] + order)
+        self._used = self._used_with(chunk)
         self.chunks.append(chunk)
         return True
+
+    def _used_with(self, chunk: Chunk) -> list[int]:
+        """Rows in use per data shard if the chunk joins: plain numbers, since it is asked of every model."""
+        last = chunk.used - 1
+        return [used + (last - shard) // self._shards + 1 for shard, used in enumerate(self._used)]
 
     def rows(self) -> PackedRows:
         return self._scatter([chunk.rows for chunk in self.chunks])

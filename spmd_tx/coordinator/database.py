@@ -1,19 +1,23 @@
 """The connection to the database: SQLite beside the data, or PostgreSQL by URL. Migrated when opened."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from spmd_tx.coordinator import postgres, sqlite
 from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, StartError
@@ -27,6 +31,14 @@ _DRIVERS = {
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_SECONDS = 5.0  # until the connections of a server that was just killed have ended
 
+Result = TypeVar("Result")
+
+
+class Aside(Protocol):
+    """Does what blocks, in the middle of a transaction, where it keeps nobody else waiting."""
+
+    def __call__(self, work: Callable[[], Result]) -> Result: ...
+
 
 class Database:
     """Reads may run at any time and side by side; writes are transactions, one at a time.
@@ -35,12 +47,21 @@ class Database:
     tried again. DatabaseDamaged and DatabaseTaken are final.
     """
 
-    def __init__(self, writer: AsyncEngine, reader: AsyncEngine, held: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        writer: AsyncEngine,
+        reader: AsyncEngine,
+        held: AsyncExitStack,
+        quick_writer: Engine | None = None,
+    ) -> None:
+        """``quick_writer`` is for writes of which all statements are made in one thread."""
         self.end: StartError | None = None  # why this database must not be used any more
         self._writer = writer
         self._reader = reader
         self._held = held
         self._writing = asyncio.Lock()
+        self._quick_writer = quick_writer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
 
     @property
     def is_sqlite(self) -> bool:
@@ -61,16 +82,42 @@ class Database:
             await _connect(db)
             yield db
 
+    async def write(self, work: Callable[[Session, Aside], Result]) -> Result:
+        """Do work in a transaction that is committed when it returns. It is not given up in the middle.
+
+        For what is written all the time: with SQLite all of it happens in one thread, because a loop that is
+        busy takes longer to wait for a statement than SQLite to carry it out.
+        """
+        quick_writer = self._quick_writer
+        if quick_writer is None:
+            async with self.transaction() as db:
+                return await db.run_sync(lambda session: work(session, _in_thread))
+        async with self._writing:
+            loop = asyncio.get_running_loop()
+            return await _finished(loop.run_in_executor(self._thread, self._write, quick_writer, work))
+
+    def _write(self, engine: Engine, work: Callable[[Session, Aside], Result]) -> Result:
+        with self._guard(engine), Session(engine, expire_on_commit=False) as db, db.begin():
+            db.execute(text("BEGIN IMMEDIATE"))
+            return work(db, _at_once)
+
     async def close(self) -> None:
+        self._thread.shutdown()
         await self._held.aclose()
 
     @asynccontextmanager
     async def _session(self, engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+        with self._guard(engine):
+            async with AsyncSession(engine, expire_on_commit=False) as db:
+                yield db
+
+    @contextmanager
+    def _guard(self, engine: AsyncEngine | Engine) -> Iterator[None]:
+        """Notice when the database must not be used any more, and do not use it then."""
         if self.end is not None:
             raise self.end
         try:
-            async with AsyncSession(engine, expire_on_commit=False) as db:
-                yield db
+            yield
         except SQLAlchemyError as error:
             original = getattr(error, "orig", None)
             if not sqlite.is_damage(original):
@@ -84,18 +131,20 @@ class Database:
 
 async def open_database(database_url: str | None, data_dir: Path) -> Database:
     """Connect, and bring the tables up to date. Raises StartError when either is impossible."""
-    url = _resolve(database_url, data_dir)
+    url, quick_writer = _resolve(database_url, data_dir), None
     async with AsyncExitStack() as stack:
         if url.get_backend_name() == "sqlite":
             if url.database and url.database != ":memory:":
                 stack.callback((await asyncio.to_thread(sqlite.take, Path(url.database))).close)
+                quick_writer = sqlite.make_quick_engine(url)
+                stack.callback(quick_writer.dispose)
             writer = reader = sqlite.make_engine(url)
         else:
             writer, reader = postgres.make_engines(url)
         stack.push_async_callback(writer.dispose)
         stack.push_async_callback(reader.dispose)
         await _bring_up_to_date(writer, _public(url))
-        return Database(writer, reader, stack.pop_all())
+        return Database(writer, reader, stack.pop_all(), quick_writer)
 
 
 async def open_beside(database_url: str | None, data_dir: Path) -> Database:
@@ -147,6 +196,27 @@ def _cannot_open(url: str, error: BaseException) -> StartError:
     return StartError(
         f"cannot open the database {url}: {reason}; check --database-url and that it is running"
     )
+
+
+async def _finished(work: asyncio.Future[Result]) -> Result:
+    """Wait to the end, also when cancelled: until then nobody else may write."""
+    is_cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
+    return work.result()
+
+
+def _at_once(work: Callable[[], Result]) -> Result:
+    return work()
+
+
+def _in_thread(work: Callable[[], Result]) -> Result:
+    return await_only(asyncio.to_thread(work))
 
 
 async def _connect(db: AsyncSession) -> None:

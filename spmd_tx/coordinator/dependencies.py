@@ -1,7 +1,7 @@
 """What a route is handed: everything the application is made of."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from litestar import Request
@@ -26,6 +26,7 @@ from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.notices import Notices
+from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
@@ -106,6 +107,7 @@ class Services:
     progress: Progress
     implicit_samplers: ImplicitSamplers
     notices: Notices
+    polls: Polls = field(default_factory=Polls)
 
     @property
     def limits(self) -> Limits:
@@ -125,8 +127,8 @@ def give_services(state: State) -> Services:
     return state.services
 
 
-def give_access(request: Request, state: State) -> Access:
-    services: Services = state.services
+def give_access(request: Request, services: Service) -> Access:
+    """Asks for the services, so that the two are not looked up side by side, in tasks of their own."""
     return Access(request.auth, services.catalog, services.checkpoints, services.queue)
 
 
@@ -135,7 +137,7 @@ def give_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]
     return checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
 
 
-def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
+async def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
     """Guards the routes that take work: it waits while workers start, and is refused at the end.
 
     While it could not be stored, it is refused, too; clients send it again for some minutes.

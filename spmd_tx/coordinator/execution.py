@@ -69,6 +69,8 @@ class Execution:
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
+        self._restless: dict[str, ModelLine] = {}  # lines in which requests wait for their turn
+        self._ready: dict[str, TrainedModel] = {}  # models with steps that may be sent
         self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
         self._alone: str | None = None  # the suspected sample that is on the device
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,17 +110,16 @@ class Execution:
 
     async def run(self, restorations: Iterable[Restoration]) -> NoReturn:
         """Carry out requests until the workers are lost: a MeshError. All tasks have ended by then."""
-        in_line: set[str] = set()
+        in_line = set[str]()
         for restoration in restorations:
             in_line.update(request.id for request in restoration.requests)
             self._add_line(restoration.model_id, restoration.session_id, restoration)
         self._arrivals = [request for request in self._unfinished if request.id not in in_line]
-        self._work.set()
         try:
             while True:
+                self._advance()
                 await self._work.wait()
                 self._work.clear()
-                self._advance()
         except (MeshError, asyncio.CancelledError) as end:
             error = end if isinstance(end, MeshError) else MeshError("the workers were stopped")
             await uninterrupted(self._wind_down(error))
@@ -190,8 +191,7 @@ class Execution:
         if self._alarm is not None:
             self._alarm.cancel()
         if wake_at is not None:
-            loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(max(0.0, wake_at - now), self._work.set)
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, wake_at - now), self._work.set)
 
     def _admit_those_who_may(self) -> None:
         """All waiting samples; but suspects first, each of them alone on the device."""
@@ -229,7 +229,8 @@ class Execution:
         model = entry.model
         self._log.note("began", [request.id])
         try:
-            begun = await self._training.begin(model, request, await self._log.payload(request))
+            async with self._training.turn(request.kind):
+                begun = await self._training.begin(model, request, await self._log.payload(request))
         except (RequestError, *STORAGE_ERRORS) as error:
             if request.seq_id == 0 and not is_outage(error):  # else it will be tried again
                 model.refusal = f"{model.id} was not created: {error}"
@@ -345,8 +346,7 @@ class Execution:
 
     async def _delete(self, folders: list[Path]) -> None:
         """Delete what commands that are in flight may still read."""
-        last_reply = self._dispatcher.last_reply
-        if last_reply is not None:
+        if (last_reply := self._dispatcher.last_reply) is not None:
             await asyncio.wait([last_reply])
         for folder in folders:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -354,7 +354,7 @@ class Execution:
     async def _restored(self, model_id: str) -> None:
         if model_id in self.lines:
             await self.lines[model_id].restored.wait()
-        if self._loss is not None:
+        if self._loss:
             raise self._loss
 
     def _spawn(
@@ -394,7 +394,7 @@ class Execution:
         return self._loss is not None
 
     def _stop(self) -> None:
-        if self._alarm is not None:
+        if self._alarm:
             self._alarm.cancel()
         for task in (*self._tasks, *self._waiting_tasks):
             task.cancel()

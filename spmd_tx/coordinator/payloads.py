@@ -1,8 +1,15 @@
-"""Bodies of requests and results on disk: many to a file, each a zstd frame, durable when written."""
+"""Bodies of requests and results on disk: many to a file, each a zstd frame, durable when written.
+
+Groups are appended to one file until it is full or old. A process only appends to files that it has begun
+itself, so what a crash has left at the end of one stays there, and nothing refers to it.
+"""
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -16,6 +23,10 @@ T = TypeVar("T")
 
 _LEVEL = 1  # token ids and floats hardly compress better for more work
 
+SEGMENT_BYTES = 32 << 20  # a file goes when nothing in it is needed, so it should not hold too much
+SEGMENT_SECONDS = 600.0
+PIECE_BYTES = 1 << 20  # that is written at once
+
 
 class Place(NamedTuple):
     """Where a body is."""
@@ -25,8 +36,48 @@ class Place(NamedTuple):
     length: int
 
 
+@dataclass
+class _Segment:
+    """A file that is being appended to."""
+
+    number: int
+    file: FileIO
+    size: int = 0  # bytes that are durable
+    began_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= SEGMENT_BYTES or time.monotonic() - self.began_at > SEGMENT_SECONDS
+
+    def append(self, bodies: Sequence[bytes]) -> list[Place]:
+        """When it fails, the file is as before. Not all of the compressed bodies are in memory at once."""
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        places, end, pending = list[Place](), self.size, bytearray()
+        try:
+            for body in bodies:
+                frame = compressor.compress(body)
+                places.append(Place(self.number, end, len(frame)))
+                end += len(frame)
+                pending += frame
+                if len(pending) > PIECE_BYTES:
+                    self._put(pending)
+                    pending.clear()
+            self._put(pending)
+            os.fdatasync(self.file.fileno())
+        except OSError:
+            self.file.truncate(self.size)
+            raise
+        self.size = end
+        return places
+
+    def _put(self, content: bytes | bytearray) -> None:
+        at = 0
+        while at < len(content):
+            at += self.file.write(bytes(content[at:]) if at else content)
+
+
 class PayloadFiles:
-    """A directory of numbered files that are written once. All methods block: call them in a thread."""
+    """A directory of numbered files that only grow. All methods block: call them in a thread."""
 
     def __init__(self, directory: Path) -> None:
         """Take the directory for this process alone. Raises StartError when another one has it."""
@@ -42,31 +93,53 @@ class PayloadFiles:
                 "or choose another --data-dir"
             ) from error
         self._next = max(self.numbers(), default=-1) + 1
+        self._segment: _Segment | None = None
 
     def close(self) -> None:
+        if self._segment is not None:
+            self._end(self._segment)
         self._lock.close()
 
     def numbers(self) -> list[int]:
         return sorted(int(path.stem) for path in self._directory.glob("*.zst"))
 
+    @property
+    def open_numbers(self) -> set[int]:
+        """The file that the next group may be appended to."""
+        return set() if self._segment is None else {self._segment.number}
+
     def write(self, bodies: Sequence[bytes]) -> list[Place]:
-        """Write a group of bodies as one new file."""
-        number, self._next = self._next, self._next + 1
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        frames = [compressor.compress(body) for body in bodies]
-        path = self._path(number)
-        unfinished = path.with_suffix(".tmp")
+        """Write a group of bodies behind those before. When it fails, nothing of it stays."""
+        segment = self._segment
+        if segment is None or segment.is_full:
+            segment = self._begin()
         try:
-            with unfinished.open("wb") as file:
-                file.writelines(frames)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.rename(path)
+            return segment.append(bodies)
         except OSError:
-            unfinished.unlink(missing_ok=True)  # a full disk needs the room
+            self._end(segment)
             raise
-        sync(self._directory)
-        return list(_places(number, frames))
+
+    def _begin(self) -> "_Segment":
+        """Go on with a new file."""
+        if self._segment is not None:
+            self._end(self._segment)
+        number = self._next
+        path = self._path(number)
+        self._segment = segment = _Segment(number, path.open("xb", buffering=0))
+        self._next += 1
+        try:
+            sync(self._directory)
+        except OSError:
+            self._end(segment)
+            raise
+        return segment
+
+    def _end(self, segment: "_Segment") -> None:
+        """Append no more to a file; one that holds nothing goes: a full disk needs the room."""
+        self._segment = None
+        segment.file.close()
+        if not segment.size:
+            self._path(segment.number).unlink(missing_ok=True)
 
     def read(self, place: Place) -> bytes:
         """Raises DamagedBody when it is not there as it was written; an OSError may go away."""
@@ -104,6 +177,9 @@ class Recent(Generic[T]):
         self._size = 0
         self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
     def put(self, key: str, value: T, size: int) -> None:
         if key in self._values or size > self._capacity:
             return
@@ -123,10 +199,3 @@ class Recent(Generic[T]):
             return None
         self._values.move_to_end(key)
         return self._values[key][0]
-
-
-def _places(number: int, frames: Sequence[bytes]) -> Iterable[Place]:
-    offset = 0
-    for frame in frames:
-        yield Place(number, offset, len(frame))
-        offset += len(frame)

@@ -42,9 +42,10 @@ class Replay:
         """Begin with a request; its outcome is compared later."""
         known = entry.again[request.id]
         try:
-            body = await patiently(lambda: self._log.payload(request), self._is_lost)
-            begin = partial(self._training.begin_again, entry.model, request, body, known.layout)
-            begun = await patiently(begin, self._is_lost)
+            async with self._training.turn(request.kind):
+                body = await patiently(lambda: self._log.payload(request), self._is_lost)
+                begin = partial(self._training.begin_again, entry.model, request, body, known.layout)
+                begun = await patiently(begin, self._is_lost)
         except MeshError:
             return
         except (RequestError, DamagedBody, OSError) as error:

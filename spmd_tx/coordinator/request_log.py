@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
-from sqlalchemy import func, insert, select, tuple_, update
+from sqlalchemy import Table, func, orm, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator import bulk_rows, steady_time
 from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
 from spmd_tx.coordinator.payloads import Place
 from spmd_tx.coordinator.request_times import RequestTimes
@@ -91,6 +91,7 @@ class NewRow(NamedTuple):
     request: Request
     payload: Place
     refused: Failed | None
+    accepted_at: float  # seconds since the epoch; when it came in
 
 
 class Settled(NamedTuple):
@@ -154,44 +155,36 @@ async def completions(db: AsyncSession, target: Target, span: Span) -> list[Comp
     ]
 
 
-async def known(db: AsyncSession, keys: Iterable[Key]) -> dict[Key, Known]:
+def known(db: orm.Session, keys: Iterable[Key]) -> dict[Key, Known]:
     """Which of these keys are in the log."""
-    found: dict[Key, Known] = {}
-    all_keys = list(keys)
-    columns = (RequestRow.line, RequestRow.seq_id, RequestRow.id, RequestRow.kind)
-    for start in range(0, len(all_keys), KEYS_PER_QUERY):
-        some_keys = all_keys[start : start + KEYS_PER_QUERY]
-        query = select(*columns).where(tuple_(RequestRow.line, RequestRow.seq_id).in_(some_keys))
-        found |= {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in await db.execute(query)}
-    return found
+    columns = ("line", "seq_id", "id", "kind")
+    found = bulk_rows.find(db, _table(), ("line", "seq_id"), list(keys), columns)
+    return {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in found}
 
 
-async def append(db: AsyncSession, rows: Sequence[NewRow]) -> None:
-    if rows:
-        await db.execute(insert(RequestRow), [_new_values(row) for row in rows])
+def append(db: orm.Session, rows: Sequence[NewRow]) -> None:
+    bulk_rows.insert(db, _table(), [_new_values(row) for row in rows])
 
 
-async def settle(db: AsyncSession, settled: Iterable[Settled]) -> None:
-    values = [_settled_values(each) for each in settled]
-    if values:
-        await db.execute(update(RequestRow), values)
+def settle(db: orm.Session, settled: Iterable[Settled]) -> None:
+    bulk_rows.update(db, _table(), "number", [_settled_values(each) for each in settled])
 
 
-async def without_outcome(db: AsyncSession, settled: Sequence[Settled]) -> list[Settled]:
+def without_outcome(db: orm.Session, settled: Sequence[Settled]) -> list[Settled]:
     """Those whose outcome is not in the log yet."""
     numbers = [each.request.number for each in settled]
     query = select(RequestRow.number).where(RequestRow.finished_at.is_(None))
     open_numbers: set[int] = set()
     for start in range(0, len(numbers), KEYS_PER_QUERY):
         some_numbers = numbers[start : start + KEYS_PER_QUERY]
-        open_numbers.update(await db.scalars(query.where(RequestRow.number.in_(some_numbers))))
+        open_numbers.update(db.scalars(query.where(RequestRow.number.in_(some_numbers))))
     return [each for each in settled if each.request.number in open_numbers]
 
 
-async def unfinished(db: AsyncSession) -> list[Request]:
-    """What an earlier run of the server has not answered, in the order of acceptance."""
+def unfinished(db: orm.Session) -> list[Request]:
+    """What has not been answered, in the order of acceptance."""
     query = select(RequestRow).where(RequestRow.finished_at.is_(None)).order_by(RequestRow.number)
-    return [_request(row) for row in await db.scalars(query)]
+    return [_request(row) for row in db.scalars(query)]
 
 
 async def history(db: AsyncSession, line: str, after: int) -> History:
@@ -288,9 +281,13 @@ def _request(row: RequestRow) -> Request:
     return Request(row.number, row.id, cast(Kind, row.kind), row.line, row.seq_id, row.session_id)
 
 
+def _table() -> Table:
+    return cast(Table, RequestRow.__table__)
+
+
 def _new_values(row: NewRow) -> Mapping[str, object]:
+    """Of all columns that have no default in the database."""
     request, refused = row.request, row.refused
-    now = steady_time.now()
     return {
         "number": request.number,
         "id": request.id,
@@ -298,13 +295,16 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
         "line": request.line,
         "seq_id": request.seq_id,
         "session_id": request.session_id,
-        "created_at": now,
+        "created_at": row.accepted_at,
         "payload_file": row.payload.file,
         "payload_offset": row.payload.offset,
         "payload_length": row.payload.length,
-        "finished_at": None if refused is None else now,
+        "finished_at": None if refused is None else steady_time.now(),
         "error": None if refused is None else refused.error,
         "category": None if refused is None else refused.category,
+        "executed": False,
+        "losses": 0,
+        "losses_by_command": 0,
     }
 
 

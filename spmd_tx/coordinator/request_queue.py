@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,34 +9,33 @@ from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy import Executable
-from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import accounting, request_log
+from spmd_tx.coordinator import request_log, steady_time
 from spmd_tx.coordinator.backlog import Backlog
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.patience import until
-from spmd_tx.coordinator.payloads import PayloadFiles, Place, Recent
+from spmd_tx.coordinator.payloads import PayloadFiles, Recent
+from spmd_tx.coordinator.request_groups import Ending, Group, GroupWriter
 from spmd_tx.coordinator.request_log import (
     Failed,
     Finished,
     History,
     Kind,
     Losses,
-    NewRow,
     Outcome,
     Request,
-    Settled,
 )
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
 from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.storage import OUTAGES, Storage
-from spmd_tx.coordinator.submissions import Submission, answer, first_of_each_key, known_as, refuse
+from spmd_tx.coordinator.submissions import Submission, answer, refuse
 from spmd_tx.errors import DamagedBody, Unavailable
 
 logger = logging.getLogger(__name__)
 
-CACHE_BYTES = 256 << 20  # each of payloads and results, so that hardly anybody reads files
+PAYLOADS_BYTES = 64 << 20  # held for the scheduler, so that hardly anything is read again
+RESULTS_BYTES = 128 << 20  # held for clients
 SESSIONS_BYTES = 16 << 20  # enough for 200 000 requests
 
 
@@ -96,8 +94,7 @@ class RequestQueue:
         database: Database,
         files: PayloadFiles,
         storage: Storage,
-        notes: NoteWriter,
-        next_number: int,
+        groups: GroupWriter,
         completions: Completions,
         unfinished: Iterable[Request] = (),
     ) -> None:
@@ -106,12 +103,9 @@ class RequestQueue:
         self._database = database
         self._files = files
         self._storage = storage
-        self._notes = notes
-        self._next_number = next_number
+        self._groups = groups
         self._submissions: list[Submission] = []
         self._outcomes: dict[str, Outcome] = {}  # by request_id; not yet stored
-        self._placed: dict[str, Place] = {}  # bodies of those that are in a file, but in no row
-        self._is_unsure = False  # whether a commit that failed may still have happened
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -120,8 +114,8 @@ class RequestQueue:
         for waiting in self._waiting.values():
             if _is_sample(waiting):
                 self.samples.add(waiting.request)
-        self._payloads: Recent[bytes] = Recent(CACHE_BYTES)
-        self._results: Recent[Outcome] = Recent(CACHE_BYTES)
+        self._payloads: Recent[bytes] = Recent(PAYLOADS_BYTES)
+        self._results: Recent[Outcome] = Recent(RESULTS_BYTES)
         self._sessions: Recent[str] = Recent(SESSIONS_BYTES)  # of finished requests
 
     async def submit(
@@ -143,8 +137,9 @@ class RequestQueue:
         ``tokens`` are what a sample takes at most.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        now = steady_time.now()
         self._submissions.append(
-            Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, tokens, accepted)
+            Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, tokens, now, accepted)
         )
         self._wake()
         return await accepted
@@ -192,6 +187,10 @@ class RequestQueue:
             self._outcomes[request_id] = outcome
             self._wake()
 
+    def has_at_hand(self, request_id: str) -> bool:
+        """Whether ``wait`` and ``session_of`` need not wait for anything."""
+        return request_id in self._results and request_id in self._sessions
+
     async def wait(self, request_id: str, timeout: float) -> Outcome | None:
         """Give the outcome as soon as it is there, or None after ``timeout`` seconds."""
         waiting = self._waiting.get(request_id)
@@ -226,7 +225,6 @@ class RequestQueue:
             try:
                 await self._write(submissions, dict(self._outcomes))
             except OUTAGES as error:
-                self._is_unsure = True
                 pause = self._storage.failed(error)
                 for submission in submissions:
                     refuse(submission, Unavailable("cannot store the request now; send it again"))
@@ -247,70 +245,25 @@ class RequestQueue:
 
     def files_to_be(self) -> set[int]:
         """Numbers of files to which rows will refer once they can be written."""
-        return {place.file for place in self._placed.values()}
+        return self._groups.files_to_be()
 
     async def _write(self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]) -> None:
         """Make a group durable, then tell everybody."""
-        async with self._database.transaction() as db:
-            known = await request_log.known(db, {each.key for each in submissions})
-            lost_sight_of = await self._look_for_lost(db)
-            fresh = first_of_each_key(submissions, known)
-            rows = [
-                NewRow(self._new_request(each), place, each.refused)
-                for each, place in zip(fresh, await self._write_bodies(fresh, outcomes), strict=True)
-            ]
-            await request_log.append(db, rows)
-            for statement in [statement for each in fresh for statement in each.also]:
-                await db.execute(statement)
-            settled = [self._settled(request_id, outcome) for request_id, outcome in outcomes.items()]
-            # What a commit that seemed to fail has counted is not counted again.
-            counted = await request_log.without_outcome(db, settled) if self._is_unsure else settled
-            await accounting.record(db, counted)
-            await request_log.settle(db, settled)
-        self._is_unsure = False
-        self._release(settled)
-        for request in lost_sight_of:
+        endings = [
+            Ending(waiting.request, outcome, waiting.times, self.completions.next_number())
+            for waiting, outcome in [(self._waiting[id], outcome) for id, outcome in outcomes.items()]
+        ]
+        written = await self._groups.write(Group(submissions, endings))
+        lost_sight_of = [each for each in written.unfinished if each.id not in self._waiting]
+        self._release(endings)
+        for request in lost_sight_of:  # stored by a commit that seemed to fail: their clients send them again
             self._welcome(request)
-        for row, each in zip(rows, fresh, strict=True):
-            if row.refused is None:
-                self._payloads.put(row.request.id, each.payload, len(each.payload))
-                self._welcome(row.request, each.tokens)
-        known |= {(row.request.line, row.request.seq_id): known_as(row.request) for row in rows}
-        for each in submissions:
-            answer(each, known[each.key])
-
-    def _settled(self, request_id: str, outcome: Outcome) -> Settled:
-        waiting = self._waiting[request_id]
-        number = self.completions.next_number()
-        return Settled(waiting.request, outcome, self._placed.get(request_id), waiting.times, number)
-
-    async def _write_bodies(
-        self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]
-    ) -> list[Place]:
-        """Write payloads, and those results that are in no file yet, to a new one: the payloads' places."""
-        results = {
-            request_id: outcome.body
-            for request_id, outcome in outcomes.items()
-            if isinstance(outcome, Finished) and request_id not in self._placed
-        }
-        await asyncio.to_thread(self._write_notes, {id: outcomes[id] for id in results})
-        bodies = [*(each.payload for each in submissions), *results.values()]
-        places = await asyncio.to_thread(self._files.write, bodies) if bodies else []
-        self._placed |= zip(results, places[len(submissions) :], strict=True)
-        return places[: len(submissions)]
-
-    def _write_notes(self, outcomes: Mapping[str, Outcome]) -> None:
-        """Before the results: who knows a sample may train on it at once."""
-        for request_id, outcome in outcomes.items():
-            if isinstance(outcome, Finished) and outcome.notes:
-                session_id = self._waiting[request_id].request.session_id
-                self._notes.write(session_id, request_id, outcome.notes)
-
-    async def _look_for_lost(self, db: AsyncSession) -> list[Request]:
-        """Requests that were stored by a commit which seemed to fail: their clients will send them again."""
-        if not self._is_unsure:
-            return []
-        return [each for each in await request_log.unfinished(db) if each.id not in self._waiting]
+        for request, submission in written.fresh:
+            if submission.refused is None:
+                self._payloads.put(request.id, submission.payload, len(submission.payload))
+                self._welcome(request, submission.tokens)
+        for submission in submissions:
+            answer(submission, written.known[submission.key])
 
     def _welcome(self, request: Request, tokens: int = 0) -> None:
         waiting = self._waiting[request.id] = _Waiting(request)
@@ -318,10 +271,9 @@ class RequestQueue:
             self.samples.add(request, tokens)
         self.on_arrival(request)
 
-    def _release(self, settled: Sequence[Settled]) -> None:
-        for request, outcome, _, _, completion in settled:
+    def _release(self, endings: Sequence[Ending]) -> None:
+        for request, outcome, _, completion in endings:
             del self._outcomes[request.id]
-            self._placed.pop(request.id, None)
             size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)
             self._results.put(request.id, outcome, size)
             self._sessions.put(request.id, request.session_id, len(request.id) + len(request.session_id))
@@ -331,11 +283,6 @@ class RequestQueue:
                 self.samples.remove(request)
                 ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
                 self.completions.announce(request.line, request.seq_id, ended)
-
-    def _new_request(self, submission: Submission) -> Request:
-        number, self._next_number = self._next_number, self._next_number + 1
-        _, line, seq_id, session_id = submission[:4]
-        return Request(number, secrets.token_hex(16), submission.kind, line, seq_id, session_id)
 
     def _wake(self) -> None:
         self._idle.clear()
@@ -363,17 +310,17 @@ async def open_queue(database: Database, data_dir: Path, storage: Storage | None
     storage = storage or Storage(data_dir)
     files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
     async with database.reading() as db:
-        unfinished = await request_log.unfinished(db)
+        unfinished = await db.run_sync(request_log.unfinished)
         next_number = await request_log.next_number(db)
         last_completion = await request_log.last_completion(db)
-    notes = NoteWriter(data_dir)
+    groups = GroupWriter(database, files, NoteWriter(data_dir), next_number)
 
     async def read(target: Target, span: Span) -> list[Completion]:
         async with database.reading() as db:
             return await request_log.completions(db, target, span)
 
     completions = Completions(last_completion, read)
-    return RequestQueue(database, files, storage, notes, next_number, completions, unfinished)
+    return RequestQueue(database, files, storage, groups, completions, unfinished)
 
 
 def _is_sample(waiting: _Waiting) -> bool:

@@ -8,7 +8,19 @@ snapshots, or there are not yet two. Whatever is unfinished is needed.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    TextClause,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -63,9 +75,18 @@ async def forget_results(db: AsyncSession, ages: Ages) -> Rows:
 
 async def payload_files(db: AsyncSession) -> set[int]:
     """The numbers of the files that are referred to."""
-    payloads = await db.scalars(select(RequestRow.payload_file).distinct())
-    results = await db.scalars(select(RequestRow.result_file).distinct())
+    payloads = await db.scalars(_different("payload_file"))
+    results = await db.scalars(_different("result_file"))
     return {number for number in (*payloads, *results) if number is not None}
+
+
+def _different(column: str) -> TextClause:
+    """The values of an indexed column: one step for each of them, not for each row."""
+    next_one = f"SELECT min({column}) FROM requests WHERE {column} > number"
+    return text(
+        f"WITH RECURSIVE found(number) AS (SELECT min({column}) FROM requests UNION ALL "
+        f"SELECT ({next_one}) FROM found WHERE number IS NOT NULL) SELECT number FROM found"
+    )
 
 
 async def forget_snapshots(db: AsyncSession) -> Rows:

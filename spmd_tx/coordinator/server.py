@@ -155,9 +155,13 @@ class _Server:
                 await parts.scheduler.drain()
         except TimeoutError:
             logger.warning("no time for all snapshots; the next start will run more requests again")
+        await self._flush()  # before clients that wait are sent away
         await self._close_api(answering)
-        await asyncio.wait([self._spawn(parts.services.queue.flush())], timeout=FLUSH_SECONDS)
+        await self._flush()
         await parts.generations.shut_down(patience=max(0.0, deadline - now()))
+
+    async def _flush(self) -> None:
+        await asyncio.wait([self._spawn(self._parts.services.queue.flush())], timeout=FLUSH_SECONDS)
 
     async def _close_api(self, answering: asyncio.Task[None]) -> None:
         """Answer who waits, and take no more requests."""

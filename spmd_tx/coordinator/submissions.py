@@ -21,6 +21,7 @@ class Submission(NamedTuple):
     also: Sequence[Executable]  # statements that become true together with the request
     refused: Failed | None  # the outcome of a request that is only recorded
     tokens: int  # that a sample takes at most
+    accepted_at: float  # seconds since the epoch
     accepted: asyncio.Future[str]  # its request_id, once it is durable
 
     @property

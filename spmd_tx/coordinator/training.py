@@ -1,8 +1,9 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,8 +20,11 @@ from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.json_bodies import json_result, read_body
+from spmd_tx.coordinator.lines import CHUNKED_KINDS
+from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Outcome, Request
+from spmd_tx.coordinator.request_queue import Kind, Outcome, Request
+from spmd_tx.coordinator.room import Room
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.snapshots import Found, Snapshots
@@ -55,6 +59,10 @@ from spmd_tx.protocol import (
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
+PACKED_BYTES = 192 << 20  # of all models' large requests, from their decoding until their results are there
+BEGUN_AT_ONCE = 16  # of these requests, large or small
+PACKED = 4  # a body, decoded and packed, becomes so many times as large
+
 
 class CustomLosses(Protocol):
     """What is used of the catalog of custom losses."""
@@ -77,6 +85,12 @@ class Training:
     stability: StabilityFiles
     custom_losses: CustomLosses
     routing: RoutingFiles | None = None  # None: the model has no experts
+    room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for requests that are packed
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
+
+    def turn(self, kind: Kind) -> AbstractAsyncContextManager[object]:
+        """Entered from before a request's body is read until its steps are there: few bodies in memory."""
+        return self.turns if kind in CHUNKED_KINDS else nullcontext()
 
     async def begin(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
@@ -94,13 +108,11 @@ class Training:
             case "load_weights":
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
-                grid = self.grid.as_recorded(layout)
-                sent = await asyncio.to_thread(decode_forward_backward, body)
-                if sent.loss_fn == custom_training.LOSS:
-                    return await self._custom(model, request, sent, grid)
-                packed = await asyncio.to_thread(self._pack, model, sent, grid, layout is not None)
-                outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
-                return Begun(partial(outcome_of_loss, packed, outputs, grid.layout))
+                size = 0 if len(body) < SMALL_BYTES else PACKED * len(body)
+                with ExitStack() as stack:
+                    stack.callback(self.room.give_back, await self.room.take(size))
+                    begun = await self._loss(model, request, body, layout)
+                    return Begun(partial(_closing, stack.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
@@ -114,6 +126,15 @@ class Training:
                 return await self._saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
             case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
+
+    async def _loss(self, model: TrainedModel, request: Request, body: bytes, layout: str | None) -> Begun:
+        grid = self.grid.as_recorded(layout)
+        sent = await compute(len(body), decode_forward_backward, body)
+        if sent.loss_fn == custom_training.LOSS:
+            return await self._custom(model, request, sent, grid)
+        packed = await compute(self._size(sent), self._pack, model, sent, grid, layout is not None)
+        outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
+        return Begun(partial(outcome_of_loss, packed, outputs, grid.layout))
 
     async def begin_again(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None
@@ -221,6 +242,12 @@ class Training:
             outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
         return Begun(partial(outcome_of_loss, packed, outputs, grid.layout, found))
 
+    def _size(self, request: ForwardBackwardRequest) -> int:
+        """Bytes that packing goes through; what has to read files counts as large."""
+        if self.routing is not None or request.loss_fn == "stable_reinforce":
+            return SMALL_BYTES
+        return sum(array.nbytes for datum in request.data for array in datum.loss_inputs.values())
+
     def _pack(
         self, model: TrainedModel, request: ForwardBackwardRequest, grid: Grid, is_again: bool = False
     ) -> PackedRequest:
@@ -250,3 +277,9 @@ class Training:
             ]
 
         return Begun(partial(outcome_of_step, model.put_later(step)))
+
+
+async def _closing(held: ExitStack, outcome: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    """The outcome; what the request held is given back with it."""
+    with held:
+        return await outcome()

@@ -1,6 +1,5 @@
 """What becomes of a training request: what it begins as, and its outcome when the replies are in."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,10 +10,13 @@ import numpy as np
 from spmd_tx.coordinator import schemas
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.json_bodies import json_result
+from spmd_tx.coordinator.offloading import compute
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome
 from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
 from spmd_tx.protocol import Reply
+
+BYTES_PER_TOKEN = 8  # logprob and loss, in float32
 
 NOT_FINITE = (
     "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
@@ -66,7 +68,7 @@ async def outcome_of_loss(
         spent = Spent(forwarded=tokens)
     else:
         spent = Spent(trained=tokens, forwarded=0 if custom is None else tokens)
-    return Finished(PROTOBUF, await asyncio.to_thread(encode), layout, spent=spent)
+    return Finished(PROTOBUF, await compute(BYTES_PER_TOKEN * tokens, encode), layout, spent=spent)
 
 
 async def outcome_of_step(reply: Awaitable[Reply]) -> Outcome:

@@ -11,6 +11,7 @@ class Unfinished:
     def __init__(self, requests: Iterable[Request]) -> None:
         self._requests: dict[str, Request] = {}
         self._by_session: dict[str, set[str]] = {}
+        self._by_line: dict[str, dict[str, Request]] = {}
         for request in requests:
             self.add(request)
 
@@ -29,6 +30,7 @@ class Unfinished:
     def add(self, request: Request) -> None:
         self._requests[request.id] = request
         self._by_session.setdefault(request.session_id, set()).add(request.id)
+        self._by_line.setdefault(request.line, {})[request.id] = request
 
     def remove(self, request: Request) -> None:
         del self._requests[request.id]
@@ -36,10 +38,14 @@ class Unfinished:
         siblings.discard(request.id)
         if not siblings:
             del self._by_session[request.session_id]
+        line = self._by_line[request.line]
+        del line[request.id]
+        if not line:
+            del self._by_line[request.line]
 
     def has_session(self, session_id: str) -> bool:
         """Whether a session has work left."""
         return session_id in self._by_session
 
     def of_line(self, line: str) -> list[Request]:
-        return [request for request in self._requests.values() if request.line == line]
+        return list(self._by_line.get(line, {}).values())

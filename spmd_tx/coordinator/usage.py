@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from sqlalchemy import CursorResult, delete, insert, update
+from sqlalchemy import Table, delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator import bulk_rows, checkpoint_files
 from spmd_tx.coordinator.tables import Model, Sampler, Session, UsageRow
 
 HOUR_SECONDS = 3600
@@ -30,6 +30,8 @@ class Spent(NamedTuple):
 
 
 NOTHING = Spent()
+NOBODY = {"session_id": None, "owner": "", "key_id": None, "run_id": None, "base_model": None}
+_MORE = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in Spent._fields)
 
 
 class Item(NamedTuple):
@@ -40,7 +42,7 @@ class Item(NamedTuple):
     spent: Spent
 
 
-async def add(db: AsyncSession, items: Iterable[Item], now: float) -> None:
+def add(db: orm.Session, items: Iterable[Item], now: float) -> None:
     """Count requests towards the hour of ``now``."""
     hour = int(now) // HOUR_SECONDS * HOUR_SECONDS
     sums: dict[tuple[str, str], Spent] = defaultdict(Spent)
@@ -48,24 +50,28 @@ async def add(db: AsyncSession, items: Iterable[Item], now: float) -> None:
         if spent != NOTHING:
             known = sums[line, session_id]
             sums[line, session_id] = Spent(*map(sum, zip(known, spent, strict=True)))
+    if not sums:
+        return
+    lines = [line for line, _ in sums]
+    of_hour = select(UsageRow.line).where(UsageRow.hour == hour, UsageRow.line.in_(lines))
+    known_lines = set(db.scalars(of_hour))
+    rows = []
     for (line, session_id), spent in sums.items():
-        more = {name: getattr(UsageRow, name) + value for name, value in spent._asdict().items()}
-        is_known = (UsageRow.hour == hour, UsageRow.line == line)
-        changed = await db.execute(update(UsageRow).where(*is_known).values(more))
-        assert isinstance(changed, CursorResult)
-        if changed.rowcount == 0:
-            whose = await _whose(db, line, session_id)
-            await db.execute(insert(UsageRow).values(hour=hour, line=line, **whose, **spent._asdict()))
+        whose = {**NOBODY, "session_id": session_id} if line in known_lines else _whose(db, line, session_id)
+        rows.append({"hour": hour, "line": line, **whose, **spent._asdict()})
+    bulk_rows.insert(
+        db, cast(Table, UsageRow.__table__), rows, f"ON CONFLICT (hour, line) DO UPDATE SET {_MORE}"
+    )
 
 
 async def forget(db: AsyncSession, now: float) -> None:
     await db.execute(delete(UsageRow).where(UsageRow.hour < now - KEPT_SECONDS))
 
 
-async def _whose(db: AsyncSession, line: str, session_id: str) -> dict[str, str | None]:
+def _whose(db: orm.Session, line: str, session_id: str) -> dict[str, str | None]:
     """The columns that a line's first usage in an hour brings with it."""
-    session = await db.get(Session, session_id)
-    model = await db.get(Sampler, line) or await db.get(Model, line)
+    session = db.get(Session, session_id)
+    model = db.get(Sampler, line) or db.get(Model, line)
     return {
         "session_id": session_id,
         "owner": "" if session is None else session.owner,

@@ -96,7 +96,8 @@ async def database(database_url: str | None, tmp_path: Path) -> AsyncIterator[Da
 @pytest.fixture
 def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for it before the queue: then every body is read from its file."""
-    monkeypatch.setattr(request_queue, "CACHE_BYTES", 0)
+    monkeypatch.setattr(request_queue, "PAYLOADS_BYTES", 0)
+    monkeypatch.setattr(request_queue, "RESULTS_BYTES", 0)
 
 
 @pytest.fixture

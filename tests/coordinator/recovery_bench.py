@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -111,10 +111,15 @@ class Life:
         self._idle.set()
         database.transaction = partial(self._use, database.transaction)
         database.reading = partial(self._use, database.reading)
+        database.write = partial(self._write, database.write)
 
     async def end(self) -> None:
         self._is_over = True
         await self._idle.wait()
+
+    async def _write(self, write, work):
+        async with self._use(nullcontext):
+            return await write(work)
 
     @asynccontextmanager
     async def _use(self, session: Callable[[], Session]) -> AsyncIterator[AsyncSession]:

@@ -1,6 +1,5 @@
-"""Serves like ``spmd-tx serve``, with fake workers: serve_with_fake_workers.py OPTIONS, a JSON object."""
+"""Serves like ``spmd-tx serve``, with fake workers: serve_with_fake_workers.py OPTIONS_IN_JSON [WORKER]."""
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import generations, server
+from spmd_tx.coordinator import event_loop, generations, server
 from spmd_tx.errors import StartError
 
 if __name__ == "__main__":
@@ -17,8 +16,9 @@ if __name__ == "__main__":
     for name in {"data_dir", "secret_file"} & options.keys():
         options[name] = Path(options[name])
     config = ServerConfig(**options)
+    worker = sys.argv[2] if len(sys.argv) > 2 else str(Path(__file__).with_name("fake_worker.py"))
     try:
-        sys.exit(asyncio.run(server.serve(config, [str(Path(__file__).with_name("fake_worker.py"))])))
+        sys.exit(event_loop.run(server.serve(config, [worker])))
     except StartError as error:
         print(f"spmd-tx: {error}", file=sys.stderr)
         sys.exit(2)

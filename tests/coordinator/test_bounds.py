@@ -200,18 +200,46 @@ async def test_bodies_that_trickle_are_given_up_too(port, monkeypatch):
         assert answered.result().startswith(b"HTTP/1.1 408")
 
 
-async def test_memory_for_bodies_is_bounded_and_given_back(port, client, monkeypatch):
-    monkeypatch.setattr(body_guard, "MOST_BYTES", 100_000)
+@pytest.fixture
+def guard(app):
+    return next(each for each in app.middleware if isinstance(each, body_guard.BodyGuard))
+
+
+@pytest.fixture
+def no_room(guard):
+    """What is there is taken."""
+    size, guard._room.free = guard._room.free, 0
+    return lambda: guard._room.give_back(size)
+
+
+LARGE = {"display_name": "x", "unknown": "x" * 100_000}
+
+
+async def test_a_large_body_waits_until_there_is_room_and_small_ones_do_not(client, no_room):
+    waiting = asyncio.create_task(client.post("create_session", json=LARGE))
+    assert await is_well(client)
+    assert (await client.post("create_session", json={"display_name": "x"})).status_code == 200
+    assert not waiting.done()
+    no_room()
+    assert (await waiting).status_code == 200
+
+
+async def test_a_large_body_that_finds_no_room_for_long_is_refused(client, no_room, monkeypatch):
+    monkeypatch.setattr(body_guard, "ROOM_SECONDS", 0.01)
+    assert (await client.post("create_session", json=LARGE)).status_code == 503
+    no_room()
+    assert (await client.post("create_session", json=LARGE)).status_code == 200
+
+
+async def test_room_is_given_back_when_the_sender_leaves(port, client, guard):
+    free = guard._room.free
     async with connected(port) as (_, writer):
         writer.write(head("create_session", content_length=100_000) + b" " * 90_000)
-        await writer.drain()
-        body = {"display_name": "x", "unknown": "x" * 50_000}
-        while (refused := await client.post("create_session", json=body)).status_code == 200:
-            await asyncio.sleep(0.01)  # until the first part of the other body is there
-        assert refused.status_code == 503
-        assert await is_well(client)
-    while (await client.post("create_session", json=body)).status_code != 200:
-        await asyncio.sleep(0.01)  # until the server has noticed that the other client is gone
+        while guard._room.free != free - 100_000:
+            await asyncio.sleep(0.01)
+    while guard._room.free != free:
+        await asyncio.sleep(0.01)
+    assert await is_well(client)
 
 
 async def test_a_length_that_is_not_true_disturbs_only_its_sender(port, client):

@@ -4,6 +4,7 @@ import random
 import pytest
 import zstandard
 
+from spmd_tx.coordinator import payloads
 from spmd_tx.coordinator.payloads import PayloadFiles, Place, Recent
 from spmd_tx.errors import DamagedBody, StartError
 
@@ -20,10 +21,28 @@ def test_each_body_of_a_group_is_found_again(files):
     assert [files.read(place) for place in files.write(bodies)] == bodies
 
 
-def test_a_group_is_one_file(files):
-    files.write([b"a", b"b"])
-    files.write([b"c"])
-    assert files.numbers() == [0, 1]
+def test_groups_share_a_file_until_it_is_full_or_old(files, monkeypatch):
+    places = files.write([b"a", b"b"]) + files.write([b"c"])
+    assert [place.file for place in places] == [0, 0, 0]
+    monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1)
+    places += files.write([b"d"])
+    monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1 << 20)
+    places += files.write([b"e"])
+    monkeypatch.setattr(payloads, "SEGMENT_SECONDS", 0.0)
+    places += files.write([b"f"])
+    assert [place.file for place in places[3:]] == [1, 1, 2]
+    assert [files.read(place) for place in places] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+def test_a_write_that_fails_spoils_nothing_that_was_written_before(small_disk):
+    files = PayloadFiles(small_disk / "payloads")
+    (before,) = files.write([b"before"])
+    with pytest.raises(OSError, match="No space left"):
+        files.write([random.Random(0).randbytes(2 << 20)])
+    assert (small_disk / "payloads" / "000000000000.zst").stat().st_size == before.length
+    (behind,) = files.write([b"behind"])
+    assert [files.read(before), files.read(behind)] == [b"before", b"behind"]
+    files.close()
 
 
 def test_bodies_are_there_after_a_restart_and_numbers_go_on(tmp_path):
@@ -44,7 +63,8 @@ def test_what_an_interrupted_write_left_is_removed(tmp_path):
     files.close()
 
 
-def test_only_the_files_named_are_deleted(files):
+def test_only_the_files_named_are_deleted(files, monkeypatch):
+    monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1)
     (gone,) = files.write([b"gone"])
     (kept,) = files.write([b"kept"])
     files.delete([gone.file])

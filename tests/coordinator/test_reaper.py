@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from spmd_tx.coordinator import retention, steady_time
+from spmd_tx.coordinator import payloads, retention, steady_time
 from spmd_tx.coordinator.disk_use import by_kind
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.payloads import PayloadFiles
@@ -236,8 +236,9 @@ async def test_a_models_creation_is_known_until_its_session_ends(no_cache, queue
 
 
 @pytest.fixture
-def payload_files(tmp_path):
+def payload_files(tmp_path, monkeypatch):
     """Files 0 to 3."""
+    monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1)
     files = PayloadFiles(tmp_path / "payloads")
     for _ in range(4):
         files.write([b"body"])

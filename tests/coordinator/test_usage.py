@@ -31,7 +31,7 @@ async def rows(database):
 
 async def add(database, *items, now=NOW):
     async with database.transaction() as db:
-        await usage.add(db, [Item(line, "s", spent) for line, spent in items], now)
+        await db.run_sync(usage.add, [Item(line, "s", spent) for line, spent in items], now)
 
 
 async def used(database) -> dict[tuple[int, str], UsageRow]:
@@ -91,25 +91,22 @@ async def test_a_request_is_counted_with_its_result_and_a_failed_one_is_not(data
 async def test_a_commit_that_seems_to_fail_counts_once(database, rows, queue, monkeypatch, happened):
     """Whether it happened or not: the queue writes the same outcome again."""
     request_id = await queue.submit("save_weights", "s:train:0", 1, "s", b"{}")
-    transaction, failures = database.transaction, iter([True])
+    write, failures = database.write, iter([True])
 
-    class Unsure:
-        def __init__(self):
-            self.inner = transaction()
+    async def unsure(work):
+        fails = next(failures, False)
+        lost = OperationalError("commit", None, ConnectionError("lost"))
 
-        async def __aenter__(self):
-            self.fails = next(failures, False)
-            return await self.inner.__aenter__()
+        def fail(db, aside):
+            work(db, aside)
+            raise lost
 
-        async def __aexit__(self, *error):
-            lost = OperationalError("commit", None, ConnectionError("lost"))
-            if self.fails and not happened:
-                await self.inner.__aexit__(type(lost), lost, None)
-            await self.inner.__aexit__(*error) if not self.fails or happened else None
-            if self.fails:
-                raise lost
+        written = await write(fail if fails and not happened else work)
+        if fails:
+            raise lost
+        return written
 
-    monkeypatch.setattr(database, "transaction", Unsure)
+    monkeypatch.setattr(database, "write", unsure)
     path = "tinker://s:train:0/weights/a"
     queue.resolve(request_id, Finished("x", b'{"path":"%s"}' % path.encode(), spent=Spent(trained=5)))
     assert await queue.wait(request_id, timeout=10) is not None

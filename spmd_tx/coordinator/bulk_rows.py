@@ -1,0 +1,93 @@
+"""Many rows of a table in one statement, since a statement costs more than a row.
+
+SQLite lets go of the interpreter at every statement, and a busy loop gives it back late: so it gets all
+rows in one. PostgreSQL's driver sends one statement with many sets of parameters in a single round trip.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Table, select, text, tuple_
+from sqlalchemy.orm import Session
+
+Row = Mapping[str, object]
+
+ROWS_AT_ONCE = 500  # SQLite takes 32,766 parameters
+
+
+def insert(db: Session, table: Table, rows: Sequence[Row], and_then: str = "") -> None:
+    """Values must be those of the database. ``and_then`` is what stands behind the values: ON CONFLICT ..."""
+    columns = _columns(rows)
+    into = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES"
+    if not _is_sqlite(db):
+        _many(db, f"{into} ({_named(columns)}) {and_then}", rows)
+        return
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[start : start + ROWS_AT_ONCE]
+        _one(db, f"{into} {_places(columns, len(some))} {and_then}", some)
+
+
+def update(db: Session, table: Table, key: str, rows: Sequence[Row]) -> None:
+    """Set the other columns of the rows that are found by their key; the first one of each mapping."""
+    columns = _columns(rows)
+    assert not columns or columns[0] == key
+    if not _is_sqlite(db):
+        values = ", ".join(f"{name} = :{name}" for name in columns[1:])
+        _many(db, f"UPDATE {table.name} SET {values} WHERE {key} = :{key}", rows)
+        return
+    values = ", ".join(f"{name} = new.column{place}" for place, name in enumerate(columns[1:], start=2))
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[start : start + ROWS_AT_ONCE]
+        source = f"(VALUES {_places(columns, len(some))}) AS new"
+        where = f"{table.name}.{key} = new.column1"
+        _one(db, f"UPDATE {table.name} SET {values} FROM {source} WHERE {where}", some)
+
+
+def find(
+    db: Session, table: Table, keys: Sequence[str], wanted: Sequence[Sequence[object]], columns: Sequence[str]
+) -> list[Sequence[Any]]:
+    """The columns of those rows whose key, of several columns, is wanted.
+
+    SQLite would compare all rows of the table with a list of such keys. So it is told where to begin.
+    """
+    if not _is_sqlite(db):
+        key = tuple_(*(table.c[name] for name in keys))
+        query = select(*(table.c[name] for name in columns))
+        parts = [wanted[start : start + ROWS_AT_ONCE] for start in range(0, len(wanted), ROWS_AT_ONCE)]
+        return [row for part in parts for row in db.execute(query.where(key.in_(part)))]
+    found: list[Sequence[Any]] = []
+    for start in range(0, len(wanted), ROWS_AT_ONCE):
+        some = wanted[start : start + ROWS_AT_ONCE]
+        source = f"(VALUES {_places(keys, len(some))}) AS wanted"
+        meets = " AND ".join(f"{name} = wanted.column{place}" for place, name in enumerate(keys, start=1))
+        statement = f"SELECT {', '.join(columns)} FROM {source} CROSS JOIN {table.name} ON {meets}"
+        values = tuple(value for key in some for value in key)
+        found += db.connection().exec_driver_sql(statement, values)
+    return found
+
+
+def _is_sqlite(db: Session) -> bool:
+    return db.get_bind().dialect.name == "sqlite"
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return list(rows[0]) if rows else []
+
+
+def _named(columns: Sequence[str]) -> str:
+    return ", ".join(f":{name}" for name in columns)
+
+
+def _places(columns: Sequence[str], count: int) -> str:
+    row = f"({', '.join('?' * len(columns))})"
+    return ", ".join([row] * count)
+
+
+def _one(db: Session, statement: str, rows: Sequence[Row]) -> None:
+    values = tuple(value for row in rows for value in row.values())
+    db.connection().exec_driver_sql(statement, values)
+
+
+def _many(db: Session, statement: str, rows: Sequence[Row]) -> None:
+    if rows:
+        db.execute(text(statement), list(rows))

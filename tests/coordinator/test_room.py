@@ -1,0 +1,53 @@
+import asyncio
+
+from spmd_tx.coordinator.room import Room
+
+
+async def turn():
+    await asyncio.sleep(0)
+
+
+async def test_who_comes_first_gets_room_first_even_if_less_would_do_for_others():
+    room, order = Room(10), []
+
+    async def take(size):
+        await room.take(size)
+        order.append(size)
+
+    await room.take(8)
+    waiting = [asyncio.create_task(take(size)) for size in (5, 1)]
+    await turn()
+    assert order == []
+    room.give_back(8)
+    await asyncio.gather(*waiting)
+    assert order == [5, 1]
+    assert room.free == 4
+
+
+async def test_what_is_larger_than_the_room_takes_all_of_it():
+    room = Room(10)
+    assert await room.take(25) == 10
+    assert room.free == 0
+
+
+async def test_who_stops_waiting_lets_others_in_and_takes_nothing():
+    room = Room(10)
+    await room.take(8)
+    large, small = [asyncio.create_task(room.take(size)) for size in (5, 1)]
+    await turn()
+    large.cancel()
+    assert await small == 1
+    room.give_back(1)
+    room.give_back(8)
+    assert room.free == 10
+
+
+async def test_who_is_cancelled_when_its_turn_has_come_gives_it_back():
+    room = Room(10)
+    await room.take(8)
+    waiting = asyncio.create_task(room.take(5))
+    await turn()
+    room.give_back(8)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert room.free == 10
