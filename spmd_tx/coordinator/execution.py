@@ -69,8 +69,6 @@ class Execution:
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
-        self._restless: dict[str, ModelLine] = {}  # lines in which requests wait for their turn
-        self._ready: dict[str, TrainedModel] = {}  # models with steps that may be sent
         self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
         self._alone: str | None = None  # the suspected sample that is on the device
         self._tasks: set[asyncio.Task[None]] = set()

@@ -63,8 +63,8 @@ def _attend_block(
     peak = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - peak)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    y_BKGQE = _times(weights.astype(v_BKSE.dtype), v_BKSE) / total.astype(v_BKSE.dtype)
-    return y_BKGQE, (peak + jnp.log(total))[..., 0]
+    y_BKGQE = _times(weights.astype(v_BKSE.dtype), v_BKSE).astype(jnp.float32) / total
+    return y_BKGQE.astype(v_BKSE.dtype), (peak + jnp.log(total))[..., 0]
 
 
 def _scores(k_BKSE: Array, segments_BS: Array, first: Array, q_BKGQE: Array, segments_B11Q: Array) -> Array:

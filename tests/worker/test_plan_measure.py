@@ -22,7 +22,7 @@ SHAPES = {f"train {level}": Shape(4, 256) for level in LEVELS} | {
     "decode": Shape(4, 256),
 }
 FACTOR = 1.6
-MOST_PREFILL = 2.5  # times what it needs: it is far from being the largest step, and need not be known well
+MOST_PREFILL = 4  # times what it needs: it is far from being the largest step, and need not be known well
 
 
 def sizes(**different) -> Sizes:
