@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 # How long a thread that computes may keep the loop waiting. Python's default is 5 ms.
 SWITCH_SECONDS = 0.0005
 
-# New objects until a look for cycles among them, and how many of those looks until the next generation's. Nearly
-# nothing here is in a cycle; by default an eighth of the time of a busy loop went into looking.
+# New objects until a look for cycles among them, and how many of those looks until the next generation's.
+# Nearly nothing here is in a cycle; by default an eighth of the time of a busy loop went into looking.
 COLLECTIONS = (20_000, 20, 20)
 
 
