@@ -13,6 +13,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.keys_cli import keys
 from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir, server_options
+from spmd_tx.plan_cli import plan
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -38,6 +39,7 @@ def serve(**options: Any) -> None:
 
 serve.__signature__ = server_options()  # pyright: ignore[reportFunctionMemberAccess]
 app.command()(serve)
+app.command()(plan)
 
 
 @app.command()

@@ -6,12 +6,13 @@ there are several), N pages in a row's block table, C page copies, K decode step
 (fsdp, ep) coordinate of the mesh.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.programs_protocol import CompileReport, ProgramShape
 
 PROTOCOL_VERSION = 9
 
@@ -280,30 +281,6 @@ class Decode(Command, frozen=True, tag="decode"):
     top: int = 0  # how many of the likeliest tokens to reply for each step
 
 
-class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A program, by the shapes of the command that it is for; what a step does not have is 0."""
-
-    step: Literal[
-        "create_adapter",
-        "optim_step",
-        "save_sampler",
-        "page_out",
-        "save_state",
-        "load_state",
-        "swap_out",
-        "swap_in",
-        "forward",
-        "forward_backward",
-        "prefill",
-        "decode",
-    ]
-    rows: int = 0  # over all data shards
-    row_length: int = 0  # tokens
-    logprobs: bool = False  # of a prefill
-    table: int = 0  # pages
-    active: int = 0  # adapters that a decode uses
-
-
 class WarmUp(Command, frozen=True, tag="warm_up"):
     """Begin to compile programs, in this order, while other commands run. At most once per generation."""
 
@@ -391,25 +368,7 @@ class Beat(Report, frozen=True, tag="beat"):
     """The worker's process is alive; sent every BEAT_SECONDS over a connection of its own."""
 
     sequence: int | None  # of the command that it is carrying out
-    programs: "CompileReport | None" = None  # from process 0 only
-
-
-class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What XLA has compiled for one program, or found in the persistent cache, since the worker started."""
-
-    program: str  # "forward_backward"
-    is_cached: bool
-    count: int
-    seconds: float
-
-
-class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a worker's programs are."""
-
-    ahead: str = ""  # what is being compiled ahead: "forward_backward 4x256"
-    ready: int = 0
-    planned: int = 0  # programs of its WarmUp
-    counts: list[CompileCount] = []
+    programs: CompileReport | None = None  # from process 0 only
 
 
 class Progress(Report, frozen=True, tag="progress"):

@@ -35,7 +35,7 @@ from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
-from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.progress import Progress
@@ -58,7 +58,7 @@ from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol import ProgramShape
+from spmd_tx.programs_protocol import ProgramShape
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def make_equipment(
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
         limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
-        grid=Grid(config.data_shards, plan.train_tokens, model.max_context),
+        grid=training_grid(config, model.config, model.max_context, plan),
         base_model=config.model_name,
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),
@@ -215,7 +215,14 @@ def sampling_menu(config: ServerConfig, max_context: int, decode_rows: int) -> M
     return Menu(config.data_shards, max_context, config.page_size, decode_rows)
 
 
-def make_menu(config: ServerConfig, max_context: int, plan: MemoryPlan) -> list[ProgramShape]:
+def training_grid(config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan) -> Grid:
+    """The sizes of training commands."""
+    return Grid(config.data_shards, plan.train_tokens, max_context, attention_share(model))
+
+
+def make_menu(
+    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
+) -> list[ProgramShape]:
     """What is to be compiled ahead of need."""
-    grid = Grid(config.data_shards, plan.train_tokens, max_context)
+    grid = training_grid(config, model, max_context, plan)
     return program_menu(grid, sampling_menu(config, max_context, plan.decode_rows), bank_slots(config))

@@ -5,7 +5,7 @@ import logging
 import msgspec
 
 from spmd_tx.coordinator import metrics
-from spmd_tx.protocol import CompileReport
+from spmd_tx.programs_protocol import CompileReport
 
 logger = logging.getLogger(__name__)
 

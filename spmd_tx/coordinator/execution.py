@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.json_bodies import read_body
-from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.model_line import ModelLine, WaitingLines
 from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.recovery import Restoration
@@ -52,6 +52,8 @@ class Execution:
         jobs: dict[str, SampleJob],
     ) -> None:
         self.lines: dict[str, ModelLine] = {}  # by model
+        self._waiting = WaitingLines()
+        self._ready: dict[str, None] = {}  # models with steps that may be sent
         self.remains = Remains(set(), set(), {})
         self._log = log
         self._snapshots = snapshots
@@ -67,8 +69,6 @@ class Execution:
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
-        self._restless: dict[str, ModelLine] = {}  # lines in which requests wait for their turn
-        self._ready: dict[str, TrainedModel] = {}  # models with steps that may be sent
         self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
         self._alone: str | None = None  # the suspected sample that is on the device
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,16 +148,18 @@ class Execution:
             self._take_in(request)
         self._admit_those_who_may()
         self._release()
-        self._ready = {id: model for id, model in self._ready.items() if model.unsent and id in self.lines}
-        self._dispatcher.dispatch(list(self._ready.values()))
+        ready = [self.lines[model_id].model for model_id in self._ready if model_id in self.lines]
+        self._dispatcher.dispatch(ready)
+        self._ready = {model.id: None for model in ready if model.unsent}
 
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
             self._held.append(request)
             return
         try:
-            self._line_of(request).line.arrive(request, self._clock())
-            self._restless[request.line] = self.lines[request.line]
+            entry = self._line_of(request)
+            entry.line.arrive(request, self._clock())
+            self._waiting.add(entry)
         except RequestError as error:
             self._finish(request, Failed(str(error), "user"))
 
@@ -171,25 +173,21 @@ class Execution:
         return entry or self._add_line(request.line, request.session_id)
 
     def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
-        model = TrainedModel(model_id, session_id, on_step=lambda: self._has_step(model))
+        model = TrainedModel(model_id, session_id, on_step=partial(self._note_step, model_id))
         entry = self.lines[model_id] = ModelLine(model, restoration)
         entry.task = self._spawn(self._carry_out(entry))
         return entry
 
-    def _has_step(self, model: TrainedModel) -> None:
-        self._ready[model.id] = model
+    def _note_step(self, model_id: str) -> None:
+        self._ready[model_id] = None
         self._work.set()
 
     def _release(self) -> None:
-        """Move lines on, and set the alarm for the first gap that may have to be closed."""
+        """Move the lines on that can, and set the alarm for the first gap that may have to be closed."""
         now = self._clock()
-        for entry in self._restless.values():
-            for request in entry.line.release(now):
-                entry.turn.put_nowait(request)
-        self._restless = {id: entry for id, entry in self._restless.items() if entry.line.missing is not None}
+        wake_at = self._waiting.release(now)
         if self._alarm is not None:
             self._alarm.cancel()
-        wake_at = min(filter(None, (entry.line.wake_at() for entry in self._restless.values())), default=None)
         if wake_at is not None:
             self._alarm = asyncio.get_running_loop().call_later(max(0.0, wake_at - now), self._work.set)
 
@@ -327,7 +325,7 @@ class Execution:
         for model_id, entry in list(self.lines.items()):
             if entry.model.session_id == session_id:
                 del self.lines[model_id]
-                self._restless.pop(model_id, None)
+                self._waiting.discard(entry)
                 self._training.free(entry.model)
                 entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:

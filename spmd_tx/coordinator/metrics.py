@@ -3,6 +3,8 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from spmd_tx.memory_plan import MemoryPlan
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 REGISTRY = CollectorRegistry()
 
@@ -81,6 +83,31 @@ PROGRAMS_PLANNED = Gauge(
     "spmd_tx_programs_planned", "Programs that workers compile ahead of need.", registry=REGISTRY
 )
 PROGRAMS_READY = Gauge("spmd_tx_programs_ready", "Those of them that are ready.", registry=REGISTRY)
+
+PLANNED_BYTES = Gauge(
+    "spmd_tx_planned_bytes", "Bytes of a device that the memory plan has, by use.", ["use"], registry=REGISTRY
+)
+PLANNED_TOKENS = Gauge(
+    "spmd_tx_planned_tokens",
+    "Tokens of one data shard that a training micro-batch (train) or the cache (cache) has room for.",
+    ["use"],
+    registry=REGISTRY,
+)
+
+
+def show_plan(plan: MemoryPlan) -> None:
+    """What the workers of this generation have decided."""
+    uses = {
+        "base": plan.base_bytes,
+        "adapters": plan.adapter_bytes,
+        "bank": plan.bank_bytes,
+        "steps": plan.step_bytes,
+        "cache": plan.cache_bytes,
+    }
+    for use, size in uses.items():
+        PLANNED_BYTES.labels(use).set(size)
+    PLANNED_TOKENS.labels("train").set(plan.train_tokens)
+    PLANNED_TOKENS.labels("cache").set(plan.cache_tokens)
 
 
 def exposition() -> bytes:

@@ -10,6 +10,7 @@ from spmd_tx.errors import StartError
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
+CONFIGS = ["config.json", "generation_config.json"]
 TOKENIZER = "tokenizer.json"
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # other weight formats stay there
 
@@ -25,6 +26,22 @@ def find_model(base_model: str) -> Path:
             f"--base-model {base_model} is neither a directory nor a Hugging Face id (owner/name)"
         )
     return _from_cache(base_model) or _download(base_model)
+
+
+def find_config(base_model: str) -> Path:
+    """A directory with the model's config.json; the weights need not be there. Raises StartError."""
+    directory = Path(base_model).expanduser()
+    if directory.is_dir():
+        return directory
+    for is_local in (True, False):
+        try:
+            return Path(snapshot_download(base_model, allow_patterns=CONFIGS, local_files_only=is_local))
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+    raise StartError(
+        f"--base-model {base_model} is no directory, and its config.json cannot be downloaded: {reason}. "
+        "Check name and network, or give a directory with a config.json"
+    )
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

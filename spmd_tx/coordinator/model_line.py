@@ -67,3 +67,30 @@ class ModelLine:
     def _note_whether_restored(self) -> None:
         if not self._missing:
             self.restored.set()
+
+
+class WaitingLines:
+    """The lines with requests whose turn has not come: however many models there are, these are few."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, ModelLine] = {}  # by model
+
+    def add(self, entry: ModelLine) -> None:
+        """A request has arrived there."""
+        self._entries[entry.model.id] = entry
+
+    def discard(self, entry: ModelLine) -> None:
+        self._entries.pop(entry.model.id, None)
+
+    def release(self, now: float) -> float | None:
+        """Move all of them on; when that should be done again if nothing else happens before."""
+        alarms: list[float] = []
+        for entry in list(self._entries.values()):
+            for request in entry.line.release(now):
+                entry.turn.put_nowait(request)
+            wake_at = entry.line.wake_at()
+            if wake_at is None:
+                self.discard(entry)
+            else:
+                alarms.append(wake_at)
+        return min(alarms, default=None)

@@ -8,11 +8,37 @@ from functools import cached_property
 
 import numpy as np
 
+from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 
 SHORTEST_ROW = 64  # tokens
-LONGER_ROW_PENALTY = 0.05  # per doubling: attention over a longer row costs more per token
-SIZE_STEP = 4  # micro-batches have 1, 4, 16, ... rows per data shard
+SIZE_STEP = 8  # micro-batches have 1, 8, 64, ... rows per data shard
+LARGEST_STEP = 4  # and as many as the budget allows, if those are so many times more
+MICRO_BATCH_TOKENS = 128  # a micro-batch costs as much as so many tokens, besides its own
+
+# As layouts were chosen before costs followed from the model; requests are run again as they were cut first.
+EARLIER_PENALTY, EARLIER_SIZE_STEP = 0.05, 4
+
+
+def attention_share(model: ModelConfig) -> float:
+    """What a token's attention costs in training, per token of its row, beside its products with the weights.
+
+    Rows are attended to as a whole, whatever segments they hold: forward two products with half of the
+    scores and five on the way back, while the frozen weights take one each.
+    """
+    heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    feed_forward = 3 * model.d_model * model.d_ff * max(1, model.n_experts)
+    layer = model.d_model * 2 * (heads + kv_heads) + feed_forward
+    weights = model.n_layers * layer + model.d_model * model.vocab_size
+    return float(f"{7 * heads * model.n_layers / (4 * weights):.3g}")
+
+
+def row_lengths(max_context: int) -> tuple[int, ...]:
+    """Powers of two; the longest holds a sequence of ``max_context`` tokens."""
+    lengths = [SHORTEST_ROW]
+    while lengths[-1] < max_context:
+        lengths.append(2 * lengths[-1])
+    return tuple(lengths)
 
 
 @dataclass(frozen=True)
@@ -22,30 +48,60 @@ class Grid:
     data_shards: int
     train_tokens: int  # most tokens of a micro-batch, per data shard
     max_context: int  # tokens
+    attention_share: float | None  # of ``attention_share``; None: as layouts were chosen before it counted
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:
-        lengths = [SHORTEST_ROW]
-        while lengths[-1] < self.max_context:
-            lengths.append(2 * lengths[-1])
-        return tuple(lengths)
+        return row_lengths(self.max_context)
 
     @property
     def layout(self) -> str:
         """All that the shapes follow from, besides the requests."""
-        return f"{self.data_shards}x{self.train_tokens}x{self.max_context}"
+        sizes = f"{self.data_shards}x{self.train_tokens}x{self.max_context}"
+        return sizes if self.attention_share is None else f"{sizes}x{self.attention_share}"
 
     def as_recorded(self, layout: str | None) -> "Grid":
         """The grid with this layout; rows cannot be split over another number of data shards, though."""
-        recorded = Grid(*map(int, layout.split("x"))) if layout else self
+        if not layout:
+            return self
+        shards, tokens, context, *share = layout.split("x")
+        recorded = Grid(int(shards), int(tokens), int(context), float(share[0]) if share else None)
         return recorded if recorded.data_shards == self.data_shards else self
+
+    def menu(self) -> list[tuple[int, int]]:
+        """All shapes: rows over all data shards, and row length."""
+        return [(size, length) for length in self.row_lengths for size in self.sizes(length)]
 
     def sizes(self, row_length: int) -> list[int]:
         """How many rows a micro-batch of this row length may have, ascending; at least one per data shard."""
-        sizes = [self.data_shards]
-        while SIZE_STEP * sizes[-1] * row_length <= self.train_tokens * self.data_shards:
-            sizes.append(SIZE_STEP * sizes[-1])
-        return sizes
+        step = EARLIER_SIZE_STEP if self.attention_share is None else SIZE_STEP
+        most = max(1, self.train_tokens // row_length)  # per data shard
+        sizes = [1]
+        while step * sizes[-1] <= most:
+            sizes.append(step * sizes[-1])
+        if self.attention_share is not None and most >= LARGEST_STEP * sizes[-1]:
+            sizes.append(1 << (most.bit_length() - 1))
+        return [self.data_shards * size for size in sizes]
+
+    def token_cost(self, row_length: int) -> float:
+        """What a token of such a row costs, beside one that attends to nothing."""
+        if self.attention_share is None:
+            return 1 + EARLIER_PENALTY * ((row_length // SHORTEST_ROW).bit_length() - 1)
+        return 1 + self.attention_share * row_length
+
+    def chunks(self, rows: int, row_length: int) -> list[tuple[int, int]]:
+        """Split rows into chunks (rows in use, rows of the micro-batch), large ones first."""
+        sizes = self.sizes(row_length)
+        if self.attention_share is None:
+            return split_rows(rows, sizes)
+        row_cost = row_length * self.token_cost(row_length)
+        return cheapest_chunks(rows, sizes, row_cost, MICRO_BATCH_TOKENS * self.data_shards)
+
+    def cost(self, chunks: list[tuple[int, int]], row_length: int) -> float:
+        """In tokens that attend to nothing."""
+        tokens = sum(size for _, size in chunks) * row_length
+        extra = 0 if self.attention_share is None else MICRO_BATCH_TOKENS * self.data_shards * len(chunks)
+        return tokens * self.token_cost(row_length) + extra
 
 
 @dataclass(frozen=True)
@@ -59,21 +115,47 @@ class Layout:
 
 
 def lay_out(lengths: np.ndarray, grid: Grid) -> Layout:
-    """Choose the row length with the least padding, and place segments of these lengths (tokens)."""
+    """Choose the row length that costs least, and place segments of these lengths (tokens)."""
     longest, total = int(lengths.max()), int(lengths.sum())
     best: Layout | None = None
     best_cost = float("inf")
-    for doublings, row_length in enumerate(grid.row_lengths):
-        penalty = 1 + LONGER_ROW_PENALTY * doublings
-        if row_length < longest or best_cost <= total * penalty:
+    for row_length in grid.row_lengths:
+        if row_length < longest or best_cost <= total * grid.token_cost(row_length):
             continue  # too short, or no better even without any padding
         rows, starts = _first_fit_decreasing(lengths, row_length)
-        chunks = split_rows(int(rows.max()) + 1, grid.sizes(row_length))
-        cost = sum(size for _, size in chunks) * row_length * penalty
+        chunks = grid.chunks(int(rows.max()) + 1, row_length)
+        cost = grid.cost(chunks, row_length)
         if cost < best_cost:
             best, best_cost = Layout(row_length, rows, starts, chunks), cost
     assert best is not None, f"a segment of {longest} tokens is longer than the longest row"
     return best
+
+
+def cheapest_chunks(
+    count: int, sizes: list[int], row_cost: float, chunk_cost: float
+) -> list[tuple[int, int]]:
+    """Split rows into chunks (rows in use, size), so that their rows, free ones too, cost least.
+
+    As many as possible are of the largest size. All sizes are multiples of the smallest.
+    """
+    largest, unit = sizes[-1], sizes[0]
+    chosen = [largest] * (count // largest)
+    costs, firsts = [0.0], [0]  # of so many units of rows: the least cost, and one size that leads to it
+    for units in range(1, -(-(count % largest) // unit) + 1):
+        cost, first = min(
+            (size * row_cost + chunk_cost + costs[max(0, units - size // unit)], size) for size in sizes
+        )
+        costs.append(cost)
+        firsts.append(first)
+    rest = len(costs) - 1
+    while rest > 0:
+        chosen.append(firsts[rest])
+        rest -= firsts[rest] // unit
+    chunks = []
+    for size in sorted(chosen, reverse=True):
+        chunks.append((min(count, size), size))
+        count -= min(count, size)
+    return chunks
 
 
 def split_rows(count: int, sizes: list[int]) -> list[tuple[int, int]]:

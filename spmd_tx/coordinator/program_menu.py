@@ -6,7 +6,7 @@ scores of prompts besides log-probabilities, and custom losses. They are compile
 
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.protocol import ProgramShape
+from spmd_tx.programs_protocol import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"
@@ -26,8 +26,7 @@ def program_menu(grid: Grid, sampling: Menu, bank_slots: int) -> list[ProgramSha
 def _training(grid: Grid) -> list[ProgramShape]:
     return [
         ProgramShape(step=step, rows=rows, row_length=row_length)
-        for row_length in grid.row_lengths
-        for rows in grid.sizes(row_length)
+        for rows, row_length in grid.menu()
         for step in ("forward_backward", "forward")
     ]
 

@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from spmd_tx import memory_plan
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.assembly import Parts, make_menu, open_model, open_parts
@@ -125,12 +127,16 @@ class _Server:
         """Serve requests, now that the workers of a generation are ready."""
         parts = self._parts
         logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.plan.pages)
+        logger.info("memory of each device: %s", memory_plan.summary(ready.plan))
+        metrics.show_plan(ready.plan)
         parts.health.ready = True
         if not self._has_been_ready:
             print(f"ready: {self._url}", flush=True)
             self._has_been_ready = True
         if self._config.warm_up == "background":
-            parts.hub.send(WarmUp(programs=make_menu(self._config, parts.services.max_context, ready.plan)))
+            services = parts.services
+            menu = make_menu(self._config, services.model, services.max_context, ready.plan)
+            parts.hub.send(WarmUp(programs=menu))
         try:
             await parts.scheduler.run(parts.hub, ready.plan)
         finally:

@@ -3,17 +3,17 @@
 from pathlib import Path
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.packing import row_lengths
 from spmd_tx.protocol import SPARE_BANK_SLOTS, Setup
 
 
-def make_setup(config: ServerConfig, directory: Path, max_context: int) -> Setup:
-    """``directory`` is the model's; ``max_context`` is in tokens."""
+def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -> Setup:
+    """``directory`` is the model's, None where it is only planned; ``max_context`` is in tokens."""
     return Setup(
         generation=0,  # each has its own number, and address
         num_processes=config.num_processes,
         jax_coordinator="",
-        model_dir=str(directory),
+        model_dir=str(directory or ""),
         model_name=config.model_name,
         dtype=config.dtype,
         fsdp=config.fully_sharded_data_parallel_size,
@@ -31,7 +31,7 @@ def make_setup(config: ServerConfig, directory: Path, max_context: int) -> Setup
         compilation_cache=str(config.data_dir / "compilation_cache"),
         idle_adapters=str(config.data_dir / "idle_adapters"),
         train_tokens=config.train_tokens,
-        longest_row=Grid(config.data_shards, config.train_tokens, max_context).row_lengths[-1],
+        longest_row=row_lengths(max_context)[-1],
     )
 
 

@@ -12,10 +12,11 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.extend.core import Primitive
 from jaxtyping import Bool, Float, Int
 
+from spmd_tx.models.blockwise_attention import attend_segments
 from spmd_tx.models.layers import product
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 
@@ -42,30 +43,6 @@ def attend_keys(
     scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v_BSKE.dtype)
     return jnp.einsum("BKGTS,BSKE->BTKGE", probabilities, v_BSKE).reshape(b, t, n, e)
-
-
-def attend_segments(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Int[Array, "B T"]) -> Array:
-    """Causal attention within each packed segment.
-
-    Long rows go block by block of queries, so that no [T, T] is held.
-    """
-    b, t, n, e = q_BTNE.shape
-    order_T = jnp.arange(t)
-
-    def block(q_BQNE: Array, segments_BQ: Array, order_Q: Array) -> Array:
-        causal_QS = order_Q[:, None] >= order_T[None]
-        mask_BQS = causal_QS[None] & (segments_BQ[:, :, None] == segments_BT[:, None])
-        return attend_keys(q_BQNE, k_BTKE, v_BTKE, mask_BQS)
-
-    if t <= 2 * QUERY_BLOCK:
-        return block(q_BTNE, segments_BT, order_T)
-    blocks = t // QUERY_BLOCK
-    queries = q_BTNE.reshape(b, blocks, QUERY_BLOCK, n, e).swapaxes(0, 1)
-    segments = segments_BT.reshape(b, blocks, QUERY_BLOCK).swapaxes(0, 1)
-    y = lax.map(
-        lambda x: jax.checkpoint(block)(*x), (queries, segments, order_T.reshape(blocks, QUERY_BLOCK))
-    )
-    return y.swapaxes(0, 1).reshape(b, t, n, e)
 
 
 def segment_attention(implementation: str, segments_BT: Int[Array, "B T"]) -> Attention:

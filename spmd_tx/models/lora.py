@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
@@ -160,6 +161,7 @@ def row_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLor
         b_BRO = _rows_of(lora.b, slots_B, x_BTI.dtype)
         scale_B = scale_S[slots_B].astype(x_BTI.dtype)
         h_BTR = jnp.einsum("BTI,BRI->BTR", x_BTI, a_BRI) * scale_B[:, None, None]
+        h_BTR = checkpoint_name(h_BTR, "low_rank")
         return jnp.einsum("BTR,BRO->BTO", h_BTR, b_BRO)
 
     return apply

@@ -119,10 +119,10 @@ Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
 
 
 # What each level keeps of a layer until the way back, besides its input; the rest is computed again.
-# Attention's output and its operands are what "mlp" keeps, so only the feed-forward block and the scores
-# are done twice; with "light" nothing but the scores and what is done number by number is. "none" keeps
-# whatever the way back wants.
-ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention")
+# Attention's results and its operands are what "mlp" keeps, so the feed-forward block is done twice; with
+# "light" nothing but what is done number by number is. "none" keeps whatever the way back wants.
+# "attended" is named in blockwise_attention.py, "low_rank" in lora.py.
+ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention", "low_rank")
 REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
     "none": None,
     "light": (*ATTENTION_NAMES, "gate", "up"),
@@ -150,14 +150,18 @@ class Pass:
     apply_lora: ApplyLora
     expert_lora: ApplyLora  # for the rows of all devices of ep
     sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
-    remat: str = "none"  # one of REMAT_LEVELS
+    remat: str | None = None  # one of REMAT_LEVELS; None: there is no way back
     stationary: bool = False  # weights that are split over fsdp stay where they are, and the rows travel
     experts: Array | None = None  # int [B, T, L, C]: choices to be replayed; -1 lets the router choose
 
     def gather(self, x_BTD: Array) -> Array:
-        return lax.all_gather(x_BTD, TP, axis=1, tiled=True) if self.sequence_parallel else x_BTD
+        if not self.sequence_parallel or lax.axis_size(TP) == 1:
+            return x_BTD
+        return lax.all_gather(x_BTD, TP, axis=1, tiled=True)
 
     def reduce(self, partial_BTD: Array) -> Array:
+        if self.sequence_parallel and lax.axis_size(TP) == 1:
+            return partial_BTD
         if self.sequence_parallel:
             return lax.psum_scatter(partial_BTD, TP, scatter_dimension=1, tiled=True)
         return lax.psum(partial_BTD, TP)
@@ -198,10 +202,12 @@ def backbone(
         x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
         return (x_BTD, cache), choices_BTC
 
+    if how.remat is not None:
+        run = rematerialised(run, how.remat)
     x_BTD = how.reduce(embed(base.embed, tokens_BT, model.d_model))
     replayed_LBTC = None if how.experts is None else jnp.moveaxis(how.experts, 2, 0)
     xs = (base.layers, adapters.layers, jnp.arange(model.n_layers), replayed_LBTC)
-    (x_BTD, cache), choices_LBTC = lax.scan(rematerialised(run, how.remat), (x_BTD, cache), xs)
+    (x_BTD, cache), choices_LBTC = lax.scan(run, (x_BTD, cache), xs)
     choices_BTLC = None if choices_LBTC is None else jnp.moveaxis(choices_LBTC, 0, 2)
     h_BTD = how.gather(rms_norm(x_BTD, base.final_norm, model.rms_norm_eps))
     return h_BTD, cache, choices_BTLC
@@ -229,7 +235,7 @@ def attention(
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
     q_BTNE, k_BTKE = checkpoint_name(q_BTNE, "query"), checkpoint_name(k_BTKE, "key")
     y_BTNE, cache = how.attend(index, q_BTNE, k_BTKE, checkpoint_name(v_BTKE, "value"), cache)
-    y_BTH = checkpoint_name(y_BTNE.reshape(*y_BTNE.shape[:2], -1), "attended")
+    y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
     x_BTD = x_BTD + how.reduce(layer.linear(y_BTH, "o", w.o, model.d_model))
     return checkpoint_name(x_BTD, "after_attention"), cache
 

@@ -4,6 +4,7 @@ Everything is tried in a process of its own: an unknown flag ends a process, and
 there is left out, with a line in the log that says why.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -53,14 +54,51 @@ def prepare_accelerator(
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_FRACTION)
     progress("trying flags and attention on the GPU")
     model = read_model_config(Path(setup.model_dir))
-    run = partial(run_self_test, setup.compilation_cache)
-    flags, verdicts = try_out(wanted_flags(setup), sizes_of(setup, model, device_ids), run)
-    os.environ["XLA_FLAGS"] = joined_flags(flags)
+    choice = settle(setup.compilation_cache, wanted_flags(setup), sizes_of(setup, model, device_ids))
+    os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
+    return msgspec.structs.replace(setup, attention=choice.attention)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What a worker uses."""
+
+    flags: list[str]
+    attention: str
+
+
+def settle(folder: str, flags: Sequence[str], sizes: Sizes) -> Choice:
+    """Try everything out, once for this machine and these versions, and keep the choice in the folder.
+
+    A worker that starts again must choose the same, even if its test would be disturbed this time: the
+    requests that it runs again are to bring the same bits.
+    """
+    question = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
+    kept = Path(folder) / f"accelerator-{hashlib.sha256(question).hexdigest()[:16]}.json"
+    if kept.exists():
+        return msgspec.json.decode(kept.read_bytes(), type=Choice)
+    known, verdicts = try_out(flags, sizes, partial(run_self_test, folder))
     for verdict in verdicts:
         if verdict.problem:
             log.warning("attention %r is not used: %s", verdict.implementation, verdict.problem)
     right = [verdict.implementation for verdict in verdicts if verdict.problem is None]
-    return msgspec.structs.replace(setup, attention=next(iter(right), "reference"))
+    if not right:
+        return Choice(known, "reference")
+    choice = Choice(known, right[0])
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = kept.with_suffix(f".{os.getpid()}")  # other workers of this host may write the same
+    unfinished.write_bytes(msgspec.json.encode(choice))
+    unfinished.replace(kept)
+    return choice
+
+
+def machine() -> list[str]:
+    """Versions, driver and GPUs, which are read without waking them."""
+    driver = Path("/proc/driver/nvidia")
+    files = [driver / "version", *sorted(driver.glob("gpus/*/information"))]
+    lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
+    told = [line for line in lines if line.startswith(("NVRM", "Model"))]
+    libraries = [found for found in metadata.distributions() if found.name.startswith(("jax", "nvidia"))]
+    return [*told, *sorted(f"{found.name} {found.version}" for found in libraries)]
 
 
 def agreed_attention(chosen: str) -> str:

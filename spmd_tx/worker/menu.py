@@ -7,7 +7,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from spmd_tx import protocol
-from spmd_tx.protocol import STOP_TOKENS, AdapterSpec, ProgramShape, Setup
+from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol import STOP_TOKENS, AdapterSpec, Setup
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls

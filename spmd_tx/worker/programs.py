@@ -26,10 +26,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.protocol import CompileReport
+from spmd_tx.programs_protocol import CompileReport
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.compile_counts import compile_counts
+from spmd_tx.worker.free_memory import free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class Programs:
                     return
                 self._one_ahead(call, mesh)
             self._ready += 1
+        free_memory()
         self._ahead = ""
         self._on_change()
 

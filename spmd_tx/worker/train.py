@@ -25,7 +25,7 @@ from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.losses import TokenLossInputs, sequence_losses, token_losses
-from spmd_tx.worker.train_state import TrainState
+from spmd_tx.worker.train_state import TrainState, active_slots, add_to_slots, take_slots
 
 HEAD_TOKENS = 1024  # tokens per data shard whose logits are held at once
 
@@ -224,7 +224,8 @@ def make_forward_backward(
         rows: Rows,
         loss: TokenLossInputs,
     ) -> Any:
-        loras = both_loras(row_lora, rows.slots, scale)
+        slots_A, index_B = active_slots(rows.slots, scale.shape[0])
+        loras = both_loras(row_lora, index_B, scale[slots_A])
         attend = segment_attend(attention, rows.segments)
         how = Pass(attend, *loras, sequence_parallel=True, remat=remat, experts=rows.experts)
 
@@ -234,7 +235,7 @@ def make_forward_backward(
             adapters = full_adapters(model, w)
             return backbone(model, base, adapters, rows.tokens, rows.positions, how)[0], adapters.head
 
-        (h_BTD, factors), pull_back = jax.vjp(run, w)
+        (h_BTD, factors), pull_back = jax.vjp(run, take_slots(w, slots_A))
         where = (head.whole(base.unembed, model.d_model), factors, how.apply_lora, h_BTD)
         if loss.ratio_mask is None:
             losses, logprobs, grad_h, grad_head = head_loss_and_grad(*where, rows.targets, token_losses, loss)
@@ -242,6 +243,7 @@ def make_forward_backward(
             of_sequences = partial(sequence_losses, inputs=loss, segments=rows.segments)
             losses, logprobs, grad_h, grad_head = sequence_loss_and_grad(*where, rows, of_sequences)
         (grad,) = pull_back((grad_h.astype(h_BTD.dtype), grad_head))
-        return jax.tree.map(jnp.add, grad_sum, grad), replicate_rows(logprobs), replicate_rows(losses)
+        grad_sum = add_to_slots(grad_sum, grad, slots_A)
+        return grad_sum, replicate_rows(logprobs), replicate_rows(losses)
 
     return forward_backward

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import Adapters, adapter_weights
+from spmd_tx.sharding.collectives import replicate_rows
 from spmd_tx.sharding.mesh import AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -43,6 +44,43 @@ def train_weights(model: ModelConfig, mesh: AnyMesh, slots: int, rank: int) -> T
 def take_slot(stack: Any, slot: Array) -> Any:
     """One slot of a tree of stacked leaves [..., S, R, X], without the slot axis."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, slot, x.ndim - 3, keepdims=False), stack)
+
+
+def active_slots(slots_B: Array, total: int) -> tuple[Array, Array]:
+    """The slots [A] that a gradient is taken for, all different; and of each of these rows, which of them.
+
+    Their number follows from the shape of the micro-batch, so that company does not change the program:
+    there are at most as many as rows of all data shards. What is left over goes to slots without rows.
+    ``slots_B`` are those of this data shard's rows.
+    """
+    everybodys = replicate_rows(slots_B)
+    if everybodys.shape[0] >= total:
+        return jnp.arange(total, dtype=slots_B.dtype), slots_B
+    numbers_S = jnp.arange(total, dtype=slots_B.dtype)
+    is_idle_S = jnp.all(everybodys[:, None] != numbers_S[None], axis=0)
+    active_A = jnp.argsort(is_idle_S, stable=True)[: everybodys.shape[0]].astype(slots_B.dtype)
+    index_B = jnp.argmax(active_A[None] == slots_B[:, None], axis=1).astype(slots_B.dtype)
+    return active_A, index_B
+
+
+def take_slots(stack: Any, slots_A: Array) -> Any:
+    """Some slots of a tree of stacked leaves [..., S, R, X]: [..., A, R, X]. The stack itself if all."""
+    return jax.tree.map(
+        lambda x: x if x.shape[-3] == slots_A.shape[0] else jnp.take(x, slots_A, axis=x.ndim - 3), stack
+    )
+
+
+def add_to_slots(stack: Any, some: Any, slots_A: Array) -> Any:
+    """The stack with something added to the slots that ``take_slots`` took; the others are not touched."""
+    count = slots_A.shape[0]
+    if all(x.shape[-3] == count for x in jax.tree.leaves(stack)):
+        return jax.tree.map(jnp.add, stack, some)
+
+    def add(number: int, stack: Any) -> Any:
+        slot, one = slots_A[number], take_slot(some, jnp.asarray(number))
+        return put_slot(stack, jax.tree.map(jnp.add, take_slot(stack, slot), one), slot)
+
+    return lax.fori_loop(0, count, add, stack)
 
 
 def put_slot(stack: Any, one: Any, slot: Array) -> Any:

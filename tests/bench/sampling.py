@@ -41,7 +41,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         model = self.engine.model
-        limits = SamplingLimits(Menu(1, CONTEXT, PAGE_SIZE, self.rows), self.engine.pages, STEPS)
+        limits = SamplingLimits(Menu(1, CONTEXT, PAGE_SIZE, self.rows), self.engine.plan.pages, STEPS)
         self.bank = VersionBank(BANK_SLOTS, Path(tempfile.gettempdir()))
         self.batch = SampleBatch(SamplingModel(model, CONTEXT, None), self.bank, limits)
         self.random = np.random.default_rng(0)

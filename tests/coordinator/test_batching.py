@@ -12,7 +12,7 @@ from spmd_tx.coordinator.wire import Datum
 from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
 
 SHARDS = 4
-GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512)
+GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=None)
 CROSS_ENTROPY = LossSettings(LOSS_NAMES.index("cross_entropy"))
 PPO = LossSettings(LOSS_NAMES.index("ppo"), clip_low=0.8, clip_high=1.2)
 GSPO = LossSettings(LOSS_NAMES.index("gspo"), clip_low=0.8, clip_high=1.2)

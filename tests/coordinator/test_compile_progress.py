@@ -1,6 +1,6 @@
 from spmd_tx.coordinator.compile_progress import CompileProgress, ProgramsHealth
 from spmd_tx.coordinator.metrics import REGISTRY
-from spmd_tx.protocol import CompileCount, CompileReport
+from spmd_tx.programs_protocol import CompileCount, CompileReport
 
 
 def compiles(source, unit=""):

@@ -24,7 +24,7 @@ def _quick(monkeypatch):
 
 async def test_two_workers_run_commands_as_one(model_dir):
     async with worker_group(model_dir, processes=2) as group:
-        assert (await group.until_ready()).pages == fake_worker.PAGES
+        assert (await group.until_ready()).plan.pages == fake_worker.PAGES
         await group.create()
         assert group.hub.answered == 1
         await group.generations.shut_down(patience=30)

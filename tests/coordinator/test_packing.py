@@ -1,12 +1,31 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.packing import Grid, lay_out, split_rows
+from spmd_tx.coordinator.packing import Grid, attention_share, cheapest_chunks, lay_out, split_rows
+from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 
-GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000)
+GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
+NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
+MODEL = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=2048,
+    d_model=256,
+    d_ff=768,
+    n_layers=4,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=64,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    tied_embeddings=True,
+    max_positions=4096,
+    eos_token_ids=(1,),
+)
 
 
 def test_row_lengths_are_powers_of_two_that_reach_the_context():
@@ -15,14 +34,27 @@ def test_row_lengths_are_powers_of_two_that_reach_the_context():
 
 @pytest.mark.parametrize(
     "row_length, sizes",
-    [(64, [2, 8, 32]), (256, [2, 8]), (1024, [2])],
+    [(64, [2, 16]), (128, [2, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
 )
 def test_sizes_fill_the_token_budget_of_each_shard(row_length, sizes):
     assert GRID.sizes(row_length) == sizes
 
 
+def test_the_menu_names_every_shape_that_a_request_can_lead_to():
+    menu = GRID.menu()
+    assert len(menu) == len(set(menu)) == 8
+    for seed in range(50):
+        random = np.random.default_rng(seed)
+        layout = lay_out(random.integers(1, random.integers(2, 1000), 40), GRID)
+        assert {(size, layout.row_length) for _, size in layout.chunks} <= set(menu)
+
+
+def test_a_server_has_few_programs():
+    assert len(Grid(1, 8192, 4096, 5e-4).menu()) == 16
+
+
 def test_a_row_longer_than_the_budget_still_gets_one_row_per_shard():
-    assert Grid(data_shards=4, train_tokens=64, max_context=256).sizes(256) == [4]
+    assert Grid(4, 64, 256, 5e-4).sizes(256) == [4]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +75,57 @@ def test_rows_split_into_well_filled_chunks(count, chunks):
 
 def test_one_row_on_many_shards_is_one_chunk():
     assert split_rows(1, [8, 32]) == [(1, 8)]
+
+
+@pytest.mark.parametrize(
+    "count, chunks",
+    [
+        (1, [(1, 2)]),
+        (3, [(2, 2), (1, 2)]),
+        (9, [(8, 8), (1, 2)]),
+        (15, [(15, 16)]),  # more micro-batches would cost more than the free row
+        (41, [(16, 16), (16, 16), (8, 8), (1, 2)]),
+    ],
+)
+def test_chunks_cost_least(count, chunks):
+    assert cheapest_chunks(count, [2, 8, 16], row_cost=64.0, chunk_cost=128.0) == chunks
+
+
+@given(st.integers(1, 300), st.floats(1, 1e4), st.floats(0, 1e4))
+def test_chunks_hold_all_rows_and_none_is_empty(count, row_cost, chunk_cost):
+    chunks = cheapest_chunks(count, [2, 16, 64], row_cost, chunk_cost)
+    assert sum(used for used, _ in chunks) == count
+    assert all(0 < used <= size for used, size in chunks)
+
+
+def test_longer_rows_are_taken_as_attention_allows():
+    lengths = np.array([143] * 32)
+
+    def row_length(share):
+        return lay_out(lengths, Grid(1, 8192, 4096, share)).row_length
+
+    assert row_length(DEAR) < row_length(NEARLY_FREE)
+    assert row_length(attention_share(MODEL)) <= 512
+
+
+def test_attention_counts_less_the_wider_a_model_is():
+    wide = replace(MODEL, d_model=1024, d_ff=3072)
+    assert attention_share(wide) < attention_share(MODEL) / 3
+    assert attention_share(MODEL) == pytest.approx(5e-4, rel=0.1)
+
+
+@pytest.mark.parametrize("layout", ["2x1024x1000", "2x1024x1000x0.0005"])
+def test_a_recorded_layout_is_read_back(layout):
+    other = Grid(data_shards=2, train_tokens=64, max_context=64, attention_share=NEARLY_FREE)
+    assert other.as_recorded(layout).layout == layout
+    assert other.as_recorded(None) == other
+
+
+def test_a_layout_of_earlier_is_cut_as_it_was():
+    recorded = GRID.as_recorded("2x1024x1000")
+    assert recorded.sizes(64) == [2, 8, 32]
+    assert lay_out(np.array([64] * 9), recorded).chunks == [(8, 8), (1, 2)]
+    assert recorded.token_cost(512) == 1 + 0.05 * 3
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60))
@@ -71,8 +154,8 @@ def test_short_segments_share_a_row():
 
 def test_the_row_length_follows_from_the_padding_not_from_the_longest_segment_alone():
     # Rows of 64 would need one row each (33 + 33 > 64), half empty.
-    assert lay_out(np.array([33] * 30), Grid(1, 1024, 1024)).row_length > 64
+    assert lay_out(np.array([33] * 30), Grid(1, 1024, 1024, NEARLY_FREE)).row_length > 64
 
 
 def test_equal_padding_takes_the_shorter_row():
-    assert lay_out(np.array([64] * 16), Grid(1, 1024, 1024)).row_length == 64
+    assert lay_out(np.array([64] * 8), Grid(1, 1024, 1024, NEARLY_FREE)).row_length == 64

@@ -8,11 +8,11 @@ BANK_SLOTS = 10
 
 
 def menu_of(context, shards=1):
-    sampling = Menu(shards, context, page_size=16, decode_rows=64)
-    return program_menu(Grid(shards, 8192, context), sampling, BANK_SLOTS)
+    sampling = Menu(shards, context, page_size=16, decode_rows=128)
+    return program_menu(Grid(shards, 8192, context, 5e-4), sampling, BANK_SLOTS)
 
 
-@pytest.mark.parametrize("context, most", [(512, 90), (2048, 120), (32768, 160)])
+@pytest.mark.parametrize("context, most", [(512, 90), (2048, 125), (32768, 175)])
 @pytest.mark.parametrize("shards", [1, 8])
 def test_the_menu_is_bounded_and_has_no_program_twice(context, most, shards):
     menu = menu_of(context, shards)

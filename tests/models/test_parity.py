@@ -47,7 +47,7 @@ def logits(mesh, case, directory) -> np.ndarray:
     )
     def run(base, adapters, tokens, segments, positions, slots):
         apply_lora = both_loras(row_lora, slots, jnp.array([(1.0, 1.0), scales], jnp.float32))
-        how = Pass(segment_attend(segments), *apply_lora, sequence_parallel=True)
+        how = Pass(segment_attend("reference", segments), *apply_lora, sequence_parallel=True)
         whole = full_adapters(model, adapters)
         h, *_ = qwen3.backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)

@@ -121,7 +121,8 @@ def test_an_old_client_trains_as_a_new_one(old, new_trainer):
     first = old.loss("forward", "cross_entropy", supervised_inputs())
     np.testing.assert_array_equal(logprobs_in(first), logprobs_of(trainer, data))
     assert [each["logprobs"]["shape"] for each in first["loss_fn_outputs"]] == [[11], [6]]
-    assert old.loss("forward_backward", "cross_entropy", supervised_inputs())["metrics"] == first["metrics"]
+    backward = old.loss("forward_backward", "cross_entropy", supervised_inputs())
+    assert backward["metrics"] == pytest.approx(first["metrics"], rel=1e-6)  # they are two programs
     before = [each["logprobs"]["data"] for each in first["loss_fn_outputs"]]
     reinforced = [
         {

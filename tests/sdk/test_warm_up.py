@@ -40,7 +40,12 @@ def service(warm_server):
 
 
 def programs(server: Server) -> dict:
-    return httpx.get(f"{server.url}/healthz").json()["programs"]
+    """Once the workers have been told of them."""
+    deadline = time.monotonic() + SECONDS
+    while (found := httpx.get(f"{server.url}/healthz").json().get("programs")) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
 
 
 def wait_until_warm(server: Server) -> None:

@@ -7,7 +7,14 @@ import pytest
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import Setup
 from spmd_tx.worker import accelerator
-from spmd_tx.worker.accelerator import Ended, agreed_attention, prepare_accelerator, run_self_test, try_out
+from spmd_tx.worker.accelerator import (
+    Choice,
+    Ended,
+    agreed_attention,
+    prepare_accelerator,
+    run_self_test,
+    try_out,
+)
 from spmd_tx.worker.self_test import Sizes, Verdict
 
 SIZES = Sizes(["cudnn", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
@@ -21,7 +28,7 @@ SETUP = Setup(
     ep=1,
     tp=2,
     adapter_slots=1,
-    idle_adapters=0,
+    idle_adapters="",
     bank_slots=1,
     max_rank=8,
     max_context=64,
@@ -124,7 +131,25 @@ def test_without_a_gpu_nothing_is_started_or_set(monkeypatch):
     assert dict(os.environ) == before
 
 
-def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(monkeypatch, caplog):
+def test_what_was_chosen_is_chosen_again(tmp_path, monkeypatch):
+    def settle(gpu, flags=()):
+        monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes: gpu(flags, sizes))
+        return accelerator.settle(str(tmp_path / "cache"), list(flags), SIZES)
+
+    disturbed = FakeGpu(fatal=SIZES.implementations)
+    assert settle(disturbed) == Choice([], "reference")
+    assert settle(FakeGpu(), ["--a=1"]) == settle(disturbed, ["--a=1"]) == Choice(["--a=1"], "cudnn")
+    assert settle(FakeGpu(wrong=["cudnn"]), ["--b=1"]).attention == "cudnn_masked", "another question"
+    monkeypatch.setattr(accelerator, "machine", lambda: ["another GPU"])
+    assert settle(FakeGpu(wrong=["cudnn"]), ["--a=1"]).attention == "cudnn_masked"
+    assert all(file.suffix == ".json" for file in (tmp_path / "cache").iterdir())
+
+
+def test_a_machine_is_described_without_a_gpu():
+    assert all(isinstance(line, str) for line in accelerator.machine())
+
+
+def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
     model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512, ())
     gpu = FakeGpu(wrong=["cudnn"], unknown=[accelerator.OVERLAPPED[1]])
     tried = []
@@ -135,7 +160,8 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(monkeypatch, cap
     )
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    setup = prepare_accelerator(SETUP, [3, 4], lambda _: None)
+    here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path))
+    setup = prepare_accelerator(here, [3, 4], lambda _: None)
     assert setup.attention == "cudnn_masked"
     ours = f"{accelerator.REPRODUCIBLE[0]} {accelerator.OVERLAPPED[0]}"
     assert os.environ["XLA_FLAGS"] == f"{ours} --xla_of_the_user=1"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from spmd_tx import protocol
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import (
     AdapterSpec,
     CreateAdapter,
@@ -22,7 +23,6 @@ from spmd_tx.protocol import (
     PackedRows,
     PageOut,
     Prefill,
-    ProgramShape,
     Reply,
     SaveSampler,
     SaveState,

@@ -1,0 +1,32 @@
+"""A memory plan for devices that are not here."""
+
+import msgspec
+
+from spmd_tx.accelerators import Devices
+from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.models import attention
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol import Setup
+from spmd_tx.sharding.mesh import abstract_mesh
+from spmd_tx.worker.accelerator import MEMORY_FRACTION
+from spmd_tx.worker.memory import USABLE_SHARE, dtype_on, of_host
+from spmd_tx.worker.plan import Memory, report
+from spmd_tx.worker.plan_refusal import make_plan
+from spmd_tx.worker.plan_sizes import Sizes
+
+
+def plan_offline(setup: Setup, model: ModelConfig, devices: Devices) -> MemoryPlan:
+    """What workers would decide, unless they measure something else. Raises StartError if nothing fits.
+
+    Of an accelerator its fastest attention is assumed.
+    """
+    dtype = dtype_on("cpu" if devices.is_cpu else "gpu", setup.dtype)
+    is_possible = not devices.is_cpu and setup.dtype != "float32"
+    fastest, *_ = attention.candidates(model.head_dim, is_possible)
+    setup = msgspec.structs.replace(setup, attention=fastest)
+    sizes = Sizes(setup, model, abstract_mesh(setup.fsdp, setup.ep, setup.tp), dtype)
+    if devices.bytes is None:
+        memory = of_host(1 / devices.count)
+    else:
+        memory = Memory(int(devices.bytes * float(MEMORY_FRACTION) * USABLE_SHARE))
+    return report(make_plan(sizes, memory))

@@ -1,0 +1,80 @@
+"""What moving one adapter costs, without a server: python -m tests.bench.swap_cost
+
+Milliseconds, medians of several rounds that take turns, for a model of 8 layers of width 512 and adapters of
+rank 32: out of a training slot and back, by host memory and by disk; into the sampler bank from a training
+slot, from the bank to a PEFT folder, and from such a folder into the bank.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import tests.engine_setup  # noqa: F401
+from spmd_tx import protocol, tiny_model
+from spmd_tx.protocol import AdapterSpec
+from spmd_tx.worker.engine import Engine
+from spmd_tx.worker.idle_adapters import IdleAdapters
+from spmd_tx.worker.programs import Programs
+from tests.tiny_setup import tiny_setup
+
+ROUNDS = 15
+ADAPTER = AdapterSpec(rank=32)
+SPEC = tiny_model.Spec(
+    vocab_size=8192, d_model=512, d_ff=1536, n_layers=8, n_heads=8, n_kv_heads=4, max_positions=64
+)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = tiny_model.write(folder / "model", SPEC)
+        setup = tiny_setup(
+            model_dir=str(model),
+            dtype="float32",
+            adapter_slots=4,
+            max_rank=32,
+            idle_adapters=str(folder / "idle"),
+        )
+        engine = Engine.start(setup, Programs(lambda _: None), lambda _: None)
+        engine.create_adapter(protocol.CreateAdapter(slot=0, seed=1, adapter=ADAPTER))
+        measure(engine, folder)
+
+
+def measure(engine: Engine, folder: Path) -> None:
+    in_memory, on_disk = engine._idle, IdleAdapters(folder / "on-disk", 0)
+    taken: dict[str, list[float]] = {}
+
+    def timed(what: str, work: Callable[[], object]) -> None:
+        began_at = time.perf_counter()
+        work()
+        jax.block_until_ready((vars(engine.state), engine.state.train))
+        taken.setdefault(what, []).append(1000 * (time.perf_counter() - began_at))
+
+    out, back = protocol.SwapOut(slot=0, model="m"), protocol.SwapIn(slot=0, model="m")
+    for number in range(ROUNDS + 1):
+        peft = str(folder / f"version-{number}")
+        engine._idle = in_memory
+        timed("swap out", lambda: engine.swap_out(out))
+        size = in_memory.host_bytes
+        timed("swap in from host memory", lambda: engine.swap_in(back))
+        engine._idle = on_disk
+        engine.swap_out(out)
+        timed("write to disk, in the background", on_disk.settle)
+        timed("swap in from disk", lambda: engine.swap_in(back))
+        save = protocol.SaveSampler(slot=0, bank=1, adapter=ADAPTER)
+        timed("copy to the bank", lambda save=save: engine.save_sampler(save))
+        page_out = protocol.PageOut(bank=1, adapter=ADAPTER, path=peft)
+        timed("bank to PEFT folder", lambda command=page_out: engine.page_out(command))
+        load = protocol.LoadSampler(bank=2, adapter=ADAPTER, path=peft)
+        timed("PEFT folder to bank", lambda command=load: engine.load_sampler(command))
+    print(f"an adapter: {size / 2**20:.1f} MiB of training state, {size / 2**22:.1f} MiB of weights")
+    for what, each in taken.items():
+        print(f"{what:35} median {np.median(each[1:]):7.1f} ms, least {min(each[1:]):7.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""``spmd-tx plan`` as an operator runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spmd_tx.accelerators import parse_devices
+from spmd_tx.errors import StartError
+
+COMMAND = Path(sys.executable).with_name("spmd-tx")
+GIB = 2**30
+QWEN3_4B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "max_position_embeddings": 40960,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """Without weights, and without a tokenizer."""
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "config.json").write_text(json.dumps(QWEN3_4B))
+    return directory
+
+
+def run(model_dir, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(COMMAND), "plan", "--base-model", str(model_dir), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_mesh_is_proposed_and_the_plan_adds_up(model_dir):
+    ended = run(model_dir, "--devices", "8xh100", "--json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    sizes = [told[f"{axis}_parallel_size"] for axis in ("fully_sharded_data", "expert", "tensor")]
+    assert sizes == [8, 1, 1]
+    assert told["base_bytes"] == 2 * 4_022_468_096  # the parameters of Qwen3-4B
+    uses = ("base_bytes", "adapter_bytes", "bank_bytes", "step_bytes", "cache_bytes")
+    assert sum(told[use] for use in uses) == told["device_bytes"] < 79.1 * GIB
+    assert told["train_tokens"] == 8192
+
+
+def test_the_table_names_what_a_device_holds(model_dir):
+    ended = run(model_dir, "--devices", "h200", "--max-context-length", "8192")
+    assert ended.returncode == 0, ended.stderr
+    for words in ("base weights", "7.5 GiB", "training slots", "keys and values", "--tensor-parallel-size 1"):
+        assert words in ended.stdout
+
+
+def test_what_does_not_fit_is_refused_with_what_would_help(model_dir):
+    ended = run(model_dir, "--devices", "1", "--memory-per-device", "40GiB")
+    assert ended.returncode == 2
+    assert "7.5 GiB for base weights" in ended.stderr
+    assert "--max-context-length" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "text, memory, expected",
+    [
+        ("8xh100", None, (8, "h100")),
+        ("h200", None, (1, "h200")),
+        ("2 x RTX 4090", None, (2, "rtx4090")),
+        ("4xcpu", None, (4, "cpu")),
+        ("3", "10GiB", (3, "")),
+    ],
+)
+def test_devices_are_a_number_and_a_name(text, memory, expected):
+    devices = parse_devices(text, memory)
+    assert (devices.count, devices.kind) == expected
+
+
+@pytest.mark.parametrize(
+    "text, memory, words",
+    [
+        ("8xabacus", None, "abacus.*--memory-per-device"),
+        ("8", None, "--memory-per-device"),
+        ("0xh100", None, "8xh100"),
+        ("", None, "8xh100"),
+        ("8", "much", "500MB"),
+    ],
+)
+def test_other_devices_are_refused(text, memory, words):
+    with pytest.raises(StartError, match=words):
+        parse_devices(text, memory)
