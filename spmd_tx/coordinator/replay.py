@@ -10,7 +10,7 @@ from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.request_queue import Request
-from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training import WITHOUT_EFFECT, Training
 from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.errors import DamagedBody, MeshError, RequestError
 
@@ -39,7 +39,10 @@ class Replay:
         self._is_lost = is_lost
 
     async def run_again(self, entry: ModelLine, request: Request) -> None:
-        """Begin with a request; its outcome is compared later."""
+        """Begin with a request; its outcome is compared later. What has no effect is passed over."""
+        if request.kind in WITHOUT_EFFECT:
+            entry.ran_again(request)
+            return
         known = entry.again[request.id]
         try:
             async with self._training.turn(request.kind):

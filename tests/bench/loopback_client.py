@@ -70,6 +70,8 @@ class Connection(asyncio.Protocol):
 
 async def connect(url: str) -> Connection:
     parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(lambda: Connection(parts.netloc), parts.hostname, parts.port)
     return connection
