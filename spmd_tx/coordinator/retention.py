@@ -82,7 +82,7 @@ async def payload_files(db: AsyncSession) -> set[int]:
 
 def _different(column: str) -> TextClause:
     """The values of an indexed column: one step for each of them, not for each row."""
-    next_one = f"SELECT min({column}) FROM requests WHERE {column} > number"
+    next_one = f"SELECT min({column}) FROM requests WHERE {column} > found.number"  # rows have a number, too
     return text(
         f"WITH RECURSIVE found(number) AS (SELECT min({column}) FROM requests UNION ALL "
         f"SELECT ({next_one}) FROM found WHERE number IS NOT NULL) SELECT number FROM found"

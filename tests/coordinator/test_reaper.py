@@ -257,6 +257,16 @@ async def test_payload_files_go_when_no_row_has_referred_to_them_for_a_while(
     assert payload_files.numbers() == [1, 2, 3]
 
 
+async def test_files_stay_that_rows_of_higher_numbers_refer_to(database, tmp_path, reaper, payload_files):
+    """Rows and files are counted apart: many rows refer to each file."""
+    for seq_id, file in enumerate((1, 1, 1, 1, 2, 2, 3)):
+        await add_request(
+            database, seq_id, payload_file=file, result_file=file, finished_at=steady_time.now()
+        )
+    await reaper.reap(at_rest=True)
+    assert payload_files.numbers() == [1, 2, 3]
+
+
 async def test_without_a_server_what_a_crash_left_goes_at_once(database, tmp_path, reaper, payload_files):
     (tmp_path / "scratch" / "old").mkdir(parents=True)
     (tmp_path / "payloads" / "000000000009.tmp").write_bytes(b"half")
