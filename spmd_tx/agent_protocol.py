@@ -2,7 +2,8 @@
 
 import msgspec
 
-from spmd_tx.protocol import PROTOCOL_VERSION, AnyReport, unpack_array
+from spmd_tx.protocol import unpack_array
+from spmd_tx.reports import PROTOCOL_VERSION, AnyReport
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):

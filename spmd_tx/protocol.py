@@ -1,6 +1,6 @@
-"""The contract between the coordinator and every worker: commands out, reports back.
+"""The contract between the coordinator and every worker: commands out, reports (reports.py) back.
 
-Both sides import this module and nothing else of each other. Dimension key for the arrays:
+Both sides import these and nothing else of each other. Dimension key for the arrays:
 B rows (split evenly over the data shards, in order), T row length in tokens, J targets per position (where
 there are several), N pages in a row's block table, C page copies, K decode steps. A *data shard* is one
 (fsdp, ep) coordinate of the mesh.
@@ -11,15 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.programs_protocol import CompileReport, ProgramShape
-
-PROTOCOL_VERSION = 9
+from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.reports import AnyReport
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
-
-BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
 
 SPARE_BANK_SLOTS = 2  # of the sampler bank: the base model's, and one that is free for the next save
 
@@ -348,68 +344,6 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
     generation: int
     sequence: int  # from 0 in each generation
     command: AnyCommand
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
-    """What a worker says."""
-
-    generation: int
-    process: int
-
-
-class Hello(Report, frozen=True, tag="hello"):
-    """First message of a worker; answered by Setup, once process 0 has said where jax.distributed will be."""
-
-    version: int = PROTOCOL_VERSION
-    jax_port: int = 0  # free on the host of process 0, which is the one that says it
-
-
-class Beat(Report, frozen=True, tag="beat"):
-    """The worker's process is alive; sent every BEAT_SECONDS over a connection of its own."""
-
-    sequence: int | None  # of the command that it is carrying out
-    programs: CompileReport | None = None  # from process 0 only
-
-
-class Progress(Report, frozen=True, tag="progress"):
-    """What the worker is busy with; empty when it is back to running commands."""
-
-    message: str  # "loading weights 45 %", "compiling forward_backward 8x256"
-
-
-class Ready(Report, frozen=True, tag="ready"):
-    """The worker has its weights and runs commands from now on."""
-
-    device: str  # "8 x cpu"
-    plan: MemoryPlan
-
-
-class Reply(Report, frozen=True, tag="reply"):
-    """A command was executed. Arrays and metrics come from process 0 only."""
-
-    sequence: int
-    arrays: dict[str, np.ndarray] = {}
-    metrics: dict[str, float] = {}
-
-
-class Written(Report, frozen=True, tag="written"):
-    """The files of a Snapshot are complete, or could not be written. From process 0 only."""
-
-    path: str
-    error: str | None = None
-
-
-class Failure(Report, frozen=True, tag="failure"):
-    """The worker ends itself because of an exception."""
-
-    message: str
-    traceback: str
-    sequence: int | None = None  # of the command that was being carried out
-    is_consequence: bool = False  # it only follows from the loss of another worker
-    is_final: bool = False  # it will not go away until the operator changes something
-
-
-AnyReport = Hello | Beat | Progress | Ready | Reply | Written | Failure
 
 
 def _pack(value: object) -> object:

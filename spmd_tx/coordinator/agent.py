@@ -26,7 +26,7 @@ from spmd_tx.coordinator.model_files import find_model
 from spmd_tx.coordinator.model_fingerprint import check_same
 from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit
 from spmd_tx.errors import StartError
-from spmd_tx.protocol import BEAT_SECONDS
+from spmd_tx.reports import BEAT_SECONDS
 from spmd_tx.secret import VARIABLE, Keys
 
 logger = logging.getLogger(__name__)

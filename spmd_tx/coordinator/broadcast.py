@@ -11,21 +11,8 @@ import msgspec
 
 from spmd_tx.coordinator.compile_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
-from spmd_tx.protocol import (
-    PROTOCOL_VERSION,
-    AnyCommand,
-    AnyReport,
-    Beat,
-    Envelope,
-    Hello,
-    Progress,
-    Ready,
-    Reply,
-    Setup,
-    WarmUp,
-    Written,
-    encode,
-)
+from spmd_tx.protocol import AnyCommand, Envelope, Setup, WarmUp, encode
+from spmd_tx.reports import PROTOCOL_VERSION, AnyReport, Beat, Hello, Progress, Ready, Reply, Written
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from spmd_tx.coordinator.training_outcomes import Differentiated
 from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
 from spmd_tx.custom_loss import LossInput
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import CustomLoss, Reply
+from spmd_tx.protocol import CustomLoss
+from spmd_tx.reports import Reply
 
 LOSS = "custom"
 

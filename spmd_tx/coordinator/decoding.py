@@ -25,7 +25,7 @@ from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_j
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.shard import Shard
 from spmd_tx.errors import MeshError
-from spmd_tx.protocol import Reply
+from spmd_tx.reports import Reply
 
 MOST_DECODES = 2  # sent and not yet answered
 

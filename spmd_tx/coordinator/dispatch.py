@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from spmd_tx.protocol import AnyCommand, Reply
+from spmd_tx.protocol import AnyCommand
+from spmd_tx.reports import Reply
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.request_queue import Outcome

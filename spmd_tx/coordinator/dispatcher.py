@@ -26,11 +26,10 @@ from spmd_tx.protocol import (
     ForwardBackward,
     LoadSampler,
     PageOut,
-    Reply,
     SwapIn,
     SwapOut,
-    Written,
 )
+from spmd_tx.reports import Reply, Written
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
 MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample waits for no more than these

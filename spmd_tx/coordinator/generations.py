@@ -16,7 +16,8 @@ from spmd_tx.coordinator.losses import Loss, Sign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.watchdog import Watchdog
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, MeshError, StartError, WorkerLost
-from spmd_tx.protocol import AnyReport, Failure, Ready, Setup, Shutdown
+from spmd_tx.protocol import Setup, Shutdown
+from spmd_tx.reports import AnyReport, Failure, Ready
 
 logger = logging.getLogger(__name__)
 

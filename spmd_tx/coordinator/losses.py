@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from spmd_tx.coordinator.supervisor import WorkerExit
-from spmd_tx.protocol import Failure
+from spmd_tx.reports import Failure
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs, the kernel out of memory
 PEER_IS_GONE = (

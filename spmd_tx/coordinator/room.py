@@ -22,10 +22,10 @@ class Room:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if not turn.cancelled():
                 self.give_back(size)
             else:
-                self._waiting.remove((turn, size))
+                self._waiting = deque(each for each in self._waiting if each[0] is not turn)
                 self._let_in()
             raise
         return size

@@ -25,7 +25,8 @@ from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after
 from spmd_tx.coordinator.versions import Versions
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply, SaveSampler, SaveState
+from spmd_tx.protocol import AdapterSpec, AnyCommand, SaveSampler, SaveState
+from spmd_tx.reports import Reply
 
 
 class Checkpoints(Protocol):

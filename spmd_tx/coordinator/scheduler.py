@@ -21,7 +21,7 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.tables import Model
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import MeshError
-from spmd_tx.protocol import MemoryPlan
+from spmd_tx.memory_plan import MemoryPlan
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from spmd_tx.coordinator.logs import log_to_stderr
 from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
-from spmd_tx.protocol import Ready, WarmUp
+from spmd_tx.protocol import WarmUp
+from spmd_tx.reports import Ready
 from spmd_tx.secret import Keys, read_secret
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.folder_manifest import is_intact, write_manifest
 from spmd_tx.coordinator.tables import RequestRow, SnapshotRow
-from spmd_tx.protocol import AdapterSpec, Written
+from spmd_tx.protocol import AdapterSpec
+from spmd_tx.reports import Written
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from spmd_tx.coordinator.batching import Chunk, ChunkOutput
 from spmd_tx.errors import MeshError
-from spmd_tx.protocol import AdapterSpec, AnyCommand, Reply
+from spmd_tx.protocol import AdapterSpec, AnyCommand
+from spmd_tx.reports import Reply
 
 MOST_UNSENT = 4  # steps that are prepared ahead
 

@@ -139,9 +139,7 @@ class Training:
     async def begin_again(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None
     ) -> Begun | None:
-        """The same for a request whose outcome is known; None when the model's state needs nothing of it."""
-        if request.kind in WITHOUT_EFFECT:
-            return None
+        """The same for a request with an effect and a known outcome; None when the state needs nothing."""
         if request.kind == "save_weights_for_sampler":
             wish = read_body(body, schemas.SaveWeightsForSamplerRequest)
             if wish.path is not None:

@@ -14,7 +14,7 @@ from spmd_tx.coordinator.offloading import compute
 from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome
 from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
-from spmd_tx.protocol import Reply
+from spmd_tx.reports import Reply
 
 BYTES_PER_TOKEN = 8  # logprob and loss, in float32
 

@@ -12,7 +12,7 @@ from zmq.utils import z85
 
 from spmd_tx.agent_protocol import AnyAgentReport, decode_any_report
 from spmd_tx.errors import StartError
-from spmd_tx.protocol import AnyReport
+from spmd_tx.reports import AnyReport
 from spmd_tx.secret import Keys
 
 logger = logging.getLogger(__name__)

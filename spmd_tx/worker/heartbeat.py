@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from spmd_tx.programs_protocol import CompileReport
-from spmd_tx.protocol import BEAT_SECONDS, Beat
+from spmd_tx.reports import BEAT_SECONDS, Beat
 from spmd_tx.worker.inbox import Inbox
 
 

@@ -10,7 +10,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from spmd_tx.errors import CommandGap, MeshError
-from spmd_tx.protocol import Envelope, Hello, Report, Setup, decode_to_worker, encode
+from spmd_tx.protocol import Envelope, Setup, decode_to_worker, encode
+from spmd_tx.reports import Hello, Report
 from spmd_tx.secret import Keys
 
 logger = logging.getLogger(__name__)

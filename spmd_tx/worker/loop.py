@@ -17,12 +17,11 @@ from spmd_tx.protocol import (
     ForwardBackward,
     OptimStep,
     Prefill,
-    Reply,
-    Report,
     Shutdown,
     SwapIn,
     SwapOut,
 )
+from spmd_tx.reports import Reply, Report
 from spmd_tx.worker.execute import Result, Steps, execute
 
 # The engine returns from these as soon as the device has its work; the others wait for disks.

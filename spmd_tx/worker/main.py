@@ -16,7 +16,9 @@ import jax
 import msgspec
 
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
-from spmd_tx.protocol import Failure, MemoryPlan, Progress, Ready, Setup, Written
+from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.protocol import Setup
+from spmd_tx.reports import Failure, Progress, Ready, Written
 from spmd_tx.secret import Keys, read_secret
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd

@@ -12,7 +12,8 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx import protocol
+from spmd_tx import protocol, reports
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.secret import Keys
 
 PAGES, TRAIN_TOKENS, ROWS = 1 << 16, 8192, 64  # where the server leaves the choice to its workers
@@ -39,23 +40,23 @@ def main() -> int:
     def beat() -> None:
         socket = connect()
         while True:
-            socket.send(protocol.encode(protocol.Beat(**origin, sequence=None)))
+            socket.send(protocol.encode(reports.Beat(**origin, sequence=None)))
             time.sleep(BEAT_SECONDS)
 
     threading.Thread(target=beat, daemon=True).start()
     socket = connect()
-    socket.send(protocol.encode(protocol.Hello(**origin, jax_port=1)))
+    socket.send(protocol.encode(reports.Hello(**origin, jax_port=1)))
     setup = protocol.decode_to_worker(socket.recv())
     assert isinstance(setup, protocol.Setup)
-    plan = protocol.MemoryPlan(
+    plan = MemoryPlan(
         pages=PAGES, train_tokens=setup.train_tokens or TRAIN_TOKENS, decode_rows=setup.decode_rows or ROWS
     )
-    socket.send(protocol.encode(protocol.Ready(**origin, plan=plan, device="1 x nothing")))
+    socket.send(protocol.encode(reports.Ready(**origin, plan=plan, device="1 x nothing")))
     while True:
         envelope = protocol.decode_to_worker(socket.recv())
         assert isinstance(envelope, protocol.Envelope)
         arrays, metrics = answer(envelope.command)
-        reply = protocol.Reply(**origin, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
+        reply = reports.Reply(**origin, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
         socket.send(protocol.encode(reply))
         if isinstance(envelope.command, protocol.Shutdown):
             return 0

@@ -21,7 +21,8 @@ from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dispatch import BASE_MODEL
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol import AdapterSpec, CreateAdapter, Reply, SaveSampler
+from spmd_tx.protocol import AdapterSpec, CreateAdapter, SaveSampler
+from spmd_tx.reports import Reply
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.execute import execute
 from spmd_tx.worker.programs import Programs

@@ -16,7 +16,8 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx import protocol
+from spmd_tx import protocol, reports
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.secret import Keys
 from tests.coordinator.fake_workers import FakeDevice
 
@@ -45,7 +46,7 @@ def main():
     def beat():
         socket = connect()
         while True:
-            socket.send(protocol.encode(protocol.Beat(**origin, sequence=None)))
+            socket.send(protocol.encode(reports.Beat(**origin, sequence=None)))
             time.sleep(0.2)
 
     threading.Thread(target=beat, daemon=True).start()
@@ -57,28 +58,26 @@ def main():
     if "FAKE_WORKER_FAILS_AT_START" in os.environ:
         print("no device found", file=sys.stderr, flush=True)
         return EXIT_CODE
-    report(protocol.Hello, jax_port=1)
+    report(reports.Hello, jax_port=1)
     if "FAKE_WORKER_DOES_NOT_FIT" in os.environ:
-        report(protocol.Failure, message="the mesh needs 8 devices", traceback="", is_final=True)
+        report(reports.Failure, message="the mesh needs 8 devices", traceback="", is_final=True)
         return 1
     setup = protocol.decode_to_worker(socket.recv())
-    report(protocol.Progress, message="loading weights 50 %")
+    report(reports.Progress, message="loading weights 50 %")
     device = FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)
-    report(protocol.Progress, message="")
-    plan = protocol.MemoryPlan(
-        pages=PAGES, train_tokens=setup.train_tokens or 2048, decode_rows=setup.decode_rows
-    )
-    report(protocol.Ready, plan=plan, device="1 x fake")
+    report(reports.Progress, message="")
+    plan = MemoryPlan(pages=PAGES, train_tokens=setup.train_tokens or 2048, decode_rows=setup.decode_rows)
+    report(reports.Ready, plan=plan, device="1 x fake")
     print(f"worker {options.process_id} is ready", flush=True)
     while True:
         envelope = protocol.decode_to_worker(socket.recv())
         command = envelope.command
         if isinstance(command, protocol.Shutdown):
-            report(protocol.Reply, sequence=envelope.sequence)
+            report(reports.Reply, sequence=envelope.sequence)
             return 0
         if isinstance(command, protocol.CreateAdapter):
             if command.seed == RAISE:
-                report(protocol.Failure, message="ValueError: on purpose", traceback="Traceback ...")
+                report(reports.Failure, message="ValueError: on purpose", traceback="Traceback ...")
                 return 1
             if command.seed == EXIT:
                 print("the last words", file=sys.stderr, flush=True)
@@ -88,7 +87,7 @@ def main():
         arrays, metrics = device.execute(command)
         if options.process_id:
             arrays, metrics = {}, {}
-        report(protocol.Reply, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
+        report(reports.Reply, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from spmd_tx.protocol import (
     OptimStep,
     PageOut,
     Prefill,
-    Reply,
     SaveSampler,
     SwapIn,
     SwapOut,
 )
+from spmd_tx.reports import Reply
 
 VOCABULARY = 97
 BASE = "base"

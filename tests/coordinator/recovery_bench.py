@@ -25,7 +25,9 @@ from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
-from spmd_tx.protocol import AnyCommand, MemoryPlan, Reply, Written
+from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.protocol import AnyCommand
+from spmd_tx.reports import Reply, Written
 from tests.coordinator.replay_device import ReplayDevice, write_state
 from tests.coordinator.sampling_bench import MODEL, Words
 

@@ -13,7 +13,8 @@ from spmd_tx.coordinator.dispatch import BASE_MODEL
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol import AdapterSpec, Decode, Prefill, Reply
+from spmd_tx.protocol import AdapterSpec, Decode, Prefill
+from spmd_tx.reports import Reply
 from tests.coordinator.fake_workers import BASE, VOCABULARY, FakeDevice, continuation
 
 PAGE_SIZE = 4

@@ -4,20 +4,9 @@ import pytest
 
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.errors import CommandGap, WorkerLost
-from spmd_tx.protocol import (
-    AdapterSpec,
-    Beat,
-    CreateAdapter,
-    Envelope,
-    Hello,
-    MemoryPlan,
-    OptimStep,
-    Progress,
-    Ready,
-    Reply,
-    Written,
-    decode_to_worker,
-)
+from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.protocol import AdapterSpec, CreateAdapter, Envelope, OptimStep, decode_to_worker
+from spmd_tx.reports import Beat, Hello, Progress, Ready, Reply, Written
 from tests.tiny_setup import tiny_setup
 
 GENERATION = 3

@@ -4,7 +4,7 @@ import pytest
 
 from spmd_tx.coordinator.losses import Loss, Suspicion, cause, of_agent, of_exit, of_failure
 from spmd_tx.coordinator.supervisor import WorkerExit
-from spmd_tx.protocol import Failure
+from spmd_tx.reports import Failure
 
 
 def ended(worker, code, *lines):

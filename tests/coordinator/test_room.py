@@ -51,3 +51,15 @@ async def test_who_is_cancelled_when_its_turn_has_come_gives_it_back():
     waiting.cancel()
     await asyncio.wait([waiting])
     assert room.free == 10
+
+
+async def test_who_is_cancelled_just_before_its_turn_would_come_ends_as_cancelled():
+    room = Room(10)
+    await room.take(8)
+    waiting = asyncio.create_task(room.take(5))
+    await turn()
+    waiting.cancel()
+    room.give_back(8)
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert room.free == 10

@@ -7,7 +7,8 @@ import zmq.asyncio
 
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import StartError
-from spmd_tx.protocol import Hello, encode
+from spmd_tx.protocol import encode
+from spmd_tx.reports import Hello
 from spmd_tx.secret import Keys
 
 KEYS = Keys.of("the secret of this test")

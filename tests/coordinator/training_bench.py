@@ -30,6 +30,7 @@ from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.custom_loss import Definition, LossInput, WireGraph, WireNode
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.protocol import (
     CreateAdapter,
     CustomLoss,
@@ -37,16 +38,14 @@ from spmd_tx.protocol import (
     Forward,
     ForwardBackward,
     LoadState,
-    MemoryPlan,
     OptimStep,
-    Reply,
     SaveSampler,
     SaveState,
     Snapshot,
     SwapIn,
     SwapOut,
-    Written,
 )
+from spmd_tx.reports import Reply, Written
 
 BASE_MODEL = "tiny"
 SHARDS = 2

@@ -23,7 +23,6 @@ from spmd_tx.protocol import (
     PackedRows,
     PageOut,
     Prefill,
-    Reply,
     SaveSampler,
     SaveState,
     Shutdown,
@@ -32,6 +31,7 @@ from spmd_tx.protocol import (
     SwapOut,
     WarmUp,
 )
+from spmd_tx.reports import Reply
 from spmd_tx.worker.execute import execute
 from spmd_tx.worker.loop import Loop
 

@@ -2,18 +2,9 @@ import pytest
 import zmq
 
 from spmd_tx.errors import CommandGap, MeshError
-from spmd_tx.protocol import (
-    AdapterSpec,
-    Beat,
-    CreateAdapter,
-    Envelope,
-    Hello,
-    MemoryPlan,
-    Ready,
-    Shutdown,
-    decode_report,
-    encode,
-)
+from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.protocol import AdapterSpec, CreateAdapter, Envelope, Shutdown, decode_report, encode
+from spmd_tx.reports import Beat, Hello, Ready
 from spmd_tx.secret import Keys
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox

@@ -9,25 +9,19 @@ import numpy as np
 import pytest
 import zmq
 
+from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.protocol import (
     AdapterSpec,
-    Beat,
     CreateAdapter,
     Envelope,
-    Failure,
-    Hello,
     LoadState,
-    MemoryPlan,
-    Progress,
-    Ready,
-    Reply,
     SaveState,
     Shutdown,
     Snapshot,
-    Written,
     decode_report,
     encode,
 )
+from spmd_tx.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
 from spmd_tx.secret import Keys
 from tests.tiny_setup import tiny_setup
 from tests.worker.test_execute import DECODE
