@@ -13,6 +13,7 @@ NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
 NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
 MOST_SEEN = 8  # pieces: what all tables of a Prefill hold, unless it has one row only
 GROWTH = 4  # rows come in 1, 4, 16, ..., and so do their lengths
+FEW_ROWS = 16  # of a Decode
 FEWEST_STEPS = 4  # of a Decode
 
 
@@ -36,8 +37,9 @@ class Menu:
 
     @cached_property
     def decode_sizes(self) -> list[int]:
-        """Rows of a Decode."""
-        return sorted({*_powers_of_four(self.decode_rows), self.decode_rows})
+        """Rows of a Decode: few cost nearly as much as one, from FEW_ROWS on twice as many cost twice as much."""
+        doubled = [2**n for n in range(self.decode_rows.bit_length()) if 2**n > FEW_ROWS]
+        return sorted({*_powers_of_four(min(FEW_ROWS, self.decode_rows)), *doubled, self.decode_rows})
 
     @cached_property
     def tables(self) -> list[int]:

@@ -117,7 +117,8 @@ def decode_attend(
         cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
         if row_by_row:
             pools = (cache.keys, cache.values)
-            return attend_row_by_row(q[:, 0], pools, index, tables_BN, positions_B)[:, None], cache
+            last_B = jnp.where(is_alive_B, positions_B, -1)
+            return attend_row_by_row(q[:, 0], pools, index, tables_BN, last_B)[:, None], cache
 
         order_T = jnp.arange(tables_BN.shape[1] * page_size)
         mask_BT = order_T[None] <= positions_B[:, None]

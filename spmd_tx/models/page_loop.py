@@ -24,7 +24,10 @@ def attend_row_by_row(
     tables_BN: Int[Array, "B _"],
     positions_B: Int[Array, " B"],
 ) -> Float[Array, "B N E"]:
-    """What each row's token sees of the tokens up to its position; the pools are those of keys and values."""
+    """What each row's token sees of the tokens up to its position; the pools are those of keys and values.
+
+    A position of -1 is that of a row that nobody reads: it costs next to nothing, and gets zeros.
+    """
     _, n, e = q_BNE.shape
     page_size, heads = pools_LPSKE[0].shape[2:4]
     block_pages = min(BLOCK_PAGES, tables_BN.shape[1])
@@ -64,8 +67,8 @@ def attend_row_by_row(
 
         nothing = (jnp.full(n, LOWEST), jnp.zeros(n), jnp.zeros((n, heads * e)))
         start = tuple(varying(x) for x in nothing)
-        _, total_N, sum_NX = lax.fori_loop(0, position // width + 1, block, start)
+        _, total_N, sum_NX = lax.fori_loop(0, (position + width) // width, block, start)
         mine_NE = jnp.sum(jnp.where(own_NK[:, :, None], sum_NX.reshape(n, heads, e), 0.0), axis=1)
-        return (mine_NE / total_N[:, None]).astype(q_NE.dtype)
+        return (mine_NE / jnp.maximum(total_N, 1.0)[:, None]).astype(q_NE.dtype)  # the highest score adds 1
 
     return lax.map(row, (q_BNE, tables_BN, positions_B))

@@ -23,6 +23,7 @@ from spmd_tx.secret import Keys, read_secret
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.execute import Steps
+from spmd_tx.worker.free_memory import keep_free_memory
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
@@ -61,6 +62,7 @@ StartEngine = Callable[[Setup, Programs, Callable[[str], None]], LoadedEngine]
 
 def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
     """Run one worker; the result is its exit code. An exception is reported and ends the process with 1."""
+    keep_free_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then ends its workers
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parse(arguments)

@@ -59,3 +59,11 @@ def test_row_by_row_is_what_all_rows_are_at_once(dtype, tolerance):
 @pytest.mark.parametrize("stale", [np.nan, np.inf, 3e38], ids=str)
 def test_what_is_behind_the_last_token_changes_no_bit(stale, row_by_row):
     assert np.array_equal(attend(POSITIONS, row_by_row, stale=stale), attend(POSITIONS, row_by_row))
+
+
+def test_a_row_that_nobody_reads_gets_zeros_and_changes_no_other_bit():
+    some = POSITIONS.copy()
+    some[1] = -1
+    alone, beside = attend(some, True), attend(POSITIONS, True)
+    assert not alone[1].any()
+    np.testing.assert_array_equal(np.delete(alone, 1, axis=0), np.delete(beside, 1, axis=0))
