@@ -37,7 +37,7 @@ class Menu:
 
     @cached_property
     def decode_sizes(self) -> list[int]:
-        """Rows of a Decode: few cost nearly as much as one, from FEW_ROWS on twice as many cost twice as much."""
+        """Rows of a Decode: few cost nearly what one does; above FEW_ROWS twice as many cost double."""
         doubled = [2**n for n in range(self.decode_rows.bit_length()) if 2**n > FEW_ROWS]
         return sorted({*_powers_of_four(min(FEW_ROWS, self.decode_rows)), *doubled, self.decode_rows})
 

@@ -1,4 +1,4 @@
-"""How the C library deals with memory that is free: steps ask for the same again, compiling leaves much of it."""
+"""How the C library deals with free memory: steps ask for the same again, compiling leaves much of it."""
 
 import ctypes
 import sys
@@ -13,7 +13,7 @@ MOST_KEPT = 1 << 30  # bytes at the heap's end
 def keep_free_memory() -> None:
     """Let this process use the memory of one step again for the next, instead of fresh pages every time.
 
-    XLA allocates what a step needs on a CPU by malloc, which would map large blocks anew, with a page fault for
+    XLA takes what a step needs on a CPU from malloc, which would map large blocks anew, with a page fault for
     each 4 KiB. To be called before there are threads. Does nothing where the C library is not glibc.
     """
     set_option = _of_glibc("mallopt")
