@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from spmd_tx.models import lora
 from spmd_tx.models.attention import QUERY_BLOCK
+from spmd_tx.models.blockwise_attention import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import MOST_SCORES
 from spmd_tx.models.moe import GROUP_ELEMENTS
@@ -71,11 +72,12 @@ class StepMemory:
     def prefill(self, shape: Shape, table_tokens: int) -> int:
         """``table_tokens``: what the pages of a row hold, for rows that go on behind them; else 0."""
         keys = 3 * shape.rows * table_tokens * 2 * self._key_values * self.itemsize
-        scores = self._scores(shape, shape.length)
+        scores = self._scores_of_block(shape)
         if table_tokens:
             seen = shape.rows * table_tokens
             scores = self._heads * min(shape.length * seen, max(MOST_SCORES, seen))
-        layer = self._kept(shape.tokens) + keys + self._factors(shape.rows) + 2 * FP32 * scores
+        held = self.itemsize * self._numbers(2, 1, 1, 2) + FP32 * self._numbers(1, 0, 0, 1)
+        layer = shape.tokens * held + keys + self._factors(shape.rows) + 2 * FP32 * scores
         working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
         whole = self._stream(shape, 2) + self._gathered_base + self._head_factors(shape.rows)
         return self._corrected("prefill", working + whole)
@@ -154,6 +156,13 @@ class StepMemory:
             return 0
         queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
         return shape.rows * self._heads * queries * keys
+
+    def _scores_of_block(self, shape: Shape) -> Amount:
+        """The same where nothing goes back: those of one block of queries."""
+        if self.attention != "reference":
+            return 0
+        queries = min(blocks(shape.length)[0][1], QUERIES_AT_ONCE)
+        return shape.rows * self._heads * queries * shape.length
 
     def _head(self, shape: Shape, copies: int) -> Amount:
         """Logits of some tokens."""
