@@ -26,22 +26,9 @@ from spmd_tx.worker.losses import TokenLossInputs
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.train import Rows
 from spmd_tx.worker.train_state import TrainState, train_weights
+from tests.model_shapes import TINY
 
-MODEL = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=256,
-    d_model=64,
-    d_ff=128,
-    n_layers=2,
-    n_heads=8,
-    n_kv_heads=2,
-    head_dim=16,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    tied_embeddings=True,
-    max_positions=512,
-    eos_token_ids=(1,),
-)
+MODEL = replace(TINY, vocab_size=256, n_heads=8)
 MIXTURE = replace(
     MODEL,
     architecture="Qwen3MoeForCausalLM",

@@ -25,15 +25,13 @@ from tests.bench.dummy import PAGE, Dummy
 from tests.bench.meter import Meter
 from tests.bench.paged import attend_paged
 from tests.bench.roofline import (
-    QWEN3_4B,
-    QWEN3_8B,
-    TINY,
     Ceilings,
     decode_bytes,
     decode_flops,
     prefill_flops,
     training_flops,
 )
+from tests.model_shapes import QWEN3_4B, QWEN3_8B, TINY
 
 LIBRARIES = (
     "jax",

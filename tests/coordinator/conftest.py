@@ -3,7 +3,7 @@ import functools
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -34,26 +34,12 @@ from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base
 from spmd_tx.coordinator.trace_export import TraceExports
-from spmd_tx.models.config import ModelConfig
 from tests.coordinator.fake_scheduler import FakeScheduler
 from tests.databases import migrate
+from tests.model_shapes import TINY
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
-TINY_MODEL = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=512,
-    d_model=64,
-    d_ff=128,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=16,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    tied_embeddings=True,
-    max_positions=128,
-    eos_token_ids=(0,),
-)
+TINY_MODEL = replace(TINY, max_positions=128, eos_token_ids=(0,))
 
 
 @asynccontextmanager

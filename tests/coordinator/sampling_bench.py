@@ -1,6 +1,7 @@
 """A sample batch on a fake device, with the commands that are on their way between them."""
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,15 @@ from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dispatch import BASE_MODEL
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import AdapterSpec, Decode, Prefill
 from spmd_tx.reports import Reply
 from tests.coordinator.fake_workers import BASE, VOCABULARY, FakeDevice, continuation
+from tests.model_shapes import TINY
 
 PAGE_SIZE = 4
 MAX_CONTEXT = 64
-MODEL = ModelConfig(
-    architecture="Qwen3ForCausalLM",
+MODEL = replace(
+    TINY,
     vocab_size=VOCABULARY,
     d_model=8,
     d_ff=8,
@@ -29,8 +30,6 @@ MODEL = ModelConfig(
     n_kv_heads=1,
     head_dim=8,
     rope_theta=1e4,
-    rms_norm_eps=1e-6,
-    tied_embeddings=True,
     max_positions=MAX_CONTEXT,
     eos_token_ids=(),
 )

@@ -6,26 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator.packing import Grid, attention_share, cheapest_chunks, lay_out, split_rows
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import SEGMENTS_PER_ROW
+from tests.model_shapes import TINY_OF_BENCH
 
 GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
 NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
-MODEL = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=2048,
-    d_model=256,
-    d_ff=768,
-    n_layers=4,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=64,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    tied_embeddings=True,
-    max_positions=4096,
-    eos_token_ids=(1,),
-)
 
 
 def test_row_lengths_are_powers_of_two_that_reach_the_context():
@@ -105,13 +90,13 @@ def test_longer_rows_are_taken_as_attention_allows():
         return lay_out(lengths, Grid(1, 8192, 4096, share)).row_length
 
     assert row_length(DEAR) < row_length(NEARLY_FREE)
-    assert row_length(attention_share(MODEL)) <= 512
+    assert row_length(attention_share(TINY_OF_BENCH)) <= 512
 
 
 def test_attention_counts_less_the_wider_a_model_is():
-    wide = replace(MODEL, d_model=1024, d_ff=3072)
-    assert attention_share(wide) < attention_share(MODEL) / 3
-    assert attention_share(MODEL) == pytest.approx(5e-4, rel=0.1)
+    wide = replace(TINY_OF_BENCH, d_model=1024, d_ff=3072)
+    assert attention_share(wide) < attention_share(TINY_OF_BENCH) / 3
+    assert attention_share(TINY_OF_BENCH) == pytest.approx(5e-4, rel=0.1)
 
 
 @pytest.mark.parametrize("layout", ["2x1024x1000", "2x1024x1000x0.0005"])

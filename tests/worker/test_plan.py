@@ -8,31 +8,16 @@ import msgspec
 import pytest
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.plan import Memory, best_plan, report
 from spmd_tx.worker.plan_refusal import make_plan
 from spmd_tx.worker.plan_sizes import Sizes
 from spmd_tx.worker.step_memory import LEVELS
+from tests.model_shapes import QWEN3_8B
 from tests.tiny_engine import MIXTURE, MODEL
 from tests.tiny_setup import tiny_setup
 
 GIB = 2**30
-QWEN3_8B = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=151936,
-    d_model=4096,
-    d_ff=12288,
-    n_layers=36,
-    n_heads=32,
-    n_kv_heads=8,
-    head_dim=128,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    tied_embeddings=False,
-    max_positions=40960,
-    eos_token_ids=(),
-)
 
 
 def sizes(model=QWEN3_8B, mesh=(1, 1, 1), **different) -> Sizes:
