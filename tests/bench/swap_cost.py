@@ -1,8 +1,8 @@
 """What moving one adapter costs, without a server: python -m tests.bench.swap_cost
 
-Milliseconds by the clock and of CPU, medians of several rounds that take turns, for a model of 8 layers of width 512 and adapters of
-rank 32: out of a training slot and back, by host memory and by disk; into the sampler bank from a training
-slot, from the bank to a PEFT folder, and from such a folder into the bank.
+Milliseconds by the clock and of CPU, medians of several rounds that take turns, for a model of 8 layers of
+width 512 and adapters of rank 32: out of a training slot and back, by host memory and by disk; into the
+sampler bank from a training slot, from the bank to a PEFT folder, and from such a folder into the bank.
 """
 
 import tempfile
