@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import product, silu
 from spmd_tx.models.lora import MLP, Lora
-from spmd_tx.sharding.collectives import varying
+from spmd_tx.sharding.collectives import gather, sum_scatter, varying
 from spmd_tx.sharding.mesh import EP
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def route(
 
 def gather_rows(x: Array) -> Array:
     """[B, ...] -> [R, ...]"""
-    return lax.all_gather(x, EP, axis=0, tiled=True)
+    return gather(x, EP, 0)
 
 
 def mixture(
@@ -77,7 +77,7 @@ def mixture(
         return sum_RTD + run(h_RTD, group), None
 
     sum_RTD = lax.scan(add_group, varying(jnp.zeros_like(h_RTD)), groups)[0]
-    return lax.psum_scatter(sum_RTD, EP, scatter_dimension=0, tiled=True)
+    return sum_scatter(sum_RTD, EP, 0)
 
 
 def _group_size(experts: int, elements: int) -> int:

@@ -24,7 +24,7 @@ from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.layers import embed, rms_norm, rotate, silu
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora
-from spmd_tx.sharding.collectives import linear
+from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -157,13 +157,13 @@ class Pass:
     def gather(self, x_BTD: Array) -> Array:
         if not self.sequence_parallel or lax.axis_size(TP) == 1:
             return x_BTD
-        return lax.all_gather(x_BTD, TP, axis=1, tiled=True)
+        return gather(x_BTD, TP, 1)
 
     def reduce(self, partial_BTD: Array) -> Array:
         if self.sequence_parallel and lax.axis_size(TP) == 1:
             return partial_BTD
         if self.sequence_parallel:
-            return lax.psum_scatter(partial_BTD, TP, scatter_dimension=1, tiled=True)
+            return sum_scatter(partial_BTD, TP, 1)
         return lax.psum(partial_BTD, TP)
 
     def linear(self, x: Array, kernel: Array, width_out: int) -> Array:

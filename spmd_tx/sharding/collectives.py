@@ -31,8 +31,39 @@ def replicate_rows(x: Array) -> Array:
 
 
 def unshard(x: Array, full: int) -> Array:
-    """Gather the last dimension over fsdp if it is stored split (ZeRO). Its gradient is a reduce-scatter."""
-    return x if x.shape[-1] == full else lax.all_gather(x, FSDP, axis=x.ndim - 1, tiled=True)
+    """Gather the last dimension over fsdp if it is stored split (ZeRO). Its gradient is a sum_scatter."""
+    return x if x.shape[-1] == full else gather(x, FSDP, x.ndim - 1)
+
+
+def gather(x: Array, axis: str, dimension: int) -> Array:
+    """What the devices of ``axis`` have, side by side along ``dimension``. Its gradient is a sum_scatter.
+
+    Where nothing is differentiated, lax.all_gather does as well.
+    """
+    if not _is_gloo():
+        return lax.all_gather(x, axis, axis=dimension, tiled=True)
+    copies = jnp.broadcast_to(x, (lax.axis_size(axis), *x.shape))
+    parts = jnp.moveaxis(lax.all_to_all(copies, axis, 0, 0, tiled=True), 0, dimension)
+    return parts.reshape(*x.shape[:dimension], -1, *x.shape[dimension + 1 :])
+
+
+def sum_scatter(x: Array, axis: str, dimension: int) -> Array:
+    """The sum over the devices of ``axis``, of which each keeps its part of ``dimension``."""
+    if not _is_gloo():
+        return lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)  # noqa: TID251
+    size = lax.axis_size(axis)
+    split = (*x.shape[:dimension], size, x.shape[dimension] // size, *x.shape[dimension + 1 :])
+    parts = jnp.moveaxis(x.reshape(split), dimension, 0)
+    return jnp.sum(lax.all_to_all(parts, axis, 0, 0, tiled=True), axis=0)
+
+
+def _is_gloo() -> bool:
+    """Whether the devices are processes on CPUs. Then nothing must become a reduce-scatter, whose last
+    elements are wrong now and then on the first device of the axis: all the others of Gloo's ranks write
+    their results over what they send, and do not wait until it is sent (github.com/jax-ml/jax/issues/40830).
+    Nor does it wait longer than 30 seconds for a process that still compiles (40831).
+    """
+    return jax.process_count() > 1 and jax.default_backend() == "cpu"
 
 
 def vocabulary_logsumexp(logits_NV: Array) -> Array:
@@ -66,4 +97,4 @@ def contract_slice(rows: Array, formula: str, kernel: Array) -> Array:
     width = rows.shape[-1] // lax.axis_size(FSDP)
     mine = lax.dynamic_slice_in_dim(rows, lax.axis_index(FSDP) * width, width, axis=rows.ndim - 1)
     partial = jnp.einsum(formula, mine, kernel, preferred_element_type=jnp.float32)
-    return lax.psum_scatter(partial, FSDP, scatter_dimension=0, tiled=True)
+    return sum_scatter(partial, FSDP, 0)

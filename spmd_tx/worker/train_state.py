@@ -54,20 +54,13 @@ def active_slots(slots_B: Array, total: int) -> tuple[Array, Array]:
     ``slots_B`` are those of this data shard's rows.
     """
     everybodys = replicate_rows(slots_B)
-    if everybodys.shape[0] >= total or _sums_in_gloo():
+    if everybodys.shape[0] >= total:
         return jnp.arange(total, dtype=slots_B.dtype), slots_B
     numbers_S = jnp.arange(total, dtype=slots_B.dtype)
     is_idle_S = jnp.all(everybodys[:, None] != numbers_S[None], axis=0)
     active_A = jnp.argsort(is_idle_S, stable=True)[: everybodys.shape[0]].astype(slots_B.dtype)
     index_B = jnp.argmax(active_A[None] == slots_B[:, None], axis=1).astype(slots_B.dtype)
     return active_A, index_B
-
-
-def _sums_in_gloo() -> bool:
-    """Whether processes on CPUs add gradients up. With fewer slots the sums of small arrays came out
-    different now and then, between two processes and nowhere else; with all slots they never did.
-    """
-    return jax.process_count() > 1 and jax.default_backend() == "cpu"
 
 
 def take_slots(stack: Any, slots_A: Array) -> Any:
