@@ -58,10 +58,10 @@ def sum_scatter(x: Array, axis: str, dimension: int) -> Array:
 
 
 def _is_gloo() -> bool:
-    """Whether the devices are processes on CPUs. Then nothing must become a reduce-scatter, whose last
-    elements are wrong now and then on the first device of the axis: all the others of Gloo's ranks write
-    their results over what they send, and do not wait until it is sent (github.com/jax-ml/jax/issues/40830).
-    Nor does it wait longer than 30 seconds for a process that still compiles (40831).
+    """Whether the devices are processes on CPUs. Then nothing may become a reduce-scatter: its last elements
+    are wrong now and then, because every rank of Gloo but the first writes its result over what it sends
+    without waiting until that is sent (github.com/jax-ml/jax/issues/40830). Nor does it wait longer than
+    30 seconds for a process that still compiles (40831).
     """
     return jax.process_count() > 1 and jax.default_backend() == "cpu"
 
