@@ -12,12 +12,10 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 
 SHORTEST_ROW = 64  # tokens
+FINE_UP_TO = 512  # tokens: shorter rows come in two lengths per power of two; longer ones hold many segments
 SIZE_STEP = 8  # micro-batches have 1, 8, 64, ... rows per data shard
 LARGEST_STEP = 4  # and as many as the budget allows, if those are so many times more
 MICRO_BATCH_TOKENS = 128  # a micro-batch costs as much as so many tokens, besides its own
-
-# As layouts were chosen before costs followed from the model; requests are run again as they were cut first.
-EARLIER_PENALTY, EARLIER_SIZE_STEP = 0.05, 4
 
 
 def attention_share(model: ModelConfig) -> float:
@@ -34,10 +32,14 @@ def attention_share(model: ModelConfig) -> float:
 
 
 def row_lengths(max_context: int) -> tuple[int, ...]:
-    """Powers of two; the longest holds a sequence of ``max_context`` tokens."""
-    lengths = [SHORTEST_ROW]
+    """64, 96, 128, 192, ... 512, 1024, 2048, ...; the longest holds a sequence of ``max_context`` tokens."""
+    lengths, power = [SHORTEST_ROW], SHORTEST_ROW
     while lengths[-1] < max_context:
-        lengths.append(2 * lengths[-1])
+        if lengths[-1] == power < FINE_UP_TO:
+            lengths.append(3 * power // 2)
+        else:
+            power *= 2
+            lengths.append(power)
     return tuple(lengths)
 
 
@@ -48,7 +50,7 @@ class Grid:
     data_shards: int
     train_tokens: int  # most tokens of a micro-batch, per data shard
     max_context: int  # tokens
-    attention_share: float | None  # of ``attention_share``; None: as layouts were chosen before it counted
+    attention_share: float  # of ``attention_share``
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:
@@ -57,15 +59,14 @@ class Grid:
     @property
     def layout(self) -> str:
         """All that the shapes follow from, besides the requests."""
-        sizes = f"{self.data_shards}x{self.train_tokens}x{self.max_context}"
-        return sizes if self.attention_share is None else f"{sizes}x{self.attention_share}"
+        return f"{self.data_shards}x{self.train_tokens}x{self.max_context}x{self.attention_share}"
 
     def as_recorded(self, layout: str | None) -> "Grid":
         """The grid with this layout; rows cannot be split over another number of data shards, though."""
         if not layout:
             return self
-        shards, tokens, context, *share = layout.split("x")
-        recorded = Grid(int(shards), int(tokens), int(context), float(share[0]) if share else None)
+        shards, tokens, context, share = layout.split("x")
+        recorded = Grid(int(shards), int(tokens), int(context), float(share))
         return recorded if recorded.data_shards == self.data_shards else self
 
     def menu(self) -> list[tuple[int, int]]:
@@ -74,34 +75,27 @@ class Grid:
 
     def sizes(self, row_length: int) -> list[int]:
         """How many rows a micro-batch of this row length may have, ascending; at least one per data shard."""
-        step = EARLIER_SIZE_STEP if self.attention_share is None else SIZE_STEP
         most = max(1, self.train_tokens // row_length)  # per data shard
         sizes = [1]
-        while step * sizes[-1] <= most:
-            sizes.append(step * sizes[-1])
-        if self.attention_share is not None and most >= LARGEST_STEP * sizes[-1]:
+        while SIZE_STEP * sizes[-1] <= most:
+            sizes.append(SIZE_STEP * sizes[-1])
+        if most >= LARGEST_STEP * sizes[-1]:
             sizes.append(1 << (most.bit_length() - 1))
         return [self.data_shards * size for size in sizes]
 
     def token_cost(self, row_length: int) -> float:
         """What a token of such a row costs, beside one that attends to nothing."""
-        if self.attention_share is None:
-            return 1 + EARLIER_PENALTY * ((row_length // SHORTEST_ROW).bit_length() - 1)
         return 1 + self.attention_share * row_length
 
     def chunks(self, rows: int, row_length: int) -> list[tuple[int, int]]:
         """Split rows into chunks (rows in use, rows of the micro-batch), large ones first."""
-        sizes = self.sizes(row_length)
-        if self.attention_share is None:
-            return split_rows(rows, sizes)
         row_cost = row_length * self.token_cost(row_length)
-        return cheapest_chunks(rows, sizes, row_cost, MICRO_BATCH_TOKENS * self.data_shards)
+        return cheapest_chunks(rows, self.sizes(row_length), row_cost, MICRO_BATCH_TOKENS * self.data_shards)
 
     def cost(self, chunks: list[tuple[int, int]], row_length: int) -> float:
         """In tokens that attend to nothing."""
         tokens = sum(size for _, size in chunks) * row_length
-        extra = 0 if self.attention_share is None else MICRO_BATCH_TOKENS * self.data_shards * len(chunks)
-        return tokens * self.token_cost(row_length) + extra
+        return tokens * self.token_cost(row_length) + MICRO_BATCH_TOKENS * self.data_shards * len(chunks)
 
 
 @dataclass(frozen=True)
@@ -155,19 +149,6 @@ def cheapest_chunks(
     for size in sorted(chosen, reverse=True):
         chunks.append((min(count, size), size))
         count -= min(count, size)
-    return chunks
-
-
-def split_rows(count: int, sizes: list[int]) -> list[tuple[int, int]]:
-    """Split rows into chunks (rows in use, size), large ones first, at least half full if they can be."""
-    chunks = []
-    while count:
-        size = next((size for size in sizes if size >= count), sizes[-1])
-        if 2 * count < size:
-            size = next((size for size in reversed(sizes) if size <= count), size)
-        used = min(count, size)
-        chunks.append((used, size))
-        count -= used
     return chunks
 
 

@@ -12,7 +12,8 @@ from spmd_tx.coordinator.wire import Datum
 from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
 
 SHARDS = 4
-GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=None)
+GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=5e-4)
+SHORT_ROWS = replace(GRID, max_context=64)  # all of 64 tokens, in micro-batches of 4, 32 or 128
 CROSS_ENTROPY = LossSettings(LOSS_NAMES.index("cross_entropy"))
 PPO = LossSettings(LOSS_NAMES.index("ppo"), clip_low=0.8, clip_high=1.2)
 GSPO = LossSettings(LOSS_NAMES.index("gspo"), clip_low=0.8, clip_high=1.2)
@@ -58,15 +59,24 @@ def of_sequences(length: int, seed: int = 0) -> Datum:
 
 
 def packed(
-    datums: list[Datum], slot: int = 0, loss: LossSettings = CROSS_ENTROPY, forward_only: bool = False
+    datums: list[Datum],
+    slot: int = 0,
+    loss: LossSettings = CROSS_ENTROPY,
+    forward_only: bool = False,
+    grid: Grid = GRID,
 ):
-    request = pack(datums, loss, forward_only, GRID)
+    request = pack(datums, loss, forward_only, grid)
     return replace(request, chunks=[chunk.in_slot(slot) for chunk in request.chunks])
 
 
-def eight_rows(seed: int) -> list[Datum]:
-    """Half of a micro-batch of 16 rows of 512 tokens: two of them do not fit into one row."""
-    return [supervised(300, 8 * seed + number) for number in range(8)]
+def half_a_batch(slot: int) -> PackedRequest:
+    """Sixteen rows of a micro-batch of 32."""
+    return packed(sixteen(slot), slot, grid=SHORT_ROWS)
+
+
+def sixteen(seed: int) -> list[Datum]:
+    """Two of them do not fit into one short row."""
+    return [supervised(60, 16 * seed + number) for number in range(16)]
 
 
 def run(rows: PackedRows, loss: LossInputs) -> tuple[np.ndarray, np.ndarray]:
@@ -142,8 +152,8 @@ def fields_of(arrays: PackedRows | LossInputs) -> dict[str, np.ndarray]:
 
 
 def test_rows_are_dealt_to_the_data_shards_in_turn():
-    (chunk,) = packed([supervised(64, seed) for seed in range(10)]).chunks
-    assert (chunk.used, chunk.size) == (10, 16)
+    (chunk,) = packed([supervised(64, seed) for seed in range(20)], grid=SHORT_ROWS).chunks
+    assert (chunk.used, chunk.size) == (20, 32)
     batch = MicroBatch(chunk, SHARDS)
     places = chunk.size // SHARDS
     rows = batch.rows()
@@ -161,7 +171,7 @@ def test_free_rows_are_all_zeros():
 
 
 def test_models_share_a_micro_batch_while_their_rows_find_room():
-    half, other_half, one_more = (packed(eight_rows(slot), slot).chunks[0] for slot in range(3))
+    half, other_half, one_more = (half_a_batch(slot).chunks[0] for slot in range(3))
     batch = MicroBatch(half, SHARDS)
     assert batch.join(other_half)
     assert not batch.join(one_more)
@@ -186,22 +196,23 @@ def test_what_differs_does_not_share_a_micro_batch(slot, lengths, forward_only):
 @pytest.mark.parametrize(
     "request_",
     [
-        lambda slot: packed([distilled(300, 3)] * 8, slot),
-        lambda slot: packed([of_sequences(300)] * 8, slot, GSPO),
+        lambda slot: packed([distilled(60, 3)] * 16, slot, grid=SHORT_ROWS),
+        lambda slot: packed([of_sequences(60)] * 16, slot, GSPO, grid=SHORT_ROWS),
     ],
     ids=["several targets", "sequences"],
 )
 def test_requests_for_different_programs_do_not_share_a_micro_batch(request_):
-    plain, special = packed([reinforced(300)] * 8, 1, PPO).chunks[0], request_(2).chunks[0]
+    plain = packed([reinforced(60)] * 16, 1, PPO, grid=SHORT_ROWS).chunks[0]
+    special = request_(2).chunks[0]
     assert not MicroBatch(plain, SHARDS).join(special)
     batch = MicroBatch(special, SHARDS)
     assert not batch.join(plain)
-    assert not batch.join(packed([distilled(300, 5)] * 8, 1).chunks[0])
+    assert not batch.join(packed([distilled(60, 5)] * 16, 1, grid=SHORT_ROWS).chunks[0])
     assert batch.join(request_(1).chunks[0])
 
 
 def test_each_model_gets_its_own_rows_of_a_shared_reply():
-    requests = [packed(eight_rows(slot), slot) for slot in range(2)]
+    requests = [half_a_batch(slot) for slot in range(2)]
     batch = MicroBatch(requests[0].chunks[0], SHARDS)
     assert batch.join(requests[1].chunks[0])
     shared = batch.cut(*run(batch.rows(), batch.loss()))
@@ -313,12 +324,12 @@ def test_arrays_are_what_the_workers_expect():
 
 
 def test_experts_lie_where_their_tokens_lie_and_the_router_chooses_elsewhere():
-    datums = eight_rows(0)
+    datums = sixteen(0)
     known: list[np.ndarray | None] = [None] * len(datums)
     for index in (0, 5):
         known[index] = np.tile(datums[index].tokens[:, None, None], (1, 3, 2)).astype(np.int16)
-    (with_experts,) = pack(datums, CROSS_ENTROPY, False, GRID, known).chunks
-    (without,) = packed(eight_rows(1), slot=1).chunks
+    (with_experts,) = pack(datums, CROSS_ENTROPY, False, SHORT_ROWS, known).chunks
+    (without,) = half_a_batch(1).chunks
     batch = MicroBatch(without, SHARDS)
     assert batch.join(with_experts)
     rows = batch.rows()

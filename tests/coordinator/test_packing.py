@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.packing import Grid, attention_share, cheapest_chunks, lay_out, split_rows
+from spmd_tx.coordinator.packing import Grid, attention_share, cheapest_chunks, lay_out
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 from tests.model_shapes import TINY_OF_BENCH
 
@@ -13,13 +13,17 @@ GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000, attention_share=
 NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
 
 
-def test_row_lengths_are_powers_of_two_that_reach_the_context():
-    assert GRID.row_lengths == (64, 128, 256, 512, 1024)
+@pytest.mark.parametrize(
+    "max_context, longer",
+    [(10, []), (65, [96]), (97, [96, 128]), (1000, [96, 128, 192, 256, 384, 512, 1024])],
+)
+def test_row_lengths_double_in_two_steps_when_short_and_reach_the_context(max_context, longer):
+    assert replace(GRID, max_context=max_context).row_lengths == (64, *longer)
 
 
 @pytest.mark.parametrize(
     "row_length, sizes",
-    [(64, [2, 16]), (128, [2, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
+    [(64, [2, 16]), (96, [2, 16]), (128, [2, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
 )
 def test_sizes_fill_the_token_budget_of_each_shard(row_length, sizes):
     assert GRID.sizes(row_length) == sizes
@@ -27,7 +31,7 @@ def test_sizes_fill_the_token_budget_of_each_shard(row_length, sizes):
 
 def test_the_menu_names_every_shape_that_a_request_can_lead_to():
     menu = GRID.menu()
-    assert len(menu) == len(set(menu)) == 8
+    assert len(menu) == len(set(menu)) == 13
     for seed in range(50):
         random = np.random.default_rng(seed)
         layout = lay_out(random.integers(1, random.integers(2, 1000), 40), GRID)
@@ -35,31 +39,11 @@ def test_the_menu_names_every_shape_that_a_request_can_lead_to():
 
 
 def test_a_server_has_few_programs():
-    assert len(Grid(1, 8192, 4096, 5e-4).menu()) == 16
+    assert len(Grid(1, 8192, 4096, 5e-4).menu()) == 24
 
 
 def test_a_row_longer_than_the_budget_still_gets_one_row_per_shard():
     assert Grid(4, 64, 256, 5e-4).sizes(256) == [4]
-
-
-@pytest.mark.parametrize(
-    "count, chunks",
-    [
-        (1, [(1, 2)]),
-        (2, [(2, 2)]),
-        (3, [(2, 2), (1, 2)]),  # 8 rows would be less than half full
-        (4, [(4, 8)]),
-        (9, [(8, 8), (1, 2)]),
-        (32, [(32, 32)]),
-        (75, [(32, 32), (32, 32), (8, 8), (2, 2), (1, 2)]),
-    ],
-)
-def test_rows_split_into_well_filled_chunks(count, chunks):
-    assert split_rows(count, [2, 8, 32]) == chunks
-
-
-def test_one_row_on_many_shards_is_one_chunk():
-    assert split_rows(1, [8, 32]) == [(1, 8)]
 
 
 @pytest.mark.parametrize(
@@ -99,18 +83,20 @@ def test_attention_counts_less_the_wider_a_model_is():
     assert attention_share(TINY_OF_BENCH) == pytest.approx(5e-4, rel=0.1)
 
 
-@pytest.mark.parametrize("layout", ["2x1024x1000", "2x1024x1000x0.0005"])
-def test_a_recorded_layout_is_read_back(layout):
+def test_a_recorded_layout_is_read_back():
     other = Grid(data_shards=2, train_tokens=64, max_context=64, attention_share=NEARLY_FREE)
-    assert other.as_recorded(layout).layout == layout
+    assert other.as_recorded(GRID.layout) == GRID
     assert other.as_recorded(None) == other
 
 
-def test_a_layout_of_earlier_is_cut_as_it_was():
-    recorded = GRID.as_recorded("2x1024x1000")
-    assert recorded.sizes(64) == [2, 8, 32]
-    assert lay_out(np.array([64] * 9), recorded).chunks == [(8, 8), (1, 2)]
-    assert recorded.token_cost(512) == 1 + 0.05 * 3
+def test_rows_cannot_be_split_over_another_number_of_data_shards():
+    other = replace(GRID, data_shards=1, train_tokens=64)
+    assert other.as_recorded(GRID.layout) == other
+
+
+def test_samples_of_one_length_just_above_a_power_of_two_take_rows_that_fit():
+    assert lay_out(np.array([95] * 64), Grid(1, 8192, 4096, 5e-4)).chunks == [(64, 64)]
+    assert lay_out(np.array([95] * 64), Grid(1, 8192, 4096, 5e-4)).row_length == 96
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60))

@@ -21,10 +21,9 @@ from spmd_tx.protocol import (
     SaveSampler,
     SaveState,
 )
-from tests.coordinator.training_bench import running
+from tests.coordinator.training_bench import HALF, SHORT_ROWS, running
 
 A, B, C = "alice:train:0", "bob:train:0", "carol:train:0"
-FOUR_ROWS = 200, 200, 200, 200  # half of a micro-batch of eight
 
 
 @pytest.fixture
@@ -177,18 +176,19 @@ async def test_a_sample_that_arrives_waits_for_two_micro_batches_at_most(bench, 
     await bench.outcome(sampled)
 
 
-async def test_models_share_a_micro_batch_but_requests_of_one_model_never_do(bench):
-    bench.create(A)
-    bench.create(B)
-    seq_id = await bench.hold(A, 1)
-    results = [bench.train(A, seq_id, *FOUR_ROWS), bench.train(A, seq_id + 1, *FOUR_ROWS)]
-    results.append(bench.train(B, 1, *FOUR_ROWS))
-    await bench.prepared(A, 2)
-    await bench.prepared(B)
-    bench.let_go()
-    for request_id in results:
-        await bench.result(request_id)
-    assert [slots(command) for command in bench.workers.sent(ForwardBackward)] == [{0, 1}, {0}]
+async def test_models_share_a_micro_batch_but_requests_of_one_model_never_do(tmp_path):
+    async with running(tmp_path, grid=SHORT_ROWS) as bench:
+        bench.create(A)
+        bench.create(B)
+        seq_id = await bench.hold(A, 1)
+        results = [bench.train(A, seq_id, *HALF), bench.train(A, seq_id + 1, *HALF)]
+        results.append(bench.train(B, 1, *HALF))
+        await bench.prepared(A, 2)
+        await bench.prepared(B)
+        bench.let_go()
+        for request_id in results:
+            await bench.result(request_id)
+        assert [slots(command) for command in bench.workers.sent(ForwardBackward)] == [{0, 1}, {0}]
 
 
 async def test_a_barrier_of_one_model_holds_no_other_up(bench):
@@ -273,10 +273,10 @@ async def test_the_models_of_a_session_take_turns(bench):
 
 
 async def test_training_and_sampling_share_the_tokens(bench, sampling):
-    sampling.decodes = 40
+    sampling.decodes = 80
     bench.create(A)
     seq_id = await bench.hold(A, 1)
-    trained = bench.train(A, seq_id, *[250] * 8 * 10)  # ten micro-batches
+    trained = bench.train(A, seq_id, *[250] * 16 * 10)  # ten micro-batches of 4096 tokens
     sampled = await sample(bench)
     await bench.prepared(A, 10)
     await bench.until(sampling.waiting)
@@ -290,8 +290,8 @@ async def test_training_and_sampling_share_the_tokens(bench, sampling):
             used["training"] += command.rows.tokens.size
         elif isinstance(command, Decode):
             used["sampling"] += command.steps * len(command.tokens)
-        if 0 < used["training"] < 10 * 2048:  # while both wait
-            assert abs(used["training"] - used["sampling"]) <= 2 * 2048
+        if 0 < used["training"] < 10 * 4096:  # while both wait
+            assert abs(used["training"] - used["sampling"]) <= 2 * 4096
 
 
 async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, sampling):

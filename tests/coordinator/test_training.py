@@ -15,7 +15,7 @@ from spmd_tx.protocol import (
     SaveSampler,
     SaveState,
 )
-from tests.coordinator.training_bench import logprobs, running
+from tests.coordinator.training_bench import HALF, SHORT_ROWS, logprobs, running
 
 A, B, C = "alice:train:0", "bob:train:0", "carol:train:0"
 
@@ -112,20 +112,20 @@ async def test_gradients_are_summed_over_datums_passes_and_chunks(bench):
     assert norms == [norms[0], 2 * norms[0], 2 * norms[0], 2 * norms[0]]
 
 
-async def test_the_loss_of_a_request_is_the_same_number_alone_and_in_company(bench):
-    lengths = 200, 210, 220, 230  # a row each, half of a micro-batch
-    bench.create(A)
-    bench.create(B)
-    alone = await bench.result(bench.train(A, 1, *lengths))
-    seq_id = await bench.hold(A, 2)
-    shared = bench.train(A, seq_id, *lengths)
-    bench.train(B, 1, 240, 240, 240)
-    await bench.prepared(A)
-    await bench.prepared(B)
-    bench.let_go()
-    together = await bench.result(shared)
-    assert {0, 1} <= set(bench.workers.commands[-1].rows.slots.tolist())
-    assert together.SerializeToString(deterministic=True) == alone.SerializeToString(deterministic=True)
+async def test_the_loss_of_a_request_is_the_same_number_alone_and_in_company(tmp_path):
+    async with running(tmp_path, grid=SHORT_ROWS) as bench:
+        bench.create(A)
+        bench.create(B)
+        alone = await bench.result(bench.train(A, 1, *HALF))
+        seq_id = await bench.hold(A, 2)
+        shared = bench.train(A, seq_id, *HALF)
+        bench.train(B, 1, *HALF)
+        await bench.prepared(A)
+        await bench.prepared(B)
+        bench.let_go()
+        together = await bench.result(shared)
+        assert {0, 1} <= set(bench.workers.commands[-1].rows.slots.tolist())
+        assert together.SerializeToString(deterministic=True) == alone.SerializeToString(deterministic=True)
 
 
 async def test_a_failed_forward_backward_is_followed_by_a_good_one(bench):

@@ -11,10 +11,10 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from tests.coordinator.training_bench import FakeTrainer, running
+from tests.coordinator.training_bench import HALF, SHORT_ROWS, FakeTrainer, running
 
 MODELS = A, B, C, D = [f"{name}:train:0" for name in ("alice", "bob", "carol", "dave")]
-LONG = [250] * 8  # one micro-batch of 2048 tokens
+LONG = [250] * 16  # one micro-batch of 4096 tokens
 SWAPS = SwapOut, SwapIn
 
 
@@ -85,7 +85,7 @@ async def test_a_model_keeps_its_slot_while_it_has_work_until_its_turn_is_over(b
     await create(bench, A, B, C)
     await bench.settled()
     bench.workers.is_holding = True
-    rounds = 2 * TURN // 2048
+    rounds = 2 * TURN // 4096
     for model in (B, C):
         for seq_id in range(1, rounds + 1):
             bench.train(model, seq_id, *LONG)
@@ -105,7 +105,7 @@ async def test_a_model_keeps_its_slot_while_it_has_work_until_its_turn_is_over(b
     _, out, *_ = bench.workers.sent(SwapOut)  # A for C, then one of these for A
     batches = [each for each in sent[: sent.index(out)] if isinstance(each, ForwardBackward)]
     tokens = sum(each.rows.tokens.size for each in batches if out.slot in each.rows.slots)
-    assert TURN <= tokens <= TURN + 2048
+    assert TURN <= tokens <= TURN + 4096
 
 
 async def test_those_who_wait_for_a_slot_are_told_so(bench):
@@ -127,22 +127,25 @@ async def test_those_who_wait_for_a_slot_are_told_so(bench):
     assert bench.scheduler.status(waiting).reason is None
 
 
-async def test_who_comes_from_the_host_joins_others_and_takes_none_of_their_slots(bench):
-    await create(bench, *MODELS)
-    await bench.settled()
-    bench.workers.is_holding = True
-    blockers = [bench.step(D, seq_id) for seq_id in range(1, 4)]
-    await bench.until(lambda: len(bench.workers.held) == len(blockers))
-    for model in (A, B):
-        bench.train(model, 1, *LONG[:4])
-        await bench.prepared(model)
-    bench.let_go()
-    await bench.settled()
-    [together] = bench.workers.sent(ForwardBackward)
-    used = {
-        int(slot) for slot, row in zip(together.rows.slots, together.rows.segments, strict=True) if row.any()
-    }
-    assert used == {0, 1}
+async def test_who_comes_from_the_host_joins_others_and_takes_none_of_their_slots(tmp_path):
+    async with running(tmp_path, grid=SHORT_ROWS) as bench:
+        await create(bench, *MODELS)
+        await bench.settled()
+        bench.workers.is_holding = True
+        blockers = [bench.step(D, seq_id) for seq_id in range(1, 4)]
+        await bench.until(lambda: len(bench.workers.held) == len(blockers))
+        for model in (A, B):
+            bench.train(model, 1, *HALF)
+            await bench.prepared(model)
+        bench.let_go()
+        await bench.settled()
+        [together] = bench.workers.sent(ForwardBackward)
+        used = {
+            int(slot)
+            for slot, row in zip(together.rows.slots, together.rows.segments, strict=True)
+            if row.any()
+        }
+        assert used == {0, 1}
 
 
 async def test_a_model_whose_session_has_ended_is_forgotten_by_the_workers(bench):

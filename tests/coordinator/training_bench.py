@@ -50,8 +50,9 @@ from spmd_tx.reports import Reply, Written
 BASE_MODEL = "tiny"
 SHARDS = 2
 LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
-# Half-full micro-batches are common in layouts of earlier, so that models meet in them.
-GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=None)
+GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
+SHORT_ROWS = Grid(data_shards=SHARDS, train_tokens=1024, max_context=64, attention_share=5e-4)
+HALF = [60] * 8  # of a micro-batch of short rows: two models meet in it
 
 
 class FakeLog:
@@ -278,11 +279,11 @@ class TrainingBench:
     """Sessions are named by what stands before the first ``:`` of a model."""
 
     def __init__(
-        self, directory: Path, database, catalog: Catalog, checkpoints, slots: int, workers, sampling
+        self, directory: Path, database, catalog: Catalog, checkpoints, slots: int, workers, sampling, grid
     ):
         self.log, self.workers = FakeLog(), workers
         self.catalog, self.checkpoints, self.directory = catalog, checkpoints, directory
-        self.slots, self.sampling = slots, sampling
+        self.slots, self.sampling, self.grid = slots, sampling, grid
         clock = asyncio.get_running_loop().time
         self.snapshots = Snapshots(database, directory / "snapshots", 3600.0, clock)
         self.models = BenchModels(self.log)
@@ -300,7 +301,7 @@ class TrainingBench:
             versions=versions,
             slots=TrainingSlots(self.slots),
             limits=LIMITS,
-            grid=GRID,
+            grid=self.grid,
             base_model=BASE_MODEL,
             snapshots=self.snapshots,
             stability=StabilityFiles(self.directory),
@@ -403,13 +404,13 @@ class TrainingBench:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, slots: int = 2, sampling=None, workers=None):
+async def running(directory: Path, slots: int = 2, sampling=None, workers=None, grid=GRID):
     """A bench whose scheduler runs. ``sampling`` may be a function of the bank."""
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
     bench = TrainingBench(
-        directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling
+        directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling, grid
     )
     await bench.start()
     try:
