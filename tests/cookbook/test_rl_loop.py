@@ -6,8 +6,9 @@ from tests.cookbook.cookbook import Cookbook, Run, mean
 
 pytestmark = [pytest.mark.cookbook, pytest.mark.timeout(1200)]
 
-STEPS = 24
+STEPS = 32
 SIZES = {"batch_size": 8, "group_size": 8, "max_tokens": 12, "save_every": 0, "max_steps": STEPS}
+LEARNING_RATE = 1e-3  # of 2e-3 one step in some hundred is enough to forget how an answer is written
 
 
 def rl_loop(cookbook: Cookbook, **options) -> Run:
@@ -29,17 +30,17 @@ def finds_the_frequent_answer(run: Run) -> bool:
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "cispo", "gspo"])
 def test_each_loss_finds_the_frequent_answer(cookbook, loss):
-    assert finds_the_frequent_answer(rl_loop(cookbook, learning_rate=2e-3, loss_fn=loss))
+    assert finds_the_frequent_answer(rl_loop(cookbook, learning_rate=LEARNING_RATE, loss_fn=loss))
 
 
 def test_the_default_loss_finds_the_frequent_answer_and_says_whose_formula_it_is(cookbook):
-    run = rl_loop(cookbook, learning_rate=2e-3)
+    run = rl_loop(cookbook, learning_rate=LEARNING_RATE)
     assert finds_the_frequent_answer(run)
     assert run.output.count("stable_reinforce is computed by a formula of this server's own") == 1
 
 
 def test_replies_may_end_at_a_text(base_cookbook):
-    run = rl_loop(base_cookbook, learning_rate=2e-3, loss_fn="importance_sampling")
+    run = rl_loop(base_cookbook, learning_rate=LEARNING_RATE, loss_fn="importance_sampling")
     assert finds_the_frequent_answer(run)
 
 
