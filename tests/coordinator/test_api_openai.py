@@ -46,14 +46,18 @@ class Drawing:
         return self.services.scheduler.arrived[0].id
 
     async def tell(self, count):
-        """The sample has so many tokens now."""
+        """The sample has so many tokens now, and the stream has seen them."""
         job = SimpleNamespace(request_id=await self.request_id())
+        watches = self.services.progress._watches
+        while job.request_id not in watches:
+            await asyncio.sleep(0.001)
         tokens, logprobs = self.tokens[:count], [LOGPROB] * count
         sample = SimpleNamespace(
             job=job, index=0, tokens=tokens, logprobs=logprobs, top=None, stop_reason=None
         )
         self.services.progress.hear(sample)
-        await asyncio.sleep(0.02)
+        while watches[job.request_id].changed.is_set():
+            await asyncio.sleep(0.001)
 
     async def end(self):
         sequence = SampledSequence(self.tokens, [LOGPROB] * len(self.tokens), "length")
