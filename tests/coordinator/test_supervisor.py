@@ -11,7 +11,8 @@ import pytest
 from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit, _relay
 
 SLEEP = "import time; time.sleep(3600)"
-STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
+AWAKE = f"print('up', flush=True); {SLEEP}"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {AWAKE}"
 
 
 class Running:
@@ -76,11 +77,12 @@ async def test_a_worker_that_ends_by_itself_is_waited_for(start):
     assert await running.ended == WorkerExit(0, 0)
 
 
-@pytest.mark.parametrize("program, code", [(SLEEP, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
-async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, program, code):
+@pytest.mark.parametrize("program, code", [(AWAKE, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
+async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, capfd, program, code):
     monkeypatch.setattr("spmd_tx.coordinator.supervisor.TERMINATE_SECONDS", 0.2)
     running = await start(program)
-    await asyncio.sleep(0.5)  # until it ignores the signal, if it does
+    while "worker 0: up" not in capfd.readouterr().err:  # from then on it ignores the signal, if it does
+        await asyncio.sleep(0.01)
     await running.supervisor.stop(patience=0)
     assert (await running.ended).code == code
     assert not psutil.pid_exists(running.supervisor.pid)
