@@ -110,6 +110,7 @@ async def test_a_running_server_notices_new_and_revoked_keys(make, revoke, keyri
                 keyring.caller(token)
                 await asyncio.sleep(0.01)
     watching.cancel()
+    await asyncio.wait([watching])  # its transaction must end before the database is closed
 
 
 async def test_while_the_database_is_away_the_known_keys_count(make, keyring, database, monkeypatch, caplog):
@@ -131,6 +132,7 @@ async def test_while_the_database_is_away_the_known_keys_count(make, keyring, da
         while looks < 3:
             await asyncio.sleep(0.001)
         watching.cancel()
+        await asyncio.wait([watching])
     assert caplog.text.count("cannot look at the API keys") == 1
     assert keyring.caller(token).owner == "alice"
 

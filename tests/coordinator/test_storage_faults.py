@@ -223,6 +223,7 @@ async def test_the_disk_is_looked_at_and_the_reaper_runs_when_it_becomes_full(se
     keeping = asyncio.create_task(housekeeping.keep_house(services))
     await asyncio.wait_for(reaped.wait(), 30)
     keeping.cancel()
+    await asyncio.wait([keeping])
     assert services.storage.is_short
 
 
