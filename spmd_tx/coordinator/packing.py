@@ -62,8 +62,11 @@ class Grid:
         return f"{self.data_shards}x{self.train_tokens}x{self.max_context}x{self.attention_share}"
 
     def as_recorded(self, layout: str | None) -> "Grid":
-        """The grid with this layout; rows cannot be split over another number of data shards, though."""
-        if not layout:
+        """The grid with this layout, unless it is of another number of data shards or an earlier version.
+
+        Then requests are cut as new ones are: their sums may have other last bits.
+        """
+        if not layout or layout.count("x") != 3:
             return self
         shards, tokens, context, share = layout.split("x")
         recorded = Grid(int(shards), int(tokens), int(context), float(share))
@@ -87,15 +90,20 @@ class Grid:
         """What a token of such a row costs, beside one that attends to nothing."""
         return 1 + self.attention_share * row_length
 
+    @property
+    def micro_batch_cost(self) -> int:
+        """What a micro-batch costs besides its tokens, in tokens that attend to nothing."""
+        return MICRO_BATCH_TOKENS * self.data_shards
+
     def chunks(self, rows: int, row_length: int) -> list[tuple[int, int]]:
         """Split rows into chunks (rows in use, rows of the micro-batch), large ones first."""
         row_cost = row_length * self.token_cost(row_length)
-        return cheapest_chunks(rows, self.sizes(row_length), row_cost, MICRO_BATCH_TOKENS * self.data_shards)
+        return cheapest_chunks(rows, self.sizes(row_length), row_cost, self.micro_batch_cost)
 
     def cost(self, chunks: list[tuple[int, int]], row_length: int) -> float:
         """In tokens that attend to nothing."""
         tokens = sum(size for _, size in chunks) * row_length
-        return tokens * self.token_cost(row_length) + MICRO_BATCH_TOKENS * self.data_shards * len(chunks)
+        return tokens * self.token_cost(row_length) + self.micro_batch_cost * len(chunks)
 
 
 @dataclass(frozen=True)

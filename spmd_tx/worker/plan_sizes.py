@@ -82,7 +82,10 @@ class Sizes:
         return [self.setup.train_tokens] if self.setup.train_tokens else list(TRAIN_TOKENS)
 
     def shapes(self, tokens: int) -> list[Shape]:
-        """Of batches of at most so many tokens, or of one row; the largest of each row length."""
+        """Of batches of at most so many tokens, or of one row; the largest of each row length.
+
+        Lengths between the powers of two are left out: they need less than the next one.
+        """
         lengths = [SHORTEST_ROW]
         while lengths[-1] < self.longest_row:
             lengths.append(min(2 * lengths[-1], self.longest_row))

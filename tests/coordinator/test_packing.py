@@ -89,14 +89,18 @@ def test_a_recorded_layout_is_read_back():
     assert other.as_recorded(None) == other
 
 
+def test_requests_of_an_earlier_version_are_cut_as_new_ones_are():
+    assert GRID.as_recorded("2x1024x1000") == GRID
+
+
 def test_rows_cannot_be_split_over_another_number_of_data_shards():
     other = replace(GRID, data_shards=1, train_tokens=64)
     assert other.as_recorded(GRID.layout) == other
 
 
 def test_samples_of_one_length_just_above_a_power_of_two_take_rows_that_fit():
-    assert lay_out(np.array([95] * 64), Grid(1, 8192, 4096, 5e-4)).chunks == [(64, 64)]
-    assert lay_out(np.array([95] * 64), Grid(1, 8192, 4096, 5e-4)).row_length == 96
+    layout = lay_out(np.array([95] * 64), Grid(1, 8192, 4096, 5e-4))
+    assert (layout.row_length, layout.chunks) == (96, [(64, 64)])
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60))
