@@ -11,7 +11,8 @@ import numpy as np
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 
-SHORTEST_ROW = 64  # tokens
+SMALL_ROW = 16  # tokens: for what is tried out with a word or two; there is one per data shard, no more
+USUAL_ROW = 64  # tokens: of the shortest rows that come in several sizes
 FINE_UP_TO = 512  # tokens: shorter rows come in two lengths per power of two; longer ones hold many segments
 SIZE_STEP = 8  # micro-batches have 1, 8, 64, ... rows per data shard
 LARGEST_STEP = 4  # and as many as the budget allows, if those are so many times more
@@ -32,8 +33,8 @@ def attention_share(model: ModelConfig) -> float:
 
 
 def row_lengths(max_context: int) -> tuple[int, ...]:
-    """64, 96, 128, 192, ... 512, 1024, 2048, ...; the longest holds a sequence of ``max_context`` tokens."""
-    lengths, power = [SHORTEST_ROW], SHORTEST_ROW
+    """16, 64, 96, 128, 192, ... 512, 1024, 2048, ...; the longest holds a sequence of ``max_context``."""
+    lengths, power = [SMALL_ROW, USUAL_ROW], USUAL_ROW
     while lengths[-1] < max_context:
         if lengths[-1] == power < FINE_UP_TO:
             lengths.append(3 * power // 2)
@@ -78,6 +79,8 @@ class Grid:
 
     def sizes(self, row_length: int) -> list[int]:
         """How many rows a micro-batch of this row length may have, ascending; at least one per data shard."""
+        if row_length == SMALL_ROW:
+            return [self.data_shards]
         most = max(1, self.train_tokens // row_length)  # per data shard
         sizes = [1]
         while SIZE_STEP * sizes[-1] <= most:
@@ -119,9 +122,10 @@ class Layout:
 def lay_out(lengths: np.ndarray, grid: Grid) -> Layout:
     """Choose the row length that costs least, and place segments of these lengths (tokens)."""
     longest, total = int(lengths.max()), int(lengths.sum())
+    is_small = total <= grid.data_shards * SMALL_ROW
     best: Layout | None = None
     best_cost = float("inf")
-    for row_length in grid.row_lengths:
+    for row_length in grid.row_lengths if is_small else grid.row_lengths[1:]:
         if row_length < longest or best_cost <= total * grid.token_cost(row_length):
             continue  # too short, or no better even without any padding
         rows, starts = _first_fit_decreasing(lengths, row_length)

@@ -5,7 +5,7 @@ import ipaddress
 import socket
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.buckets import SHORTEST_ROW
+from spmd_tx.coordinator.packing import SMALL_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.secret import REMEDY
@@ -24,7 +24,7 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
         ("attention heads", model.n_heads),
         ("vocabulary entries", model.vocab_size),
         ("feed-forward units", model.d_ff),
-        ("tokens of the shortest row", SHORTEST_ROW),
+        ("tokens of the shortest row", SMALL_ROW),
     ]
     for what, count in split:
         if count % tp:

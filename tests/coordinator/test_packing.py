@@ -18,12 +18,12 @@ NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
     [(10, []), (65, [96]), (97, [96, 128]), (1000, [96, 128, 192, 256, 384, 512, 1024])],
 )
 def test_row_lengths_double_in_two_steps_when_short_and_reach_the_context(max_context, longer):
-    assert replace(GRID, max_context=max_context).row_lengths == (64, *longer)
+    assert replace(GRID, max_context=max_context).row_lengths == (16, 64, *longer)
 
 
 @pytest.mark.parametrize(
     "row_length, sizes",
-    [(64, [2, 16]), (96, [2, 16]), (128, [2, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
+    [(16, [2]), (64, [2, 16]), (96, [2, 16]), (128, [2, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
 )
 def test_sizes_fill_the_token_budget_of_each_shard(row_length, sizes):
     assert GRID.sizes(row_length) == sizes
@@ -31,15 +31,26 @@ def test_sizes_fill_the_token_budget_of_each_shard(row_length, sizes):
 
 def test_the_menu_names_every_shape_that_a_request_can_lead_to():
     menu = GRID.menu()
-    assert len(menu) == len(set(menu)) == 13
+    assert len(menu) == len(set(menu)) == 14
     for seed in range(50):
         random = np.random.default_rng(seed)
-        layout = lay_out(random.integers(1, random.integers(2, 1000), 40), GRID)
+        longest, most = random.integers(2, 1000), random.integers(1, 40)
+        layout = lay_out(random.integers(1, longest, most), GRID)
         assert {(size, layout.row_length) for _, size in layout.chunks} <= set(menu)
 
 
 def test_a_server_has_few_programs():
-    assert len(Grid(1, 8192, 4096, 5e-4).menu()) == 24
+    assert len(Grid(1, 8192, 4096, 5e-4).menu()) == 25
+
+
+def row_length_of(lengths, grid=GRID):
+    return lay_out(np.array(lengths), grid).row_length
+
+
+def test_a_few_words_take_a_small_row_and_whatever_fills_more_of_them_a_usual_one():
+    assert row_length_of([1]) == row_length_of([16]) == row_length_of([5, 5, 5]) == 16
+    assert row_length_of([16, 16]) == 16  # one for each of the two data shards
+    assert row_length_of([17]) == row_length_of([11, 11, 11]) == row_length_of([16] * 3) == 64
 
 
 def test_a_row_longer_than_the_budget_still_gets_one_row_per_shard():
@@ -68,10 +79,8 @@ def test_chunks_hold_all_rows_and_none_is_empty(count, row_cost, chunk_cost):
 
 
 def test_longer_rows_are_taken_as_attention_allows():
-    lengths = np.array([143] * 32)
-
     def row_length(share):
-        return lay_out(lengths, Grid(1, 8192, 4096, share)).row_length
+        return row_length_of([143] * 32, Grid(1, 8192, 4096, share))
 
     assert row_length(DEAR) < row_length(NEARLY_FREE)
     assert row_length(attention_share(TINY_OF_BENCH)) <= 512
@@ -129,8 +138,8 @@ def test_short_segments_share_a_row():
 
 def test_the_row_length_follows_from_the_padding_not_from_the_longest_segment_alone():
     # Rows of 64 would need one row each (33 + 33 > 64), half empty.
-    assert lay_out(np.array([33] * 30), Grid(1, 1024, 1024, NEARLY_FREE)).row_length > 64
+    assert row_length_of([33] * 30, Grid(1, 1024, 1024, NEARLY_FREE)) > 64
 
 
 def test_equal_padding_takes_the_shorter_row():
-    assert lay_out(np.array([64] * 8), Grid(1, 1024, 1024, NEARLY_FREE)).row_length == 64
+    assert row_length_of([64] * 8, Grid(1, 1024, 1024, NEARLY_FREE)) == 64

@@ -12,7 +12,7 @@ def menu_of(context, shards=1):
     return program_menu(Grid(shards, 8192, context, 5e-4), sampling, BANK_SLOTS)
 
 
-@pytest.mark.parametrize("context, most", [(512, 110), (2048, 140), (32768, 200)])
+@pytest.mark.parametrize("context, most", [(512, 112), (2048, 142), (32768, 202)])
 @pytest.mark.parametrize("shards", [1, 8])
 def test_the_menu_is_bounded_and_has_no_program_twice(context, most, shards):
     menu = menu_of(context, shards)
