@@ -75,8 +75,8 @@ def _check(destination: Path) -> None:
     """See that the copy has what its database refers to."""
     with closing(sqlite3.connect(destination / DATABASE)) as database:
         payloads = database.execute(
-            "SELECT payload_file FROM requests UNION SELECT result_file FROM requests "
-            "WHERE result_file IS NOT NULL"
+            "SELECT payload_file FROM requests WHERE payload_file IS NOT NULL "
+            "UNION SELECT result_file FROM requests WHERE result_file IS NOT NULL"
         ).fetchall()
         snapshots = database.execute("SELECT path FROM snapshots").fetchall()
     missing = [

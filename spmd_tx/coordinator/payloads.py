@@ -1,5 +1,6 @@
 """Bodies of requests and results on disk: many to a file, each a zstd frame, durable when written.
 
+Small ones are left to the rows of the database: durable with the commit, they need no sync of their own.
 Groups are appended to one file until it is full or old. A process only appends to files that it has begun
 itself, so what a crash has left at the end of one stays there, and nothing refers to it.
 """
@@ -26,14 +27,18 @@ _LEVEL = 1  # token ids and floats hardly compress better for more work
 SEGMENT_BYTES = 32 << 20  # a file goes when nothing in it is needed, so it should not hold too much
 SEGMENT_SECONDS = 600.0
 PIECE_BYTES = 1 << 20  # that is written at once
+SMALL_BYTES = 1 << 10  # of a body that goes into a row: a few tokens, or options
 
 
 class Place(NamedTuple):
-    """Where a body is."""
+    """Where in the files a body is."""
 
     file: int
     offset: int
     length: int
+
+
+Kept = Place | bytes  # a body in a file, or a small one that its row is to hold
 
 
 @dataclass
@@ -108,8 +113,13 @@ class PayloadFiles:
         """The file that the next group may be appended to."""
         return set() if self._segment is None else {self._segment.number}
 
-    def write(self, bodies: Sequence[bytes]) -> list[Place]:
-        """Write a group of bodies behind those before. When it fails, nothing of it stays."""
+    def write(self, bodies: Sequence[bytes]) -> list[Kept]:
+        """Write the large bodies of a group behind those before. When it fails, nothing of it stays."""
+        large = [body for body in bodies if len(body) > SMALL_BYTES]
+        places = iter(self._append(large) if large else [])
+        return [next(places) if len(body) > SMALL_BYTES else body for body in bodies]
+
+    def _append(self, bodies: Sequence[bytes]) -> list[Place]:
         segment = self._segment
         if segment is None or segment.is_full:
             segment = self._begin()
@@ -141,8 +151,10 @@ class PayloadFiles:
         if not segment.size:
             self._path(segment.number).unlink(missing_ok=True)
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: Kept) -> bytes:
         """Raises DamagedBody when it is not there as it was written; an OSError may go away."""
+        if isinstance(place, bytes):
+            return place
         path = self._path(place.file)
         try:
             with path.open("rb") as file:

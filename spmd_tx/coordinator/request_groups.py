@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from spmd_tx.coordinator import accounting, request_log
 from spmd_tx.coordinator.database import Aside, Database
-from spmd_tx.coordinator.payloads import PayloadFiles, Place
+from spmd_tx.coordinator.payloads import Kept, PayloadFiles, Place
 from spmd_tx.coordinator.request_log import Finished, Key, Known, NewRow, Outcome, Request, Settled
 from spmd_tx.coordinator.request_times import RequestTimes
 from spmd_tx.coordinator.sample_notes import NoteWriter
@@ -48,7 +48,7 @@ class GroupWriter:
         self._files = files
         self._notes = notes
         self._next_number = next_number
-        self._placed: dict[str, Place] = {}  # results that are in a file, but in no row
+        self._placed: dict[str, Kept] = {}  # results that were written, but are in no row yet
         self._is_unsure = False  # whether a commit that failed may still have happened
 
     async def write(self, group: Group) -> Written:
@@ -64,7 +64,8 @@ class GroupWriter:
 
     def files_to_be(self) -> set[int]:
         """Numbers of files to which rows will refer once they can be written."""
-        return {place.file for place in self._placed.values()} | self._files.open_numbers
+        places = [place for place in self._placed.values() if isinstance(place, Place)]
+        return {place.file for place in places} | self._files.open_numbers
 
     def _write(self, group: Group, db: Session, aside: Aside) -> Written:
         known = request_log.known(db, {each.key for each in group.submissions})
@@ -86,8 +87,8 @@ class GroupWriter:
         known |= {(each.line, each.seq_id): known_as(each) for each in requests}
         return Written(list(zip(requests, fresh, strict=True)), known, unfinished)
 
-    def _write_bodies(self, submissions: Sequence[Submission], endings: Sequence[Ending]) -> list[Place]:
-        """Write payloads, and those results that are in no file yet: the payloads' places."""
+    def _write_bodies(self, submissions: Sequence[Submission], endings: Sequence[Ending]) -> list[Kept]:
+        """Write payloads, and those results that were not written yet: where the payloads are."""
         results: dict[str, bytes] = {}
         for request, outcome, *_ in endings:
             if isinstance(outcome, Finished) and request.id not in self._placed:

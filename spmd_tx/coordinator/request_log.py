@@ -10,13 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import bulk_rows, steady_time
 from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
-from spmd_tx.coordinator.payloads import Place
+from spmd_tx.coordinator.payloads import Kept, Place
 from spmd_tx.coordinator.request_times import RequestTimes
 from spmd_tx.coordinator.tables import RequestRow
 from spmd_tx.coordinator.usage import NOTHING, Spent
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
+KEPT_COLUMNS = "body", "file", "offset", "length"  # of a payload or result
 
 Key = tuple[str, int]  # line, seq_id
 
@@ -89,7 +90,7 @@ class NewRow(NamedTuple):
     """A request to be written down, with its outcome when it is refused."""
 
     request: Request
-    payload: Place
+    payload: Kept
     refused: Failed | None
     accepted_at: float  # seconds since the epoch; when it came in
 
@@ -99,7 +100,7 @@ class Settled(NamedTuple):
 
     request: Request
     outcome: Outcome
-    result: Place | None
+    result: Kept | None
     times: RequestTimes
     completion: int  # its number
 
@@ -245,12 +246,12 @@ async def succeeded(db: AsyncSession, request_id: str, kind: Kind, session_id: s
     return None if row is None else _request(row)
 
 
-async def payload_place(db: AsyncSession, request_id: str) -> Place:
+async def payload_place(db: AsyncSession, request_id: str) -> Kept:
     row = await _row(db, request_id)
-    return Place(row.payload_file, row.payload_offset, row.payload_length)
+    return _kept(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
 
 
-async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Place] | None:
+async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Kept] | None:
     """How a request ended: why it failed, or its content type and where its result is. None: it has not.
 
     Raises NotFound when the result is not kept any more.
@@ -260,10 +261,9 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Plac
         return None
     if row.content_type is None:
         return Failed(row.error or "", cast(Literal["user", "server"], row.category))
-    if row.result_file is None:
+    if row.result_length is None:
         raise not_kept(request_id)
-    place = row.result_file, row.result_offset, row.result_length
-    return row.content_type, Place(*cast(tuple[int, int, int], place))
+    return row.content_type, _kept(row.result_body, row.result_file, row.result_offset, row.result_length)
 
 
 async def _row(db: AsyncSession, request_id: str) -> RequestRow:
@@ -275,6 +275,19 @@ async def _row(db: AsyncSession, request_id: str) -> RequestRow:
 
 def not_kept(request_id: str) -> NotFound:
     return NotFound(f"request {request_id!r} does not exist, or its result is no longer kept")
+
+
+def _kept(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> Kept:
+    return Place(*cast(tuple[int, int, int], (file, offset, length))) if body is None else body
+
+
+def _kept_values(name: str, kept: Kept | None) -> dict[str, object]:
+    """The four columns of a body; the length is there if the body is."""
+    if isinstance(kept, bytes):
+        values = kept, None, None, len(kept)
+    else:
+        values = None, *(kept or (None, None, None))
+    return {f"{name}_{column}": value for column, value in zip(KEPT_COLUMNS, values, strict=True)}
 
 
 def _request(row: RequestRow) -> Request:
@@ -296,9 +309,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
         "seq_id": request.seq_id,
         "session_id": request.session_id,
         "created_at": row.accepted_at,
-        "payload_file": row.payload.file,
-        "payload_offset": row.payload.offset,
-        "payload_length": row.payload.length,
+        **_kept_values("payload", row.payload),
         "finished_at": None if refused is None else steady_time.now(),
         "error": None if refused is None else refused.error,
         "category": None if refused is None else refused.category,
@@ -320,9 +331,7 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
         "executed": not is_failed or outcome.executed,
         "digest": outcome.digest,
         "layout": None if is_failed else outcome.layout,
-        "result_file": result and result.file,
-        "result_offset": result and result.offset,
-        "result_length": result and result.length,
+        **_kept_values("result", result),
         "began_at": times.began_at,
         "sent_at": times.sent_at,
         "replied_at": times.replied_at,

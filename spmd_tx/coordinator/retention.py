@@ -42,7 +42,7 @@ class Ages(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """How many rows, and the bytes in files that they stood for."""
+    """How many rows, and the bytes of the bodies that they stood for."""
 
     count: int
     size: int
@@ -66,9 +66,9 @@ async def forget_past_requests(db: AsyncSession, ages: Ages) -> None:
 
 async def forget_results(db: AsyncSession, ages: Ages) -> Rows:
     """Give up results of requests that are only kept to be run again."""
-    is_droppable = and_(_is_old(ages), RequestRow.result_file.is_not(None))
+    is_droppable = and_(_is_old(ages), RequestRow.result_length.is_not(None))
     rows = await _measure(db, func.coalesce(RequestRow.result_length, 0), is_droppable)
-    nowhere = {"result_file": None, "result_offset": None, "result_length": None}
+    nowhere = dict.fromkeys(("result_body", "result_file", "result_offset", "result_length"))
     await db.execute(update(RequestRow).where(is_droppable).values(nowhere))
     return rows
 

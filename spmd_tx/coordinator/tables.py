@@ -97,7 +97,7 @@ class Checkpoint(Base):
 
 
 class RequestRow(Base):
-    """One accepted request, then its outcome. Bodies are in files (payloads.py)."""
+    """One accepted request, then its outcome. Bodies are in files (payloads.py), but for small ones."""
 
     __tablename__ = "requests"
     __table_args__ = (
@@ -112,14 +112,16 @@ class RequestRow(Base):
     seq_id: Mapped[int] = mapped_column(BigInteger)
     session_id: Mapped[str] = mapped_column(index=True)
     created_at: Mapped[float]
-    payload_file: Mapped[int] = mapped_column(BigInteger, index=True)
-    payload_offset: Mapped[int] = mapped_column(BigInteger)
+    payload_body: Mapped[bytes | None]  # null: it is in a file
+    payload_file: Mapped[int | None] = mapped_column(BigInteger, index=True)
+    payload_offset: Mapped[int | None] = mapped_column(BigInteger)
     payload_length: Mapped[int] = mapped_column(BigInteger)
     finished_at: Mapped[float | None]  # null: unfinished
     content_type: Mapped[str | None]  # of a result; null: failed
+    result_body: Mapped[bytes | None]
     result_file: Mapped[int | None] = mapped_column(BigInteger, index=True)
     result_offset: Mapped[int | None] = mapped_column(BigInteger)
-    result_length: Mapped[int | None] = mapped_column(BigInteger)
+    result_length: Mapped[int | None] = mapped_column(BigInteger)  # null: there is none
     error: Mapped[str | None]
     category: Mapped[str | None]  # "user" or "server"
     executed: Mapped[bool] = mapped_column(default=False)  # its commands count: a replay runs it again

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import keys, request_queue
+from spmd_tx.coordinator import keys, payloads, request_queue
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
@@ -84,6 +84,12 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for it before the queue: then every body is read from its file."""
     monkeypatch.setattr(request_queue, "PAYLOADS_BYTES", 0)
     monkeypatch.setattr(request_queue, "RESULTS_BYTES", 0)
+
+
+@pytest.fixture
+def all_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No body is small enough for a row. Ask for it before the queue."""
+    monkeypatch.setattr(payloads, "SMALL_BYTES", -1)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.protocol import AdapterSpec
 
 MODEL = "s:train:0"
-RESULT = Finished("x", b"result")
+RESULT = Finished("x", b"a large result" * 1000)  # in a file, while the requests are in their rows
 
 
 def snapshots_of(database, data_dir):

@@ -15,7 +15,7 @@ LIMITS = Limits(results=0.0, versions=0.0, audit=0.0, compilation_cache=0)
 def data_dir(tmp_path):
     """With a payload file that nobody refers to."""
     files = PayloadFiles(tmp_path / "payloads")
-    files.write([b"body"])
+    files.write([b"a large body" * 100])
     files.close()
     return tmp_path
 

@@ -8,6 +8,8 @@ from spmd_tx.coordinator import payloads
 from spmd_tx.coordinator.payloads import PayloadFiles, Place, Recent
 from spmd_tx.errors import DamagedBody, StartError
 
+pytestmark = pytest.mark.usefixtures("all_in_files")
+
 
 @pytest.fixture
 def files(tmp_path):
@@ -19,6 +21,21 @@ def files(tmp_path):
 def test_each_body_of_a_group_is_found_again(files):
     bodies = [b"first", b"", b"x" * 100_000]
     assert [files.read(place) for place in files.write(bodies)] == bodies
+
+
+def test_small_bodies_are_left_to_their_rows(files, monkeypatch):
+    monkeypatch.setattr(payloads, "SMALL_BYTES", 4)
+    bodies = [b"four", b"", b"large", b"x"]
+    four, empty, large, x = files.write(bodies)
+    assert (four, empty, x) == (b"four", b"", b"x")
+    assert [files.read(each) for each in (four, empty, large, x)] == bodies
+    assert isinstance(large, Place)
+
+
+def test_a_group_of_small_bodies_makes_no_file(files, monkeypatch):
+    monkeypatch.setattr(payloads, "SMALL_BYTES", 4)
+    assert files.write([b"four", b""]) == [b"four", b""]
+    assert files.numbers() == []
 
 
 def test_groups_share_a_file_until_it_is_full_or_old(files, monkeypatch):

@@ -236,7 +236,7 @@ async def test_a_models_creation_is_known_until_its_session_ends(no_cache, queue
 
 
 @pytest.fixture
-def payload_files(tmp_path, monkeypatch):
+def payload_files(tmp_path, monkeypatch, all_in_files):
     """Files 0 to 3."""
     monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1)
     files = PayloadFiles(tmp_path / "payloads")

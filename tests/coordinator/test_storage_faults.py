@@ -82,7 +82,9 @@ async def test_a_request_whose_commit_seemed_to_fail_is_carried_out_once(running
             assert await db.scalar(select(func.count()).select_from(RequestRow)) == 2
 
 
-async def test_an_outcome_whose_commit_seemed_to_fail_is_stored_once(running_queue, database, tmp_path):
+async def test_an_outcome_whose_commit_seemed_to_fail_is_stored_once(
+    all_in_files, running_queue, database, tmp_path
+):
     unsure = UnsureDatabase(database)
     async with running_queue(unsure, tmp_path) as queue:
         request_id = await submit(queue)
@@ -166,7 +168,9 @@ def damage_payloads(tmp_path):
     return damage_payloads
 
 
-async def test_a_damaged_payload_is_told_from_one_that_cannot_be_read_now(no_cache, queue, damage_payloads):
+async def test_a_damaged_payload_is_told_from_one_that_cannot_be_read_now(
+    all_in_files, no_cache, queue, damage_payloads
+):
     arrived = []
     queue.on_arrival = arrived.append
     await submit(queue, payload=b"body")
