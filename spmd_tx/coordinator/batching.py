@@ -102,6 +102,11 @@ class MicroBatch:
         joined = self.join(first)
         assert joined, "a chunk fits a micro-batch of its own size"
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing can join, whatever it is."""
+        return sum(self._used) == self._first.size
+
     def fits(self, chunk: Chunk) -> bool:
         """Whether a chunk is for this program, and its rows find room."""
         if chunk.program != self._first.program:

@@ -191,7 +191,7 @@ class Dispatcher:
             return None
         swapping = {order[0]: self._seat(order[0])}
         batch = MicroBatch(step.chunk.in_slot(order[0].slot), self._data_shards)
-        for model in order[1:]:
+        for model in () if batch.is_full else order[1:]:
             head = model.unsent[0]
             if not isinstance(head, ChunkStep) or not self._may_meet(step, head):
                 continue

@@ -103,6 +103,11 @@ class Grid:
         row_cost = row_length * self.token_cost(row_length)
         return cheapest_chunks(rows, self.sizes(row_length), row_cost, self.micro_batch_cost)
 
+    def least_cost(self, tokens: int, row_length: int) -> float:
+        """What so many tokens cost if there is no padding but that of the last micro-batch."""
+        tokens = max(tokens, self.data_shards * row_length)
+        return tokens * self.token_cost(row_length) + self.micro_batch_cost
+
     def cost(self, chunks: list[tuple[int, int]], row_length: int) -> float:
         """In tokens that attend to nothing."""
         tokens = sum(size for _, size in chunks) * row_length
@@ -126,7 +131,7 @@ def lay_out(lengths: np.ndarray, grid: Grid) -> Layout:
     best: Layout | None = None
     best_cost = float("inf")
     for row_length in grid.row_lengths if is_small else grid.row_lengths[1:]:
-        if row_length < longest or best_cost <= total * grid.token_cost(row_length):
+        if row_length < longest or best_cost <= grid.least_cost(total, row_length):
             continue  # too short, or no better even without any padding
         rows, starts = _first_fit_decreasing(lengths, row_length)
         chunks = grid.chunks(int(rows.max()) + 1, row_length)

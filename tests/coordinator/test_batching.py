@@ -173,7 +173,9 @@ def test_free_rows_are_all_zeros():
 def test_models_share_a_micro_batch_while_their_rows_find_room():
     half, other_half, one_more = (half_a_batch(slot).chunks[0] for slot in range(3))
     batch = MicroBatch(half, SHARDS)
+    assert not batch.is_full
     assert batch.join(other_half)
+    assert batch.is_full
     assert not batch.join(one_more)
     assert sorted(set(batch.rows().slots.tolist())) == [0, 1]
 

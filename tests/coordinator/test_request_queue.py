@@ -3,6 +3,7 @@ import asyncio
 import pytest
 from sqlalchemy import insert, select
 
+from spmd_tx.coordinator import request_queue
 from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
 from spmd_tx.coordinator.tables import RequestRow, Sampler
 from spmd_tx.errors import InvalidRequest, NotFound, StartError, Unavailable
@@ -190,6 +191,22 @@ async def test_bodies_are_read_from_disk_when_memory_has_forgotten_them(no_cache
     queue.resolve(request_id, Finished("x", body))
     await queue.flush()
     assert await queue.wait(request_id, timeout=10) == Finished("x", body)
+
+
+async def test_what_comes_while_the_loop_goes_round_is_written_in_one_transaction(
+    queue, database, monkeypatch
+):
+    monkeypatch.setattr(request_queue, "GATHER_SECONDS", 60.0)
+    writes, write = [], database.write
+    monkeypatch.setattr(database, "write", lambda work: writes.append(work) or write(work))
+
+    async def submit_later(seq_id):
+        for _ in range(seq_id):
+            await asyncio.sleep(0)
+        await submit(queue, seq_id=seq_id)
+
+    await asyncio.gather(*(submit_later(seq_id) for seq_id in range(1, request_queue.GATHER_ROUNDS - 1)))
+    assert len(writes) == 1
 
 
 async def test_many_requests_at_once_share_files(queue, tmp_path):
