@@ -58,8 +58,9 @@ class Call:
         return self.name, self.variant, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
     def placed(self, mesh: Mesh) -> tuple[Any, ...]:
-        """The arguments, as they are run with."""
-        return (*self.state, *rows_to_devices(mesh, self.rows), *self.rest)
+        """The arguments, as they are run with. A process that has all devices leaves host arrays to JAX."""
+        rows = self.rows if jax.process_count() == 1 else rows_to_devices(mesh, self.rows)
+        return (*self.state, *rows, *self.rest)
 
     def abstract(self, mesh: Mesh) -> tuple[Any, ...]:
         """The arguments, as they are compiled for."""
@@ -107,7 +108,7 @@ class Programs:
         executable = program.executable if program is not None else None
         if executable is None:
             with self._waiting(str(call)):
-                executable = self._get(call, arguments)
+                executable = self._get(call, mesh)
         return executable(*arguments)
 
     def first(self, *key: Hashable) -> AbstractContextManager[None]:
@@ -161,16 +162,16 @@ class Programs:
         self._ahead = str(call)
         self._on_change()
         try:
-            self._compile(program, call, call.abstract(mesh))
+            self._compile(program, call, mesh)
         except (RuntimeError, ValueError, TypeError, OSError) as problem:
             # Whoever wants it will try again, and that is when it matters.
             logger.warning("could not compile %s ahead: %s", call, problem)
 
-    def _get(self, call: Call, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    def _get(self, call: Call, mesh: Mesh) -> Callable[..., Any]:
         while True:
             program, is_mine = self._claim(call.key)
             if is_mine:
-                return self._compile(program, call, arguments)
+                return self._compile(program, call, mesh)
             program.is_settled.wait()
             if program.executable is not None:
                 return program.executable
@@ -184,10 +185,10 @@ class Programs:
             self._programs[key] = program = _Program()
             return program, True
 
-    def _compile(self, program: _Program, call: Call, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    def _compile(self, program: _Program, call: Call, mesh: Mesh) -> Callable[..., Any]:
         try:
             with self._counts.of(call.name):
-                program.executable = compiled = call.step.lower(*arguments).compile()
+                program.executable = compiled = call.step.lower(*call.abstract(mesh)).compile()
             return compiled
         finally:
             program.is_settled.set()
