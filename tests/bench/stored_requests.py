@@ -84,17 +84,19 @@ def _request(number: int, now: float) -> dict[str, object]:
         "seq_id": seq_id,
         "session_id": f"session-{session}",
         "created_at": at,
-        "payload_file": number // 8,
-        "payload_offset": 0,
-        "payload_length": 100,
+        **_body("payload", number),
         "finished_at": at + 0.01,
         "content_type": "application/json",
-        "result_file": number // 8,
-        "result_offset": 100,
-        "result_length": 100,
+        **_body("result", number),
         "executed": True,
         "began_at": at,
         "sent_at": at,
         "replied_at": at,
         "tokens": 10,
     }
+
+
+def _body(name: str, number: int) -> dict[str, object]:
+    """Every second one in its row, the others in files."""
+    body, file, offset = (bytes(100), None, None) if number % 2 else (None, number // 8, 0)
+    return {f"{name}_body": body, f"{name}_file": file, f"{name}_offset": offset, f"{name}_length": 100}
