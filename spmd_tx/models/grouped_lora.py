@@ -13,26 +13,35 @@ from jaxtyping import Float, Int
 from spmd_tx.models.lora import ApplyLora, Lora
 from spmd_tx.sharding.collectives import varying
 
-BLOCK_ROWS = 8
+LEAST_ROWS, MOST_ROWS = 8, 16  # of a block
+
+
+def block_rows(rows: int, adapters: int) -> int:
+    """As many rows as each adapter has if all have the same, within bounds.
+
+    A block copies its adapter's factors, whatever its size; rows that it has to spare are computed in vain.
+    """
+    return min(MOST_ROWS, max(LEAST_ROWS, rows // adapters))
 
 
 def grouped_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
     """Apply to each row its own adapter. Rows are sorted by adapter, and go back to where they were."""
     rows, adapters = slots_B.shape[0], scale_S.shape[0]
+    size = block_rows(rows, adapters)
     order_B = jnp.argsort(slots_B)
     place_B = jnp.argsort(order_B)
     counts_S = jnp.sum(slots_B[:, None] == jnp.arange(adapters)[None], axis=0, dtype=jnp.int32)
     starts_S = jnp.cumsum(counts_S) - counts_S
-    blocks_S = (counts_S + BLOCK_ROWS - 1) // BLOCK_ROWS
+    blocks_S = (counts_S + size - 1) // size
     ends_S = jnp.cumsum(blocks_S)
-    numbers_J = jnp.arange(rows // BLOCK_ROWS + adapters)
+    numbers_J = jnp.arange(rows // size + adapters)
     slots_J = jnp.sum(numbers_J[:, None] >= ends_S[None], axis=1, dtype=jnp.int32)
     slots_J = jnp.minimum(slots_J, adapters - 1)
-    starts_J = starts_S[slots_J] + BLOCK_ROWS * (numbers_J - (ends_S - blocks_S)[slots_J])
+    starts_J = starts_S[slots_J] + size * (numbers_J - (ends_S - blocks_S)[slots_J])
 
     def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
         dtype, (_, t, width_in), width_out = x_BTI.dtype, x_BTI.shape, lora.b.shape[-1]
-        spare = ((0, BLOCK_ROWS), (0, 0), (0, 0))  # the last block may reach beyond the last row
+        spare = ((0, size), (0, 0), (0, 0))  # the last block may reach beyond the last row
         sorted_BTI = jnp.pad(x_BTI[order_B], spare)
 
         def block(number: Array, y_BTO: Array) -> Array:
@@ -40,12 +49,12 @@ def grouped_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> Appl
             a_RI, b_RO = (
                 lax.dynamic_index_in_dim(x, slot, 0, keepdims=False).astype(dtype) for x in (lora.a, lora.b)
             )
-            x_JTI = lax.dynamic_slice(sorted_BTI, (start, 0, 0), (BLOCK_ROWS, t, width_in))
+            x_JTI = lax.dynamic_slice(sorted_BTI, (start, 0, 0), (size, t, width_in))
             h_JTR = jnp.einsum("JTI,RI->JTR", x_JTI, a_RI) * scale_S[slot].astype(dtype)
             # What is written to the rows of the next adapters is overwritten by their own blocks.
             return lax.dynamic_update_slice(y_BTO, jnp.einsum("JTR,RO->JTO", h_JTR, b_RO), (start, 0, 0))
 
-        nothing = varying(jnp.zeros((rows + BLOCK_ROWS, t, width_out), dtype))
+        nothing = varying(jnp.zeros((rows + size, t, width_out), dtype))
         return lax.fori_loop(0, ends_S[-1], block, nothing)[place_B]
 
     return apply

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.grouped_lora import BLOCK_ROWS, grouped_lora
+from spmd_tx.models.grouped_lora import LEAST_ROWS, block_rows, grouped_lora
 from spmd_tx.models.lora import Lora, bank_lora
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
@@ -38,14 +38,22 @@ def apply(make, slots, adapters, broken=None):
         ([0], 4),
         ([3, 0, 3, 1], 4),
         ([2] * 16, 4),
-        ([3] * (BLOCK_ROWS + 1) + [0] * (BLOCK_ROWS - 1) + [3] * BLOCK_ROWS, 4),
+        ([3] * (LEAST_ROWS + 1) + [0] * (LEAST_ROWS - 1) + [3] * LEAST_ROWS, 4),
         (np.random.default_rng(0).integers(0, 10, 64).tolist(), 10),
+        (np.random.default_rng(0).integers(0, 8, 128).tolist(), 8),
+        (np.random.default_rng(0).integers(0, 10, 128).tolist(), 10),
+        ([9] * 128, 10),
     ],
 )
 def test_each_row_gets_its_own_adapter(slots, adapters):
     np.testing.assert_allclose(
         apply(grouped_lora, slots, adapters), apply(bank_lora, slots, adapters), rtol=1e-5, atol=1e-5
     )
+
+
+def test_blocks_are_as_large_as_the_share_of_an_adapter_within_bounds():
+    assert [block_rows(128, adapters) for adapters in (2, 8, 10, 32)] == [16, 16, 12, 8]
+    assert block_rows(8, 8) == 8
 
 
 def test_a_broken_adapter_is_seen_by_its_own_rows_only():
