@@ -117,7 +117,7 @@ def decode_steps(least_remaining: int, most: int, is_hurried: bool) -> int:
     The row with the fewest tokens left decides, so that it is answered as soon as it is done, and its
     place is free again; longer rows simply go on in the next Decode, which is sent before this one's
     reply is read. A few steps are always taken, because each Decode has a price of its own. Prompts that
-    could start at once hurry: they wait for these few steps only.
+    could start at once, or are likely to come, hurry: they wait for these few steps only.
     """
     fewest = min(FEWEST_STEPS, most)
     return fewest if is_hurried else max(fewest, min(least_remaining, most))

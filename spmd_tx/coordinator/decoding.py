@@ -28,6 +28,7 @@ from spmd_tx.errors import MeshError
 from spmd_tx.reports import Reply
 
 MOST_DECODES = 2  # sent and not yet answered
+HURRIED_DECODES = 2  # after a time without any: requests that belong together come one after the other
 
 Absorb = Callable[[Reply], list[tuple[str, Outcome]]]
 Listener = Callable[[Sample], None]
@@ -86,6 +87,7 @@ class SampleBatch:
         self._prefilled_last = False
         self._decodes = 0  # sent so far; also the last one's number
         self._unanswered = 0  # Decodes
+        self._hurried = 0  # how many more of them are to have few steps
 
     def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None:
         """Take in a request that has been validated; the bank knows its version."""
@@ -158,7 +160,7 @@ class SampleBatch:
         if not any(candidates):
             return
         least = min(sample.undecided for samples in candidates for sample in samples)
-        is_hurried = self._prefilled_last and self._admission.has_open_rows
+        is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, candidates, strict=True)]
         if not any(chosen):
@@ -168,6 +170,7 @@ class SampleBatch:
         rows = len(command.source) // menu.shards
         self._decodes += 1
         self._unanswered += 1
+        self._hurried = max(0, self._hurried - 1)
         self._prefilled_last = False
         drawn = [
             self._send(sample, number * rows, row, steps)
@@ -243,6 +246,8 @@ class SampleBatch:
         self._bank.unpin(sample.bank)
 
     def _take_in(self, job: SampleJob) -> None:
+        if not self._jobs:
+            self._hurried = HURRIED_DECODES
         self._jobs[job.request_id] = job
         self._bank.hold(job.version)
         self._admission.line.add(job)

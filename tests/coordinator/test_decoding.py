@@ -199,6 +199,15 @@ def test_a_short_sample_beside_a_long_one_is_answered_when_it_is_done():
     assert sum(command.steps for command in bench.sent(Decode)) <= 4 * 8
 
 
+def test_the_first_decodes_after_a_time_of_rest_have_few_steps():
+    """Requests that are sent together come one after the other: the later ones should not wait for long."""
+    bench = Bench(decode_steps=16)
+    for name in ("a", "b"):
+        bench.admit(name, prompt_of(3), max_tokens=40)
+        bench.run(depth=10)
+    assert [command.steps for command in bench.sent(Decode)] == 2 * [4, 4, 16, 16]
+
+
 def test_two_decodes_are_on_their_way_and_no_more():
     bench = Bench()
     bench.admit("a", prompt_of(3), max_tokens=40)
@@ -217,7 +226,7 @@ def test_a_decode_whose_outcome_nobody_waits_for_is_not_sent():
 def test_pages_are_free_as_soon_as_the_last_decode_is_sent():
     bench = Bench(decode_steps=8)
     before = free_pages(bench)
-    bench.admit("a", prompt_of(3), max_tokens=12)
+    bench.admit("a", prompt_of(3), max_tokens=8)
     while bench.send():
         pass
     assert free_pages(bench) == before
@@ -293,7 +302,7 @@ def test_a_worker_that_loses_tokens_is_found_out():
     bench.send()
     dispatch, reply = bench.in_flight[0]
     reply.arrays["tokens"][3:] = -1
-    with pytest.raises(MeshError, match="3 of 8 tokens for a"):
+    with pytest.raises(MeshError, match="3 of 4 tokens for a"):
         dispatch.absorb(reply)
 
 
