@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.errors import StartError
 
@@ -69,6 +70,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decode_steps: int = 16  # tokens drawn per row and dispatch
     page_size: int = 16  # tokens
     kv_cache_tokens: int = 0  # per data shard; 0: as many as fit
+
+    bounds: Bounds = Bounds()  # on what clients may ask for
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -141,7 +141,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise StartError(f"cannot read --config {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise StartError(f"{path} is not valid TOML: {error}") from None
-    known = ServerConfig.__struct_fields__
+    known = [name for name in ServerConfig.__struct_fields__ if name != "bounds"]
     unknown = sorted(values.keys() - set(known))
     if unknown:
         raise StartError(f"{path} sets {', '.join(unknown)}; valid keys are {', '.join(known)}")

@@ -88,7 +88,7 @@ def test_the_nearer_source_of_an_option_wins(
 
 def test_every_option_has_help_an_environment_variable_and_a_toml_key(run, server, tmp_path, monkeypatch):
     documented = [name for panel in options.HELP.values() for name in panel]
-    assert sorted(documented) == sorted(ServerConfig.__struct_fields__)
+    assert sorted([*documented, "bounds"]) == sorted(ServerConfig.__struct_fields__)
     shown = run("serve", "--help").out
     for name in documented:
         assert f"--{name.replace('_', '-')} " in shown
