@@ -1,6 +1,6 @@
 """Bounds on what clients may ask for: one table, which docs/limits.md shows and operators can change.
 
-Each field has its default here, its meaning in its ``Meta``, and its unit in its name or meaning. A bound protects
+Each field has its default here, its meaning in its ``Meta``, its unit in either. A bound protects
 the server and other tenants; what a request means never depends on it.
 """
 
