@@ -316,6 +316,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
         "executed": False,
         "losses": 0,
         "losses_by_command": 0,
+        "coordinator_losses": 0,
     }
 
 

@@ -129,6 +129,8 @@ class RequestRow(Base):
     layout: Mapped[str | None]  # how its micro-batches were cut (packing.Grid)
     losses: Mapped[int] = mapped_column(default=0)  # generations that ended while its command was out
     losses_by_command: Mapped[int] = mapped_column(default=0)  # those for which the command may be to blame
+    coordinator_losses: Mapped[int] = mapped_column(default=0)  # its own ends while it was at work on it
+    given_up: Mapped[str | None]  # why the operator wants it failed
     began_at: Mapped[float | None]  # its turn came; null: never
     sent_at: Mapped[float | None]  # its first command
     replied_at: Mapped[float | None]  # its last command was answered
