@@ -24,6 +24,18 @@ UNFINISHED_REQUESTS = Gauge(
     "spmd_tx_unfinished_requests", "Requests that were accepted and have no result yet.", registry=REGISTRY
 )
 
+LOOP_STALLS = Counter(
+    "spmd_tx_event_loop_stalls",
+    "Times that the event loop stood for more than a second; the log says where.",
+    registry=REGISTRY,
+)
+LOOP_STALL_SECONDS = Counter(
+    "spmd_tx_event_loop_stall_seconds", "Seconds that it stood in those times.", registry=REGISTRY
+)
+LONGEST_LOOP_STALL = Gauge(
+    "spmd_tx_event_loop_longest_stall_seconds", "The longest of them since the start.", registry=REGISTRY
+)
+
 GENERATION = Gauge("spmd_tx_generation", "Number of the present generation of workers.", registry=REGISTRY)
 GENERATIONS = Counter(
     "spmd_tx_generations", "Generations of workers that this server has started.", registry=REGISTRY

@@ -21,6 +21,7 @@ from spmd_tx.coordinator.assembly import Parts, make_menu, open_model, open_part
 from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http_server import HttpServer
 from spmd_tx.coordinator.logs import log_to_stderr
+from spmd_tx.coordinator.loop_watchdog import watching
 from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
@@ -68,7 +69,8 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
             if config.agents_here < config.num_processes:
                 logger.info("workers join at %s, port %d", port.host, port.port)
             stack.push_async_callback(server.close)
-            return await server.run()
+            with watching(asyncio.get_running_loop()):
+                return await server.run()
 
 
 class _Server:

@@ -136,6 +136,13 @@ def test_a_sample_comes_back_and_a_signal_ends_everything_in_order(server):
     assert not any(worker.is_running() for worker in workers)
 
 
+def test_the_event_loop_of_a_server_is_watched(server):
+    server.process.send_signal(signal.SIGPROF)  # what the kernel does when nobody has looked for long
+    code, errors = server.end()
+    assert code == -signal.SIGPROF
+    assert "in look_again_and_again" in errors
+
+
 def test_two_workers_serve_as_one(model_dir, tmp_path):
     with serving(model_dir, tmp_path, num_processes=2, fully_sharded_data_parallel_size=2) as server:
         server.wait_until_ready()
