@@ -4,10 +4,17 @@ Each field has its default here, its meaning in its ``Meta``, its unit in either
 the server and other tenants; what a request means never depends on it.
 """
 
-from typing import Annotated
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
+from msgspec.inspect import FloatType, IntType, Metadata, StructType, type_info
+
+from spmd_tx.byte_sizes import parse_size
+from spmd_tx.errors import StartError
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,3 +22,55 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     stop_strings: Annotated[int, Meta(ge=0, description="Stop strings of a sample request.")] = 64
     stop_string_bytes: Annotated[int, Meta(ge=1, description="Bytes of one stop string, in UTF-8.")] = 1024
+
+
+class Reach(NamedTuple):
+    """The values that a bound can have."""
+
+    least: float
+    most: float
+    is_whole: bool
+
+
+def bounds_of(values: Mapping[str, str]) -> Bounds:
+    """The table with some of its values replaced, by numbers as people write them. Raises StartError."""
+    return msgspec.structs.replace(Bounds(), **{name: _number(name, text) for name, text in values.items()})
+
+
+def reaches() -> dict[str, Reach]:
+    """The values that each bound can have."""
+    table = type_info(Bounds)
+    assert isinstance(table, StructType)
+    found = {}
+    for field in table.fields:
+        kind = field.type.type if isinstance(field.type, Metadata) else field.type
+        assert isinstance(kind, IntType | FloatType)
+        least, most = kind.ge or 0, math.inf if kind.le is None else kind.le
+        found[field.name] = Reach(least, most, isinstance(kind, IntType))
+    return found
+
+
+def meanings() -> dict[str, str]:
+    """The description of each bound."""
+    properties = msgspec.json.schema(Bounds)["$defs"]["Bounds"]["properties"]
+    return {name: schema["description"] for name, schema in properties.items()}
+
+
+def _number(name: str, text: str) -> float:
+    known = reaches()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "docs/limits.md lists them"
+        raise StartError(f"--limit {name}={text} sets no limit that is known; {hint}")
+    least, most, is_whole = known[name]
+    is_size = name.endswith("_bytes")
+    try:
+        number = parse_size(text, whole=0) if is_size else int(text) if is_whole else float(text)
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not least <= number <= most:
+        kind = "a whole number" if is_whole else "a number"
+        size = ", or a size as 64MiB" if is_size else ""
+        reach = f"at least {least:,}" if most == math.inf else f"from {least:,} to {most:,}"
+        raise StartError(f"--limit {name}={text} is not possible; it must be {kind}{size}, {reach}")
+    return number

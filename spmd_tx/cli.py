@@ -12,7 +12,7 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.keys_cli import keys
-from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir, server_options
+from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir, read_limits, server_options
 from spmd_tx.plan_cli import plan
 
 app = typer.Typer(
@@ -31,7 +31,7 @@ def serve(**options: Any) -> None:
     the command line overrides the environment, and that the file.
     """
     del options["config"]  # its values came in as defaults of the other options
-    config = ServerConfig(**options)
+    config = ServerConfig(bounds=read_limits(options.pop("limit")), **options)
     from spmd_tx.coordinator import event_loop, server
 
     raise typer.Exit(event_loop.run(server.serve(config)))

@@ -1,6 +1,7 @@
 """How ServerConfig is filled: command line before environment before TOML file before defaults."""
 
 import inspect
+import os
 import tomllib
 import typing
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from spmd_tx.bounds import Bounds, bounds_of
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
 
@@ -81,6 +83,7 @@ HELP = {
     },
 }
 
+LIMITS = "limits"  # the table of a TOML file
 
 DEFAULTS = ServerConfig(base_model="")
 
@@ -95,7 +98,7 @@ DatabaseUrl = Annotated[str | None, typer.Option(envvar="SPMD_TX_DATABASE_URL", 
 
 
 def server_options() -> inspect.Signature:
-    """The fields of ServerConfig, and ``--config``, as typer wants to see them."""
+    """The fields of ServerConfig, ``--config`` and ``--limit``, as typer wants to see them."""
     types = typing.get_type_hints(ServerConfig)
     defaults = {
         field.name: ... if field.required else field.default for field in msgspec.structs.fields(ServerConfig)
@@ -119,6 +122,18 @@ def server_options() -> inspect.Signature:
                 show_default=defaults[name] is not None,
             )
             parameters.append(_keyword(name, Annotated[types[name], option], defaults[name]))
+    limit_option = typer.Option(
+        rich_help_panel="Bounds on clients",
+        metavar="NAME=VALUE",
+        envvar=environment_variable("limit"),
+        show_envvar=False,
+        show_default=False,
+        help="Changes a bound on what clients may ask for, as --limit stop_strings=128; can be given "
+        "again for others. docs/limits.md lists them with their defaults. In the environment commas are "
+        "between them; in the file of --config they are a table called limits.",
+        callback=gather_limits,
+    )
+    parameters.append(_keyword("limit", Annotated[list[str], limit_option], []))
     return inspect.Signature(parameters)
 
 
@@ -131,7 +146,27 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def use_toml_file(context: typer.Context, config: Path | None) -> None:
     """Make the file's values the defaults of the options that are read after this one."""
     if config is not None:
-        context.default_map = read_toml(config)
+        values = read_toml(config)
+        context.meta[LIMITS] = values.pop(LIMITS, {})
+        context.default_map = values
+
+
+def gather_limits(context: typer.Context, limit: list[str]) -> list[str]:
+    """The pairs of all three sources, of the nearest one last."""
+    of_file = [f"{name}={value}" for name, value in context.meta.get(LIMITS, {}).items()]
+    return [*of_file, os.environ.get(environment_variable("limit"), ""), *limit]
+
+
+def read_limits(limit: list[str]) -> Bounds:
+    """The bounds that pairs with commas between them set. A later one overrides an earlier one."""
+    values = {}
+    for pair in ",".join(limit).split(","):
+        if pair.strip():
+            name, equals, value = pair.partition("=")
+            if not equals:
+                raise StartError(f"--limit {pair.strip()} has no value; write it as NAME=VALUE")
+            values[name.strip()] = value.strip()
+    return bounds_of(values)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -141,8 +176,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise StartError(f"cannot read --config {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise StartError(f"{path} is not valid TOML: {error}") from None
-    known = [name for name in ServerConfig.__struct_fields__ if name != "bounds"]
+    known = [LIMITS if name == "bounds" else name for name in ServerConfig.__struct_fields__]
     unknown = sorted(values.keys() - set(known))
     if unknown:
         raise StartError(f"{path} sets {', '.join(unknown)}; valid keys are {', '.join(known)}")
+    if not isinstance(values.get(LIMITS, {}), dict):
+        raise StartError(
+            f"{path} sets limits to a {type(values[LIMITS]).__name__}; make it a table, [limits]"
+        )
     return values

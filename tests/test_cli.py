@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from spmd_tx import cli, coordinator, options
+from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import remote_agent
 from spmd_tx.coordinator.agent import AgentOptions
@@ -118,9 +119,34 @@ def test_the_config_file_can_be_named_by_the_environment(run, server, tmp_path, 
     assert server.config.base_model == "from the file"
 
 
+def test_bounds_come_from_all_sources_and_of_each_the_nearest_counts(run, server, tmp_path, monkeypatch):
+    file = toml(tmp_path, "base_model = 'm'\n[limits]\nstop_strings = 1\nstop_string_bytes = '1KiB'")
+    run("serve", "--config", file)
+    assert server.config.bounds == Bounds(stop_strings=1, stop_string_bytes=1024)
+    monkeypatch.setenv("SPMD_TX_LIMIT", "stop_strings=2, stop_string_bytes=2KiB")
+    run("serve", "--config", file)
+    assert server.config.bounds == Bounds(stop_strings=2, stop_string_bytes=2048)
+    run("serve", "--config", file, "--limit", "stop_strings=3")
+    assert server.config.bounds == Bounds(stop_strings=3, stop_string_bytes=2048)
+    run("serve", "--config", file, "--limit", "stop_strings=3", "--limit", "stop_string_bytes=4")
+    assert server.config.bounds == Bounds(stop_strings=3, stop_string_bytes=4)
+
+
+@pytest.mark.parametrize(
+    "pair, complaint",
+    [("stop_strings", "has no value; write it as NAME=VALUE"), ("stop_string=1", "did you mean stop_string")],
+)
+def test_a_bound_that_cannot_be_is_one_line(run, server, pair, complaint):
+    result = run("serve", "--base-model", "m", "--limit", pair)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert complaint in result.err
+    assert server.config is None
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
+        ("limits = 3", "make it a table, [limits]"),
         ("base_modle = 'm'", "sets base_modle; valid keys are base_model, served_model_name, dtype,"),
         ("[model]\nbase_model = 'm'", "sets model; valid keys are"),
         ("base_model =", "is not valid TOML"),
