@@ -90,8 +90,10 @@ class Execution:
         self._work.set()
 
     def consume(self, model_id: str, seq_id: int) -> None:
-        if model_id in self.lines:
-            self.lines[model_id].line.consume(seq_id)
+        entry = self.lines.get(model_id)
+        if entry is not None:
+            entry.line.consume(seq_id)
+            self._waiting.add(entry)
             self._work.set()
 
     def cancel(self, request: Request, cancelled: Failed) -> None:

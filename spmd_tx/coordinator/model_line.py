@@ -1,6 +1,7 @@
 """A model in one generation of workers: the order of its requests, and which of them are run again."""
 
 import asyncio
+from heapq import heappop, heappush
 
 from spmd_tx.coordinator.lines import Line
 from spmd_tx.coordinator.recovery import Restoration
@@ -70,27 +71,42 @@ class ModelLine:
 
 
 class WaitingLines:
-    """The lines with requests whose turn has not come: however many models there are, these are few."""
+    """The lines with requests whose turn has not come. Only those that changed, or are due, are looked at."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, ModelLine] = {}  # by model
+        self._changed: dict[str, ModelLine] = {}  # by model
+        self._due: dict[str, tuple[float, ModelLine]] = {}  # by model: when its first gap is closed
+        self._alarms: list[tuple[float, str]] = []  # a heap of these times, also of those that have changed
 
     def add(self, entry: ModelLine) -> None:
-        """A request has arrived there."""
-        self._entries[entry.model.id] = entry
+        """A request has arrived there, or a number was refused."""
+        self._changed[entry.model.id] = entry
 
     def discard(self, entry: ModelLine) -> None:
-        self._entries.pop(entry.model.id, None)
+        self._changed.pop(entry.model.id, None)
+        self._due.pop(entry.model.id, None)
 
     def release(self, now: float) -> float | None:
         """Move all of them on; when that should be done again if nothing else happens before."""
-        alarms: list[float] = []
-        for entry in list(self._entries.values()):
-            for request in entry.line.release(now):
-                entry.turn.put_nowait(request)
-            wake_at = entry.line.wake_at()
-            if wake_at is None:
-                self.discard(entry)
-            else:
-                alarms.append(wake_at)
-        return min(alarms, default=None)
+        for entry in list(self._changed.values()):
+            self._move_on(entry, now)
+        self._changed.clear()
+        while self._alarms:
+            wake_at, model_id = self._alarms[0]
+            due_at, entry = self._due.get(model_id, (None, None))
+            if due_at == wake_at > now:
+                return wake_at
+            heappop(self._alarms)
+            if entry is not None and due_at == wake_at:
+                self._move_on(entry, now)
+        return None
+
+    def _move_on(self, entry: ModelLine, now: float) -> None:
+        for request in entry.line.release(now):
+            entry.turn.put_nowait(request)
+        model_id, wake_at = entry.model.id, entry.line.wake_at()
+        due = self._due.pop(model_id, None)
+        if wake_at is not None:
+            self._due[model_id] = wake_at, entry
+            if due is None or due[0] != wake_at:
+                heappush(self._alarms, (wake_at, model_id))

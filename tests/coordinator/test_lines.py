@@ -1,9 +1,12 @@
 import itertools
+import sys
 
 import pytest
 
-from spmd_tx.coordinator.lines import LATER_CALL_SECONDS, SILENCE_SECONDS, Line
+from spmd_tx.coordinator.lines import LATER_CALL_SECONDS, MOST_CONSUMED, SILENCE_SECONDS, Line
+from spmd_tx.coordinator.model_line import ModelLine, WaitingLines
 from spmd_tx.coordinator.request_queue import Kind, Request
+from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.errors import InvalidRequest
 
 
@@ -93,3 +96,128 @@ def test_a_request_that_comes_after_its_gap_was_closed_is_refused():
         line.arrive(request(1), now=9.0)
     line.arrive(request(3), now=9.0)
     assert numbers(line, now=9.0) == [3]
+
+
+@pytest.fixture
+def lines_of_code():
+    """Counts the lines of Python that a block goes through, and ends it when they are too many."""
+
+    class Counted:
+        def __init__(self, most):
+            self.most = self.left = most
+
+        def __enter__(self):
+            self.before = sys.gettrace()
+            sys.settrace(self._count)
+            sys._getframe(1).f_trace = self._count
+
+        def __exit__(self, *_):
+            sys.settrace(self.before)
+
+        def _count(self, frame, event, arg):
+            self.left -= event == "line"
+            assert self.left > 0, f"more than {self.most} lines"
+            return self._count
+
+    return Counted
+
+
+FARTHEST = 2**63 - 1
+
+
+def test_the_widest_gap_is_one_jump(lines_of_code):
+    line = line_after_creation()
+    line.arrive(request(FARTHEST, "optim_step"), now=1.0)
+    line.consume(7)
+    with lines_of_code(200):
+        assert numbers(line, now=1.0 + LATER_CALL_SECONDS) == [FARTHEST]
+    with pytest.raises(InvalidRequest, match="gone on to request"):
+        line.arrive(request(8), now=9.0)
+
+
+def test_refused_numbers_below_a_jump_are_forgotten_and_those_above_are_not():
+    line = line_after_creation()
+    for seq_id in (3, 4, 6):
+        line.consume(seq_id)
+    line.arrive(request(5, "optim_step"), now=1.0)
+    assert numbers(line, now=1.0 + LATER_CALL_SECONDS) == [5]
+    line.arrive(request(7), now=9.0)
+    assert numbers(line, now=9.0) == [7]
+
+
+def test_only_so_many_refused_numbers_are_remembered():
+    line = line_after_creation()
+    for seq_id in range(2, MOST_CONSUMED + 10):
+        line.consume(seq_id)
+    line.arrive(request(MOST_CONSUMED + 10, "optim_step"), now=1.0)
+    line.arrive(request(1), now=1.0)
+    assert numbers(line, now=1.0) == [1]
+    assert line.missing == MOST_CONSUMED + 2
+    assert numbers(line, now=1.0 + LATER_CALL_SECONDS) == [MOST_CONSUMED + 10]
+
+
+def test_a_line_where_many_wait_is_looked_at_as_fast_as_one_where_few_do(lines_of_code):
+    line = line_after_creation()
+    for seq_id in range(2, 12_000):
+        line.arrive(request(seq_id, "optim_step"), now=1.0)
+    with lines_of_code(100):
+        assert numbers(line, now=1.0) == []
+        assert line.wake_at() == 1.0 + LATER_CALL_SECONDS
+
+
+def waiting_line(lines: WaitingLines, name: str, *arrivals: Request, now: float) -> ModelLine:
+    entry = ModelLine(TrainedModel(name, "session", on_step=lambda: None))
+    for arrival in arrivals:
+        entry.line.arrive(arrival, now)
+    lines.add(entry)
+    return entry
+
+
+def turns(entry):
+    return [entry.turn.get_nowait().seq_id for _ in range(entry.turn.qsize())]
+
+
+def test_lines_that_only_wait_cost_the_others_nothing(lines_of_code):
+    lines = WaitingLines()
+    for number in range(2_000):
+        waiting_line(lines, f"waiting-{number}", request(1, "optim_step"), now=1.0)
+    assert lines.release(now=1.0) == 1.0 + LATER_CALL_SECONDS
+    with lines_of_code(200):
+        entry = waiting_line(lines, "busy", request(0, "create_model"), now=1.5)
+        assert lines.release(now=1.5) == 1.0 + LATER_CALL_SECONDS
+    assert turns(entry) == [0]
+
+
+def test_each_line_moves_on_when_its_gap_is_closed():
+    lines = WaitingLines()
+    soon = waiting_line(lines, "soon", request(1, "optim_step"), now=1.0)
+    later = waiting_line(lines, "later", request(1, "optim_step"), now=2.0)
+    filled = waiting_line(lines, "filled", request(1, "optim_step"), now=1.5)
+    assert lines.release(now=2.0) == 1.0 + LATER_CALL_SECONDS
+    filled.line.arrive(request(0, "create_model"), now=2.1)
+    lines.add(filled)
+    assert lines.release(now=1.0 + LATER_CALL_SECONDS) == 2.0 + LATER_CALL_SECONDS
+    assert (turns(soon), turns(later), turns(filled)) == ([1], [], [0, 1])
+    assert lines.release(now=2.0 + LATER_CALL_SECONDS) is None
+    assert turns(later) == [1]
+
+
+def test_a_line_that_is_given_up_is_not_moved_on():
+    lines = WaitingLines()
+    ended = waiting_line(lines, "ended", request(1, "optim_step"), now=1.0)
+    lines.release(now=1.0)
+    lines.discard(ended)
+    assert lines.release(now=1.0 + LATER_CALL_SECONDS) is None
+    assert turns(ended) == []
+
+
+def test_a_new_arrival_moves_the_alarm_of_a_line_of_chunks():
+    lines = WaitingLines()
+    entry = waiting_line(lines, "chunks", request(2), now=1.0)
+    assert lines.release(now=1.0) == 1.0 + SILENCE_SECONDS
+    entry.line.arrive(request(3), now=30.0)
+    lines.add(entry)
+    assert lines.release(now=30.0) == 30.0 + SILENCE_SECONDS
+    assert lines.release(now=1.0 + SILENCE_SECONDS) == 30.0 + SILENCE_SECONDS
+    assert lines.release(now=30.0 + SILENCE_SECONDS) is None
+    assert turns(entry) == [2, 3]
