@@ -20,6 +20,8 @@ from spmd_tx.custom_loss_arguments import (
     described,
     has_form,
     hint,
+    printed,
+    quoted,
     refs,
     shown,
 )
@@ -138,9 +140,10 @@ class _Reader:
             refuse(output, "the last node must be the output")
         names = [each.name for each in self._definition.inputs]
         if self._placeholders != names:
+            found = ", ".join(self._placeholders[: MAX_INPUTS + 1])
             raise InvalidRequest(
-                f"the graph's placeholders are {', '.join(self._placeholders)}; they must be the inputs, "
-                f"in their order: {', '.join(names)}"
+                f"the graph's placeholders are {found}; they must be the inputs, in their order: "
+                f"{', '.join(names)}"
             )
         reductions = [node for node in self._nodes if node.operation.name in REDUCTIONS]
         if len(reductions) > MAX_REDUCTIONS:
@@ -172,7 +175,7 @@ class _Reader:
             case "call_module":
                 refuse(node, "a loss cannot use torch.nn modules; use functions of torch.nn.functional")
             case _:
-                refuse(node, f"{node.op!r} is no kind of node that a loss may have here")
+                refuse(node, f"{quoted(node.op)} is no kind of node that a loss may have here")
         self._known.add(node.name)
 
     def _read_call(self, node: WireNode) -> Node:
@@ -203,7 +206,10 @@ class _Reader:
             return value
         if isinstance(value, int):
             if abs(value) > MAX_NUMBER:
-                refuse(node, f"the integer {value} is beyond what a loss may hold, {MAX_NUMBER}")
+                refuse(
+                    node,
+                    f"the integer {printed(str(value), 40)} is beyond what a loss may hold, {MAX_NUMBER}",
+                )
             return value
         if isinstance(value, list):
             return self._read_items(node, value, depth)
@@ -216,7 +222,7 @@ class _Reader:
         match kind, content:
             case "ref", str():
                 if content not in self._known:
-                    refuse(node, f"it refers to {content!r}, which is no node before it")
+                    refuse(node, f"it refers to {quoted(content)}, which is no node before it")
                 return Ref(content)
             case "float", "inf" | "-inf" | "nan":
                 return float(content)
@@ -232,7 +238,7 @@ class _Reader:
                 return Dtype(content)
             case "device" | "layout" | "memory_format", str():
                 return None  # there is one device, and one layout
-        refuse(node, f"it has an argument {kind} {described(content)}, which a loss cannot have")
+        refuse(node, f"it has an argument {printed(kind)} {described(content)}, which a loss cannot have")
 
     def _read_items(self, node: WireNode, items: Sequence[Any], depth: int) -> list[Any]:
         if len(items) > MAX_LITERALS:
@@ -250,19 +256,22 @@ class _Reader:
             refuse(node, f"it has {len(metrics)} metrics; at most {MAX_METRICS} are taken")
         for name, value in metrics.items():
             if not _METRIC.fullmatch(name):
-                refuse(node, f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean")
+                refuse(
+                    node, f"the metric {quoted(name)} must be called custom/<name>:sum or custom/<name>:mean"
+                )
             if not isinstance(value, Ref):
-                refuse(node, f"the metric {name!r} is {described(value)}; it must be a tensor")
+                refuse(node, f"the metric {quoted(name)} is {described(value)}; it must be a tensor")
         if loss not in self._follows:
             refuse(
-                node, f"the loss {loss!r} does not depend on logprobs, so there is nothing to learn from it"
+                node,
+                f"the loss {quoted(loss)} does not depend on logprobs, so there is nothing to learn from it",
             )
         return loss, tuple((name, value.name) for name, value in metrics.items())
 
 
 def refuse(node: WireNode, problem: str) -> NoReturn:
     raise InvalidRequest(
-        f"node {node.name[:128]!r} ({node.op[:20]} {node.target[:128]}): {problem}. "
+        f"node {quoted(node.name)} ({printed(node.op, 20)} {printed(node.target)}): {problem}. "
         "docs/custom_losses.md lists what a loss may do"
     )
 
@@ -282,7 +291,7 @@ def _check_inputs(inputs: Sequence[LossInput]) -> None:
     for each in inputs:
         if not _INPUT.fullmatch(each.name):
             raise InvalidRequest(
-                f"the input {each.name[:100]!r} must be a lowercase name of letters, digits and underscores"
+                f"the input {quoted(each.name)} must be a lowercase name of letters, digits and underscores"
             )
     names = [each.name for each in inputs]
     if names[0] != "logprobs" or inputs[0].rank == 0:

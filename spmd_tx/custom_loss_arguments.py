@@ -7,6 +7,8 @@ from typing import Any
 
 from spmd_tx.custom_loss_operations import Operation, Parameter
 
+MOST_SHOWN = 128  # characters of a name in a message
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -142,13 +144,28 @@ def hint(target: str) -> str:
     return "; use detach() instead of torch.no_grad()" if "grad" in name else ""
 
 
+def printed(text: str, most: int = MOST_SHOWN) -> str:
+    """Text of a client's as it may stand in messages: short, and without characters that nobody can see."""
+    cut = text if len(text) <= most else text[:most] + "..."
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in cut
+    )
+
+
+def quoted(text: str) -> str:
+    """The same, between quotation marks."""
+    return f"'{printed(text)}'"
+
+
 def shown(target: str) -> str:
-    return f"method {target[1:129]}" if target.startswith(".") else target[:128]
+    return f"method {printed(target[1:])}" if target.startswith(".") else printed(target)
 
 
 def described(value: Any) -> str:
     if isinstance(value, Ref):
-        return f"node {value.name}"
+        return f"node {printed(value.name)}"
+    if isinstance(value, str):
+        return f"'{printed(value, 60)}'"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return repr(value)[:60]

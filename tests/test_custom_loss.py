@@ -173,6 +173,38 @@ def test_long_names_of_others_do_not_fill_the_answer():
     assert len(refusal(*of(call("torch." + "x" * 10_000, name="y" * 10_000)))) < 1000
 
 
+ODD = "a\0b\ud800c\u202ed\ne" + "f" * 100_000
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        of(call("torch.exp", {"ref": "total"}, op=ODD)),
+        of(call(ODD, {"ref": "total"})),
+        of(call(ODD, {"ref": "total"}, op="call_method")),
+        of(call("torch.exp", {"ref": "total"}, name=ODD)),
+        of(call("torch.exp", {"ref": ODD})),
+        of(call("torch.exp", {ODD: 1})),
+        of(call("torch.exp", {"ref": "total"}, **{ODD: 1})),
+        of(call("torch.sum", {"ref": "logprobs"}, dim=ODD)),
+        of(call("getattr", {"ref": "logprobs"}, ODD)),
+        of(call("torch.full", [10**4000], 1)),
+        [LOGPROBS, TOTAL, returning("total", {ODD: {"ref": "total"}})],
+        [LOGPROBS, TOTAL, returning("total", {"custom/x:sum": ODD})],
+        [LOGPROBS, TOTAL, returning(ODD)],
+    ],
+)
+def test_a_refusal_can_be_stored_and_shown_whatever_the_client_wrote(nodes):
+    message = refusal(*nodes)
+    assert message.isprintable()
+    assert len(message) < 1000
+
+
+def test_a_refused_input_is_named_so_that_the_message_can_be_stored():
+    inputs = [{"name": "logprobs", "rank": 1}, {"name": ODD, "rank": 1}]
+    assert refusal(LOGPROBS, TOTAL, returning("total"), inputs=inputs).isprintable()
+
+
 def test_the_documentation_lists_every_operation():
     text = DOCS.read_text()
     for group, operations in GROUPS.items():

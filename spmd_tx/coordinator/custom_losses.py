@@ -17,6 +17,7 @@ from spmd_tx.coordinator.payloads import Recent
 from spmd_tx.coordinator.request_queue import Finished, Request
 from spmd_tx.coordinator.wire import JSON
 from spmd_tx.custom_loss import CustomLoss
+from spmd_tx.custom_loss_arguments import quoted
 from spmd_tx.errors import InvalidRequest
 
 KIND = "create_custom_loss"
@@ -56,7 +57,7 @@ class CustomLossCatalog:
             request = await request_log.succeeded(db, loss_id.removeprefix(_PREFIX), KIND, session_id)
         if request is None or loss_id != id_of(request):
             raise InvalidRequest(
-                f"custom loss {loss_id[:100]!r} does not exist in this session; create it with "
+                f"custom loss {quoted(loss_id)} does not exist in this session; create it with "
                 "create_custom_loss of the same ServiceClient as the model"
             )
         definition = await self._log.payload(request)

@@ -17,6 +17,7 @@ from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Differentiated
 from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
 from spmd_tx.custom_loss import LossInput
+from spmd_tx.custom_loss_arguments import quoted
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import CustomLoss
 from spmd_tx.reports import Reply
@@ -86,14 +87,14 @@ def _input_problem(datum: Datum, wanted: LossInput, loss: str) -> str | None:
     key = "target_tokens" if wanted.name == "logprobs" else wanted.name
     values, tokens = datum.loss_inputs.get(key), len(datum.tokens)
     if values is None:
-        return f"loss_fn_inputs lacks {key}, which loss {loss!r} takes"
+        return f"loss_fn_inputs lacks {key}, which loss {quoted(loss)} takes"
     shape = list(values.shape)
     expected = {0: "one number", 1: f"[{tokens}], one value per token", 2: f"[{tokens}, K]"}[wanted.rank]
     fits = values.size == 1 if wanted.rank == 0 else values.ndim == wanted.rank and shape[0] == tokens
     if not fits or (wanted.rank == 2 and not shape[1]):
         return (
-            f"{key} has the shape {shape}, but loss {loss!r} takes {wanted.name} with rank {wanted.rank}: "
-            f"{expected}"
+            f"{key} has the shape {shape}, but loss {quoted(loss)} takes {wanted.name} "
+            f"with rank {wanted.rank}: {expected}"
         )
     return None
 
@@ -132,7 +133,7 @@ def _differentiated(stored: StoredLoss, logprobs: Sequence[np.ndarray], reply: R
         if not math.isfinite(loss) or not np.isfinite(gradient).all():
             what = f"is {loss}" if not math.isfinite(loss) else "has a gradient that is not finite"
             raise InvalidRequest(
-                f"datum {index}: loss {stored.loss.name!r} {what}; nothing was added to the "
+                f"datum {index}: loss {quoted(stored.loss.name)} {what}; nothing was added to the "
                 "model's gradient. Look for logarithms, roots or quotients of 0, and for indices out of range"
             )
     reduced = {}

@@ -18,7 +18,7 @@ from jax import Array
 
 from spmd_tx import custom_loss, protocol
 from spmd_tx.custom_loss import CustomLoss, Node
-from spmd_tx.custom_loss_arguments import Dtype, Ref
+from spmd_tx.custom_loss_arguments import Dtype, Ref, printed, quoted
 from spmd_tx.worker import loss_elementwise, loss_numbers, loss_reductions, loss_shapes
 from spmd_tx.worker.loss_values import Dim, Length, LossProblem, Need, Tensor, Trace, shown
 
@@ -73,7 +73,7 @@ class Program:
             jax.eval_shape(run, tokens, inputs)
         except REFUSALS as error:
             line = str(error).partition("\n")[0]
-            raise LossProblem(f"{_place(self._loss, seen[0].node)}: {line[:500]}") from error
+            raise LossProblem(f"{_place(self._loss, seen[0].node)}: {printed(line, 500)}") from error
         except LossProblem as problem:
             raise LossProblem(f"{_place(self._loss, seen[0].node)}: {problem}") from None
         return seen[0]
@@ -257,7 +257,7 @@ def _check_needs(loss: CustomLoss, needs: Sequence[Need], tokens: dict[int, int]
 
 def _place(loss: CustomLoss, node: str) -> str:
     target = next((each.target for each in loss.nodes if each.name == node), "input")
-    return f"node {node!r} ({target}) of loss {loss.name!r}"
+    return f"node {node!r} ({target}) of loss {quoted(loss.name)}"
 
 
 def _digest(graph: bytes) -> bytes:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from spmd_tx.custom_loss_arguments import quoted
 from spmd_tx.worker.loss_elementwise import FUNCTIONS as ELEMENTWISE
 from spmd_tx.worker.loss_elementwise import apply, as_bool, cast, constant, floats
 from spmd_tx.worker.loss_values import (
@@ -228,17 +229,21 @@ def _einsum(trace: Trace, equation: str, operands: Sequence[Tensor]) -> Tensor:
         or not set(output) <= set(letters)
     ):
         raise LossProblem(
-            f"the equation {equation!r} does not fit {len(operands)} operands; it takes letters only"
+            f"the equation {quoted(equation)} does not fit {len(operands)} operands; it takes letters only"
         )
     sizes: dict[str, Dim] = {}
     for name, operand in zip(names, operands, strict=True):
         if len(name) != operand.ndim:
-            raise LossProblem(f"{name!r} in {equation!r} stands for a tensor of {operand.ndim} dimensions")
+            raise LossProblem(
+                f"{quoted(name)} in {quoted(equation)} stands for a tensor of {operand.ndim} dimensions"
+            )
         for letter, size in zip(name, operand.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
-                raise LossProblem(f"{letter!r} in {equation!r} is both {sizes[letter]} and {size}")
+                raise LossProblem(
+                    f"{quoted(letter)} in {quoted(equation)} is both {sizes[letter]} and {size}"
+                )
     if len(set(output)) < len(output):
-        raise LossProblem(f"{equation!r} repeats a letter of its result")
+        raise LossProblem(f"{quoted(equation)} repeats a letter of its result")
     trace.spend(prod(trace.widths(list(sizes.values()))) // PRODUCTS_PER_ELEMENT)
     dtype = result_type(*operands)
     arrays = [trace.filled(cast(operand, dtype), 0) for operand in operands]
