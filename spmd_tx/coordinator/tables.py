@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, BigInteger, Index, String, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from spmd_tx.coordinator.callers import LOCAL_OWNER, Role
@@ -103,6 +103,12 @@ class RequestRow(Base):
     __table_args__ = (
         UniqueConstraint("line", "seq_id"),
         Index("ix_requests_unfinished", "finished_at", "number"),
+        Index(
+            "ix_requests_given_up",
+            "number",
+            sqlite_where=text("given_up IS NOT NULL"),
+            postgresql_where=text("given_up IS NOT NULL"),
+        ),
     )
 
     number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
@@ -131,6 +137,7 @@ class RequestRow(Base):
     losses_by_command: Mapped[int] = mapped_column(default=0)  # those for which the command may be to blame
     coordinator_losses: Mapped[int] = mapped_column(default=0)  # its own ends while it was at work on it
     given_up: Mapped[str | None]  # why the operator wants it failed
+    never_again: Mapped[str | None]  # why the operator refuses its model rather than let it run again
     began_at: Mapped[float | None]  # its turn came; null: never
     sent_at: Mapped[float | None]  # its first command
     replied_at: Mapped[float | None]  # its last command was answered
