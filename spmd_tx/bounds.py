@@ -23,6 +23,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop_strings: Annotated[int, Meta(ge=0, description="Stop strings of a sample request.")] = 64
     stop_string_bytes: Annotated[int, Meta(ge=1, description="Bytes of one stop string, in UTF-8.")] = 1024
 
+    age_recipients: Annotated[int, Meta(ge=1, description="Keys that an export is encrypted to.")] = 10
+    age_recipient_characters: Annotated[int, Meta(ge=62, description="Characters of one such key.")] = 4096
+
 
 class Reach(NamedTuple):
     """The values that a bound can have."""

@@ -13,6 +13,7 @@ SpmdTxError
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── DamagedBody           a payload or result is not what was written
 ├── Abandoned             500: a request that was accepted could not be carried out
+│   └── ForeignCodeFailed a library that ran for it in a process of its own has crashed, or taken too much
 ├── Unavailable           503: the service cannot take the request now
 ├── CrashLoop             the workers end again and again: the server gives up, with a diagnosis
 └── MeshError             the worker processes may disagree about state; the generation must end
@@ -89,6 +90,10 @@ class DamagedBody(SpmdTxError):
 
 class Abandoned(SpmdTxError):
     """The server has given a request up; sending it again would not help."""
+
+
+class ForeignCodeFailed(Abandoned):
+    """A library did not do its part of a request; its process is gone, and nothing else is affected."""
 
 
 class Unavailable(SpmdTxError):

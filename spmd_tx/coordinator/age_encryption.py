@@ -1,4 +1,7 @@
-"""Encrypts exported files to their recipients with age (age-encryption.org). Blocks."""
+"""Encrypts exported files to their recipients with age (age-encryption.org). Blocks.
+
+To be called in a child process: pyrage is known to panic. The coordinator does not import this.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,30 +9,32 @@ from typing import Any
 
 import pyrage
 
+from spmd_tx.coordinator.age_recipients import not_a_key
 from spmd_tx.errors import InvalidRequest
 
 SUFFIX = ".age"
-MOST_RECIPIENTS = 10  # as in the SDK
 
 _age: Any = pyrage  # its functions have no types
 Recipient = Any
 
 
-def read_recipients(texts: Sequence[str]) -> list[Recipient]:
-    """Public keys: age's own, as age1..., or those of SSH. Raises InvalidRequest."""
-    if len(texts) > MOST_RECIPIENTS:
-        raise InvalidRequest(
-            f"age_encryption_recipients has {len(texts)} entries; encrypt to at most {MOST_RECIPIENTS}"
-        )
-    return [_read(text.strip()) for text in texts]
+def read_recipients(recipients: Sequence[str]) -> list[Recipient]:
+    """Those that check_recipients has let pass. Raises InvalidRequest."""
+    return [_read(text) for text in recipients]
 
 
-def encrypt(folder: Path, recipients: Sequence[Recipient]) -> None:
+def check(recipients: Sequence[str]) -> None:
+    """See whether something can be encrypted to them: not every number is a key. Raises InvalidRequest."""
+    _age.encrypt(b"", read_recipients(recipients))
+
+
+def encrypt(folder: str, recipients: Sequence[str]) -> None:
     """Put an encrypted file, with a suffix more, in place of each file. Can go on after an interruption."""
-    for path in sorted(folder.rglob("*")):
+    keys = read_recipients(recipients)
+    for path in sorted(Path(folder).rglob("*")):
         if path.is_file() and path.suffix not in (SUFFIX, ".tmp"):
             unfinished = path.with_name(f"{path.name}{SUFFIX}.tmp")
-            _age.encrypt_file(str(path), str(unfinished), list(recipients))
+            _age.encrypt_file(str(path), str(unfinished), keys)
             unfinished.rename(path.with_name(path.name + SUFFIX))
             path.unlink()
 
@@ -39,10 +44,4 @@ def _read(text: str) -> Recipient:
     try:
         return kind.Recipient.from_str(text)
     except _age.RecipientError as error:
-        shown = repr(text if len(text) <= 40 else text[:40] + "...")
-        if "SECRET" in text.upper() or "PRIVATE" in text.upper():
-            shown = "what looks like a secret key"
-        raise InvalidRequest(
-            f"age_encryption_recipients has {shown}, which is no public key ({error}); "
-            "send keys as age1... or ssh-ed25519 ..."
-        ) from None
+        raise InvalidRequest(not_a_key(text, str(error))) from None

@@ -1,5 +1,6 @@
 """Routes that save, load, list and delete checkpoints."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -7,7 +8,8 @@ from litestar import Controller, Request, delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import audit, catalog, checkpoint_files, listings, validation
+from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator import age_recipients, audit, catalog, checkpoint_files, listings, validation
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
@@ -76,7 +78,10 @@ class CheckpointsController(Controller):
         """Queue files to be downloaded."""
         save = await read_json(request, SaveWeightsExternalRequest, services.scheduler, access)
         model, payload = await access.model(save.model_id), msgspec.json.encode(save)
-        return await queue_training(services, model, "save_weights_external", save.seq_id, payload)
+        problem = _problem_of(save.age_encryption_recipients or [], services.config.bounds)
+        if problem is not None:  # the log is spared what may be long
+            payload = msgspec.json.encode(msgspec.structs.replace(save, age_encryption_recipients=[]))
+        return await queue_training(services, model, "save_weights_external", save.seq_id, payload, problem)
 
     @post("/copy_weights", status_code=HTTP_200_OK, guards=[takes_work])
     async def copy_weights(
@@ -178,6 +183,15 @@ class CheckpointsController(Controller):
         await services.checkpoints.set_public(own.path, False)
         await _note(services, access, "checkpoint_unpublished", own)
         return StatusResponse("ok")
+
+
+def _problem_of(recipients: Sequence[str], bounds: Bounds) -> str | None:
+    try:
+        age_recipients.check_bounds(recipients, bounds.age_recipients, bounds.age_recipient_characters)
+        age_recipients.check_recipients(recipients)
+    except InvalidRequest as error:
+        return str(error)
+    return None
 
 
 class _Own(NamedTuple):

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from spmd_tx.coordinator import age_encryption, schemas
+from spmd_tx.child_process import Allowance, call_outside
+from spmd_tx.coordinator import age_recipients, schemas
 from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import (
@@ -19,14 +20,18 @@ from spmd_tx.coordinator.checkpoint_files import (
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.json_bodies import json_result
-from spmd_tx.coordinator.request_queue import Outcome, Request
+from spmd_tx.coordinator.request_queue import Failed, Outcome, Request
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after
 from spmd_tx.coordinator.versions import Versions
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.protocol import AdapterSpec, AnyCommand, SaveSampler, SaveState
 from spmd_tx.reports import Reply
+
+ENCRYPTION = "spmd_tx.coordinator.age_encryption"  # runs in a child process only
+CHECK_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 5e6  # of encrypting, and writing, on a busy machine
 
 
 class Checkpoints(Protocol):
@@ -101,7 +106,9 @@ class Saves:
     async def external(
         self, model: TrainedModel, request: Request, wish: SaveWeightsExternalRequest
     ) -> Begun:
-        recipients = age_encryption.read_recipients(wish.age_encryption_recipients or [])
+        recipients = age_recipients.check_recipients(wish.age_encryption_recipients or [])
+        if recipients and (failed := await _outside("check", CHECK_SECONDS, recipients=recipients)):
+            return Begun(partial(_at_once, failed))
         path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
         options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
@@ -115,7 +122,10 @@ class Saves:
         async def outcome() -> Outcome:
             await reply
             if recipients:
-                await asyncio.to_thread(age_encryption.encrypt, staged, recipients)
+                seconds = await asyncio.to_thread(_seconds_to_encrypt, staged)
+                failed = await _outside("encrypt", seconds, folder=str(staged), recipients=recipients)
+                if failed is not None:
+                    return failed
             manifest = await self.checkpoints.complete(path, staged, model.adapter, options)
             return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
 
@@ -160,3 +170,21 @@ class Saves:
             return [*place.before, save]
 
         return model.put_later(commands)
+
+
+async def _outside(function: str, seconds: float, **arguments: object) -> Failed | None:
+    """Let the library of age do something; it fails the request if that ends the process it does it in."""
+    try:
+        await call_outside(f"{ENCRYPTION}:{function}", arguments, Allowance(seconds))
+    except ForeignCodeFailed as error:
+        return Failed(f"the files cannot be encrypted: {error}", "server")
+    return None
+
+
+async def _at_once(failed: Failed) -> Outcome:
+    return failed
+
+
+def _seconds_to_encrypt(folder: Path) -> float:
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return CHECK_SECONDS + size / SLOWEST_BYTES_PER_SECOND

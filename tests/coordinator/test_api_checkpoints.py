@@ -197,3 +197,21 @@ async def test_overwriting_replaces_what_was_said_of_a_checkpoint(api, model_id)
     await save(api, model_id, seq_id=2, overwrite=True, user_metadata={"step": 2})
     (listed,) = (await api.get("checkpoints")).json()["checkpoints"]
     assert (listed["user_metadata"], listed["expires_at"], listed["public"]) == ({"step": "2"}, None, False)
+
+
+@pytest.mark.parametrize(
+    "recipients, told",
+    [
+        (["ssh-rsa AAAAB3NzaC1yc2EAAAAAAAAAAQA="], "no public key"),
+        (["x" * 5000], "at most 4096"),
+        (["me"] * 11, "11 entries"),
+    ],
+)
+async def test_an_export_to_what_is_no_key_fails_through_the_future(
+    api, model_id, services, recipients, told
+):
+    body = {"model_id": model_id, "path": "out", "seq_id": 1, "age_encryption_recipients": recipients}
+    failure = await result(api, "save_weights_external", body)
+    assert failure["category"] == "user"
+    assert told in failure["error"]
+    assert [request.kind for request in services.scheduler.arrived] == ["create_model"]  # nobody works on it

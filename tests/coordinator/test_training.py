@@ -268,6 +268,28 @@ async def test_an_export_is_only_written_and_takes_no_place_among_the_samplers(b
     assert "exists; choose another name" in await bench.failure(again)
 
 
+RSA_WITHOUT_EXPONENT = "ssh-rsa AAAAB3NzaC1yc2EAAAAAAAAAAQA="  # the library of age panics on it
+
+
+def export_for(recipient, seq_id):
+    return SaveWeightsExternalRequest(A, seq_id, "out", age_encryption_recipients=[recipient])
+
+
+async def test_an_export_to_what_is_no_key_fails_alone(bench):
+    bench.create(A)
+    failing = bench.submit("save_weights_external", A, 1, export_for(RSA_WITHOUT_EXPONENT, 1))
+    assert "which is no public key" in await bench.failure(failing)
+    await bench.result(bench.train(A, 2, 4))
+
+
+async def test_an_export_whose_encryption_crashes_fails_alone(bench, monkeypatch):
+    monkeypatch.setattr("spmd_tx.coordinator.age_recipients.check_recipients", list)
+    bench.create(A)
+    failing = bench.submit("save_weights_external", A, 1, export_for(RSA_WITHOUT_EXPONENT, 1))
+    assert "PanicException" in await bench.failure(failing, category="server")
+    await bench.result(bench.train(A, 2, 4))
+
+
 async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
     async def broken(*_):
         raise OSError(5, "Input/output error")

@@ -1,0 +1,24 @@
+"""Which environment variables processes are given that this one starts. Pure."""
+
+from collections.abc import Mapping
+
+# What an interpreter needs to be the same one as this.
+OF_PYTHON = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+PREFIXES_OF_PYTHON = ("PYTHON", "LC_")
+# Libraries take a thread and its memory for each processor of the machine otherwise.
+FRUGAL = {
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+}
+
+
+def of_foreign_code(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a child that runs a library on what a client has sent: nothing that it does not need."""
+    needed = {
+        name: value
+        for name, value in environment.items()
+        if name in OF_PYTHON or name.startswith(PREFIXES_OF_PYTHON)
+    }
+    return needed | FRUGAL

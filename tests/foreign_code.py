@@ -1,0 +1,88 @@
+"""What libraries do to the process that they run in. Called in child processes, by test_child_process.py."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spmd_tx.coordinator import age_encryption
+from spmd_tx.errors import InvalidRequest
+
+Panic = type("PanicException", (BaseException,), {})
+
+
+def add(left: int, right: int) -> int:
+    print("this is not the answer", flush=True)
+    return left + right
+
+
+def refuse(text: str) -> None:
+    raise InvalidRequest(f"{text!r} is refused")
+
+
+def full_disk(path: str) -> None:
+    raise OSError(28, "No space left on device", path)
+
+
+def panic() -> None:
+    raise Panic("index out of bounds")
+
+
+def leave() -> None:
+    sys.exit(0)
+
+
+def abort() -> None:
+    os.abort()
+
+
+def access_nothing() -> None:
+    ctypes.string_at(0)
+
+
+def take_memory() -> int:
+    return len(bytearray(4 << 30))
+
+
+def boast() -> bytes:
+    return bytes(64 << 20)
+
+
+def hang(folder: str) -> None:
+    """With a grandchild, and without an ear for signals."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = os.fork()
+    if child:
+        written = Path(folder) / "pids.tmp"
+        written.write_text(f"{os.getpid()} {child}")
+        written.rename(Path(folder) / "pids")
+    while True:
+        time.sleep(3600)
+
+
+def surroundings() -> dict:
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CORE", "RLIMIT_AS")}
+    return {
+        "environment": dict(os.environ),
+        "stdin": sys.stdin.buffer.read(),
+        "limits": limits,
+        "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def end_of_each(recipients: list[str]) -> list[str]:
+    """What becomes of each key, for a process that survives all of it."""
+    return [_end_of(lambda text=text: age_encryption.check([text])) for text in recipients]
+
+
+def _end_of(work: Callable[[], None]) -> str:
+    try:
+        work()
+    except BaseException as error:
+        return type(error).__name__
+    return "taken"
