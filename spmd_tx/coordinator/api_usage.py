@@ -8,6 +8,7 @@ from litestar.params import FromQuery
 
 from spmd_tx.coordinator import audit, steady_time, stored_checkpoints, usage_report
 from spmd_tx.coordinator.dependencies import Accessible, Service
+from spmd_tx.coordinator.moments import Moment
 from spmd_tx.coordinator.tables import AuditRow
 from spmd_tx.coordinator.usage_schemas import AuditEntry, AuditResponse, StorageResponse, UsageResponse
 
@@ -22,8 +23,8 @@ class UsageController(Controller):
         self,
         services: Service,
         access: Accessible,
-        starting_on: FromQuery[datetime],
-        ending_before: FromQuery[datetime],
+        starting_on: FromQuery[Moment],
+        ending_before: FromQuery[Moment],
     ) -> UsageResponse:
         """By the hour."""
         wanted, now = usage_report.window(starting_on, ending_before), steady_time.now()

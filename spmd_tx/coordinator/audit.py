@@ -1,7 +1,7 @@
 """The audit log: who did what to what, and when. Rows are added in the transaction of the deed itself."""
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time
 from typing import Any, NamedTuple
 
 from sqlalchemy import delete, orm, select
@@ -14,6 +14,7 @@ from spmd_tx.coordinator.tables import AuditRow, Session
 
 OPERATOR = Caller("operator", "admin")  # whoever runs spmd-tx on the server's host
 
+DAY_SECONDS = 24 * 3600.0
 MOST_ENTRIES = 10_000  # of one answer, the newest
 
 # What can be asked for, in the words of the SDK, and how the names of its events begin.
@@ -64,9 +65,8 @@ async def entries(db: AsyncSession, question: Question, caller: Caller) -> Seque
         query = query.where(AuditRow.owner == caller.owner)
     if question.event_type != "all":
         query = query.where(AuditRow.event.startswith(RESOURCES[question.event_type] + "_", autoescape=True))
-    begin = datetime.combine(question.day, time(), UTC)
-    end = begin + timedelta(days=1)
-    query = query.where(AuditRow.at >= begin.timestamp(), AuditRow.at < end.timestamp())
+    begin = datetime.combine(question.day, time(), UTC).timestamp()
+    query = query.where(AuditRow.at >= begin, AuditRow.at < begin + DAY_SECONDS)
     return (await db.scalars(query)).all()[::-1]
 
 

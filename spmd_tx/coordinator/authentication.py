@@ -6,7 +6,7 @@ from litestar.handlers import BaseRouteHandler
 
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.route_marks import IS_OPEN, IS_READING, IS_SIGNED, IS_UNMETERED
-from spmd_tx.errors import Forbidden
+from spmd_tx.errors import Forbidden, InvalidRequest
 
 BEARER = "bearer "
 
@@ -19,6 +19,8 @@ async def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
     """
     if IS_OPEN in route.opt:
         return
+    if "\0" in connection.scope["path"] or b"%00" in connection.scope["query_string"]:
+        raise InvalidRequest("the address holds the character NUL, which no name has; leave it out")
     services: Services = connection.app.state.services
     if IS_SIGNED in route.opt:
         connection.scope["auth"] = services.signed_urls.caller(

@@ -14,6 +14,7 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandlersMap
 from sqlalchemy.exc import SQLAlchemyError
 
+from spmd_tx.coordinator.request_log import storable
 from spmd_tx.errors import (
     Abandoned,
     BodyTooSlow,
@@ -35,6 +36,7 @@ CLIENT_LEFT = "client disconnected prematurely"  # the words of Litestar, which 
 
 def error_response(message: str, status: int) -> ErrorResponse:
     """The SDK shows the whole body; ``detail`` and ``error`` are both read by some version of it."""
+    message = storable(message)
     category = "server" if status >= HTTP_500_INTERNAL_SERVER_ERROR else "user"
     return Response({"detail": message, "error": message, "category": category}, status_code=status)
 

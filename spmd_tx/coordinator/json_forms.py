@@ -5,7 +5,6 @@ when they are handed out.
 """
 
 import base64
-import binascii
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -17,7 +16,7 @@ from spmd_tx.coordinator import tinker_pb2 as pb
 from spmd_tx.coordinator.request_log import Kind
 from spmd_tx.coordinator.sample_wire import NO_LOGPROB
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, TensorData, TrainingNumber
-from spmd_tx.coordinator.wire import JSON, PROTOBUF, Address
+from spmd_tx.coordinator.wire import JSON, MAX_ELEMENTS, MAX_RANK, PROTOBUF, Address
 from spmd_tx.errors import InvalidRequest
 
 MAX_SEQ_ID = 2**31 - 1  # of the protobuf form
@@ -105,12 +104,18 @@ def _tensor(tensor: TensorData) -> pb.Tensor:
         number, dtype = _DTYPES["float32"]  # as which it is refused where integers are needed
     values = _bytes(tensor.data, dtype)
     starts, columns = tensor.sparse_crow_indices, tensor.sparse_col_indices
+    shape = None if tensor.shape is None else _sizes(tensor.shape)
     if starts is None and columns is None:
-        return pb.Tensor(dense=values, dtype=number, shape=tensor.shape)
+        return pb.Tensor(dense=values, dtype=number, shape=shape)
     csr = pb.SparseCsr(
         values=values, crow_indices=_bytes(starts or [], "<i8"), col_indices=_bytes(columns or [], "<i8")
     )
-    return pb.Tensor(sparse_csr=csr, dtype=number, shape=tensor.shape)
+    return pb.Tensor(sparse_csr=csr, dtype=number, shape=shape)
+
+
+def _sizes(shape: list[int]) -> list[int]:
+    """As the protobuf form can hold them; what is wrong stays wrong."""
+    return [max(-1, min(size, MAX_ELEMENTS + 1)) for size in shape[: MAX_RANK + 1]]
 
 
 def _bytes(values: list[int] | list[float], dtype: str) -> bytes:
@@ -120,13 +125,15 @@ def _bytes(values: list[int] | list[float], dtype: str) -> bytes:
         with np.errstate(over="ignore"):
             return array.astype(dtype).tobytes()
     end = _LAST_INTEGER[dtype]
+    if array.dtype == object:  # integers beyond those of 64 bits, which no float may hold either
+        array = np.asarray([max(-end, min(value, end)) for value in values])
     return np.clip(array.astype(np.float64), -end, end).astype(dtype).tobytes()
 
 
 def _base64(text: str | None) -> bytes:
     try:
         return base64.b64decode(text or "", validate=True)
-    except binascii.Error:
+    except ValueError:
         return b""
 
 

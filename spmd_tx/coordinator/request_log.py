@@ -17,6 +17,7 @@ from spmd_tx.coordinator.usage import NOTHING, Spent
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
+MOST_ERROR = 10_000  # characters
 KEPT_COLUMNS = "body", "file", "offset", "length"  # of a payload or result
 
 Key = tuple[str, int]  # line, seq_id
@@ -71,12 +72,22 @@ class Failed:
     category: Literal["user", "server"]
     executed: bool = False  # its commands were carried out, and count
 
+    def __post_init__(self) -> None:
+        """What clients wrote may be quoted in it: it is kept in the database, and sent as JSON."""
+        object.__setattr__(self, "error", storable(self.error))
+
     @property
     def digest(self) -> str:
         return blake2b(self.error.encode(), digest_size=16).hexdigest()
 
 
 Outcome = Finished | Failed
+
+
+def storable(text: str) -> str:
+    """The text as every database takes it: without NUL and halves of characters, and not for ever long."""
+    cut = text if len(text) <= MOST_ERROR else f"{text[:MOST_ERROR]} ..."
+    return cut.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 class Known(NamedTuple):

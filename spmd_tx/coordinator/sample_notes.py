@@ -20,7 +20,7 @@ from spmd_tx.errors import DamagedBody
 ROUTING, STABILITY = "routing", "stability"  # kinds of notes; each has a folder in the data directory
 KINDS = (ROUTING, STABILITY)
 CACHE_BYTES = 64 << 20
-SEQUENCE_ID = re.compile(r"([0-9A-Za-z_-]+):([0-9]+)")  # request and place of the sample in it
+SEQUENCE_ID = re.compile(r"([0-9A-Za-z_-]{1,64}):([0-9]{1,9})")  # request, and place of the sample in it
 
 Note = TypeVar("Note", bound=msgspec.Struct)
 

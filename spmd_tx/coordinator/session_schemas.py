@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from spmd_tx.coordinator.moments import Moment
 from spmd_tx.coordinator.schemas import Text
 
 FinishType = Literal["success", "errored", "interrupted"]
@@ -46,7 +47,7 @@ StatusQuery = ActiveQuery | CancelledQuery | FailedQuery | ClientFinishedQuery
 class SessionSearchCursor(msgspec.Struct, frozen=True):
     """The last session of a page."""
 
-    last_created_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    last_created_at: Moment
     last_session_id: Text
 
 

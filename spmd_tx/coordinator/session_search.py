@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.listings import is_seen
+from spmd_tx.coordinator.moments import read_moment, write_moment
 from spmd_tx.coordinator.session_schemas import (
     Active,
     ActiveQuery,
@@ -44,7 +45,7 @@ async def search(database: Database, wish: SessionSearchRequest, caller: Caller)
     last = page[-1] if len(found) > wish.limit else None
     return SessionSearchResponse(
         [_summary(session, *saved.get(session.id, (0, 0))) for session in page],
-        last and SessionSearchCursor(_time(last.created_at), last.id),
+        last and SessionSearchCursor(write_moment(last.created_at), last.id),
     )
 
 
@@ -102,7 +103,7 @@ def _is_wanted(session: Session, wish: SessionSearchRequest) -> bool:
 
 async def _place(db: AsyncSession, cursor: SessionSearchCursor) -> tuple[float, str]:
     """Where a page ended, to the last bit if the session is still known."""
-    seconds = cursor.last_created_at.timestamp()
+    seconds = read_moment("cursor.last_created_at", cursor.last_created_at).timestamp()
     exact = await db.scalar(select(Session.created_at).where(Session.id == cursor.last_session_id))
     if exact is not None and abs(exact - seconds) < CLOCK_SECONDS:
         seconds = exact

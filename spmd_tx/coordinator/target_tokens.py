@@ -14,6 +14,8 @@ from spmd_tx.errors import InvalidRequest
 
 NOBODY = -1
 
+MOST_COLUMNS = 2**31 - 1  # that a tensor may claim, most of them empty
+
 _WHAT = "target_prompt_logprobs"
 
 
@@ -45,10 +47,12 @@ def read(tensor: TensorData, prompt_length: int, vocab_size: int) -> TargetToken
     shape = tuple(tensor.shape or ())
     if tensor.dtype != "int64" or len(shape) != 2:
         raise InvalidRequest(
-            f"{_WHAT} has dtype {tensor.dtype!r} and shape {list(shape)}; send an int64 tensor of shape "
-            "[prompt length - 1, K]"
+            f"{_WHAT} has dtype {tensor.dtype[:20]!r} and {len(shape)} dimensions; send an int64 tensor of "
+            "shape [prompt length - 1, K]"
         )
-    if shape[0] != prompt_length - 1 or shape[1] < 0:
+    if not 0 <= shape[1] <= MOST_COLUMNS:
+        raise InvalidRequest(f"{_WHAT} has {shape[1]} columns; it must have 0 to {MOST_COLUMNS}")
+    if shape[0] != prompt_length - 1:
         raise InvalidRequest(
             f"{_WHAT} has the shape {list(shape)} and the prompt has {prompt_length} tokens; send "
             f"{prompt_length - 1} rows, one for each token but the first"

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.listings import is_seen
+from spmd_tx.coordinator.moments import read_moment
 from spmd_tx.coordinator.session_schemas import as_texts
 from spmd_tx.coordinator.tables import Checkpoint, Model, Session, StoredCheckpoint, UsageRow
 from spmd_tx.coordinator.usage import HOUR_SECONDS
@@ -39,16 +40,21 @@ class Window(NamedTuple):
     end: datetime
 
 
-def window(starting_on: datetime, ending_before: datetime) -> Window:
+def window(starting_on: str, ending_before: str) -> Window:
     """Raises InvalidRequest for what is not whole hours, or too many."""
-    for name, time in (("starting_on", starting_on), ("ending_before", ending_before)):
-        if time.tzinfo is None or time.timestamp() % HOUR_SECONDS:
-            raise InvalidRequest(f"{name} is {time.isoformat()}; give a full hour with its offset from UTC")
-    if not timedelta(0) < ending_before - starting_on <= timedelta(days=MOST_DAYS):
+    start, end = _hour("starting_on", starting_on), _hour("ending_before", ending_before)
+    if not timedelta(0) < end - start <= timedelta(days=MOST_DAYS):
         raise InvalidRequest(f"ending_before must be up to {MOST_DAYS} days after starting_on")
-    if starting_on > datetime.now(UTC):
-        raise InvalidRequest(f"starting_on is {starting_on.isoformat()}, which is in the future")
-    return Window(starting_on, ending_before)
+    if start > datetime.now(UTC):
+        raise InvalidRequest(f"starting_on is {starting_on}, which is in the future")
+    return Window(start, end)
+
+
+def _hour(name: str, text: str) -> datetime:
+    moment = read_moment(name, text)
+    if moment.timestamp() % HOUR_SECONDS:
+        raise InvalidRequest(f"{name} is {text}; give a full hour with its offset from UTC")
+    return moment
 
 
 async def usage(db: AsyncSession, wanted: Window, caller: Caller, now: float) -> UsageResponse:

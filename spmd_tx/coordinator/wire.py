@@ -16,6 +16,7 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
 MAX_ELEMENTS = 1 << 26  # of a tensor, and of all sparse ones of a request, which could claim any shape
+MAX_RANK = 4  # numpy itself knows an end; nothing here has a use for more than 2
 
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 _DTYPES = {
@@ -158,7 +159,8 @@ def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tup
     for message in messages:
         kind = message.WhichOneof("span")
         span = message.sampled_tokens if kind == "sampled_tokens" else message.prompt_tokens
-        spans.append(Span(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
+        if span.length:  # others say nothing, and could be millions
+            spans.append(Span(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
     covered = sum(span.length for span in spans)
     if spans and (covered != length or any(span.offset < 0 or span.length < 0 for span in spans)):
         raise _Unusable(
@@ -185,9 +187,7 @@ def _tensor(name: str, tensor: pb.Tensor) -> np.ndarray:
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise _Unusable(f"{name} has dtype number {tensor.dtype}; send float32 or int64")
-    shape = tuple(tensor.shape)
-    if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
-        raise _Unusable(f"{name} claims the shape {list(shape)}; at most {MAX_ELEMENTS} elements are taken")
+    shape = _shape(name, tensor)
     if tensor.WhichOneof("encoding") == "sparse_csr":
         return _densify(name, tensor.sparse_csr, dtype, shape)
     values = _widen(_array(name, tensor.dense, dtype), dtype)
@@ -200,11 +200,24 @@ def _tensor(name: str, tensor: pb.Tensor) -> np.ndarray:
     return values.reshape(shape)
 
 
+def _shape(name: str, tensor: pb.Tensor) -> tuple[int, ...]:
+    """What it claims, each size checked by itself: beside a 0 even an impossible one has no elements."""
+    if len(tensor.shape) > MAX_RANK:
+        raise _Unusable(f"{name} claims {len(tensor.shape)} dimensions; at most {MAX_RANK} are taken")
+    shape = tuple(tensor.shape)
+    if not all(0 <= size <= MAX_ELEMENTS for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+        raise _Unusable(f"{name} claims the shape {list(shape)}; at most {MAX_ELEMENTS} elements are taken")
+    return shape
+
+
 def _sparse_elements(tensor: pb.Tensor) -> int:
     """How much it becomes; what claims to be larger than a tensor may be never becomes anything."""
-    is_sparse = tensor.WhichOneof("encoding") == "sparse_csr"
-    elements = math.prod(tensor.shape) if is_sparse else 0
-    return elements if 0 <= elements <= MAX_ELEMENTS else 0
+    if tensor.WhichOneof("encoding") != "sparse_csr":
+        return 0
+    try:
+        return math.prod(_shape("", tensor))
+    except _Unusable:
+        return 0
 
 
 def _densify(name: str, csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
@@ -214,9 +227,11 @@ def _densify(name: str, csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ..
     values = _widen(_array(name, csr.values, dtype), dtype)
     starts = _array(f"{name} crow_indices", csr.crow_indices, _INT64)
     columns = _array(f"{name} col_indices", csr.col_indices, _INT64)
+    is_inside = bool(((starts >= 0) & (starts <= values.size)).all())  # so no difference overflows
     counts = np.diff(starts)
     is_consistent = (
         starts.size == shape[0] + 1
+        and is_inside
         and values.size == columns.size
         and starts[0] == 0
         and starts[-1] == values.size

@@ -104,6 +104,13 @@ async def test_projects_have_their_own_events(alice, checkpoint):
     assert await entries(alice, event_type="teams") == []
 
 
-@pytest.mark.parametrize("question", [{"event_type": "secrets"}, {"day": "yesterday"}], ids=str)
+@pytest.mark.parametrize(
+    "question", [{"event_type": "secrets"}, {"day": "yesterday"}, {"day": "10000-01-01"}], ids=str
+)
 async def test_questions_that_make_no_sense_are_refused(alice, question):
     assert (await alice.get("audit", params=question)).status_code == 400
+
+
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
+async def test_the_first_and_the_last_day_of_the_calendar_have_no_entries(alice, day):
+    assert await entries(alice, event_type="all", day=day) == []

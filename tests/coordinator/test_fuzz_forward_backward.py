@@ -33,7 +33,7 @@ fuzzed = settings(
 
 anything = st.binary(max_size=64)
 numbers = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.integers(-5, 600).map(float)
-sizes = st.integers(-2, 9) | st.sampled_from([2**31, 2**63 - 1, -(2**63)])
+sizes = st.integers(-2, 9) | st.sampled_from([0, 2**26, 2**31, 2**62, 2**63 - 1, -(2**63)])
 
 
 @st.composite
@@ -48,14 +48,15 @@ def tensors(draw, length: int) -> pb.Tensor:
         if tensor.dtype == pb.DTYPE_FLOAT32:
             raw = values.astype("<f4").tobytes()
     shape = [count // max(columns, 1), columns] if columns else [count]
-    tensor.shape.extend(draw(st.sampled_from([shape] * 6 + [[]]) | st.lists(sizes, max_size=3)))
+    tensor.shape.extend(draw(st.sampled_from([shape] * 6 + [[], [1] * 65]) | st.lists(sizes, max_size=3)))
     if draw(st.integers(0, 5)):
         tensor.dense = raw if draw(st.integers(0, 9)) else draw(anything)
     else:
         rows = [round(count * row / max(length, 1)) for row in range(length + 1)]
         tensor.sparse_csr.values = raw
+        odd = st.lists(sizes, max_size=5).map(lambda starts: np.array([0, *starts, count], "<i8").tobytes())
         tensor.sparse_csr.crow_indices = (
-            np.array(rows, "<i8").tobytes() if draw(st.booleans()) else draw(anything)
+            np.array(rows, "<i8").tobytes() if draw(st.booleans()) else draw(anything | odd)
         )
         columns_of = draw(st.lists(st.integers(-1, 600), min_size=count, max_size=count))
         tensor.sparse_csr.col_indices = np.array(columns_of, "<i8").tobytes()

@@ -69,6 +69,19 @@ def test_a_sparse_tensor_stays_one():
     [
         ({"dtype": "float16"}, "dtype"),
         ({"shape": [4]}, "shape"),
+        ({"shape": [10**30]}, "shape"),
+        ({"shape": [2**63]}, "shape"),
+        ({"shape": [-(2**63) - 1]}, "shape"),
+        ({"shape": [1] * 65}, "dimensions"),
+        (
+            {"shape": [1, 3], "sparse_crow_indices": [0, 10**400], "sparse_col_indices": [0, 1, 2]},
+            "do not fit",
+        ),
+        (
+            {"shape": [1, 3], "sparse_crow_indices": [0, 3], "sparse_col_indices": [0, 1, 10**400]},
+            "do not fit",
+        ),
+        ({"chunk": {"type": "image", "data": "\xf6", "format": "png"}}, "'image'"),
         ({"sparse_crow_indices": [0, 3]}, "sparse"),
         ({"sparse_crow_indices": [0, 3], "sparse_col_indices": [0, 1, 2]}, "two dimensions"),
         ({"chunk": {"type": "image", "data": "aGk=", "format": "png"}}, "'image'"),
@@ -84,6 +97,7 @@ def test_numbers_that_do_not_fit_stay_wrong():
     assert one_datum(data=[2**80, 1.0, 2.0]).loss_inputs["x"][0] == 2**53
     assert one_datum(data=[0.5, 1.0, 2.0]).loss_inputs["x"].dtype.kind == "f"
     assert one_datum({"tokens": [-(2**40)]}).tokens.tolist() == [-(2**31) + 1]
+    assert one_datum({"tokens": [10**400, 5]}).tokens.tolist() == [2**31 - 1, 5]
     assert np.isinf(one_datum(data=[1e300, 1.0, 2.0], dtype="float32").loss_inputs["x"][0])
 
 

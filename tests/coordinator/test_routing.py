@@ -72,6 +72,8 @@ def test_they_are_there_after_a_restart(files, tmp_path):
         (SESSION, REQUEST),
         (SESSION, f"../session_1/{REQUEST}:0"),
         (SESSION, "/etc/passwd:0"),
+        (SESSION, f"{REQUEST}:{'9' * 5000}"),
+        (SESSION, f"{'a' * 300}:0"),
     ],
 )
 def test_of_what_the_session_has_not_sampled_nothing_is_known(files, session, sequence_id):

@@ -79,6 +79,8 @@ def test_what_has_no_advantage_needs_no_record(files):
         (datum([4, 5], [1, 1], prompt(1), sampled(0, 0, 1)), "position 0 has an advantage, and"),
         (datum([5], [1], sampled(0, 0, 1, request="gone")), "nothing is recorded of sequence 'gone:0' in"),
         (datum([5], [1], sampled(2, 0, 1)), f"nothing is recorded of sequence '{REQUEST}:2'"),
+        (datum([5], [1], Span(f"{REQUEST}:{'9' * 5000}", True, 0, 1)), "nothing is recorded of sequence"),
+        (datum([5], [1], sampled(0, 0, 1, request="a" * 300)), "nothing is recorded of sequence"),
         (datum([5], [1], Span(REQUEST, True, 0, 1)), f"nothing is recorded of sequence '{REQUEST}'"),
         (datum([5], [1], Span(f"../{REQUEST}:0", True, 0, 1)), "record_stability_info=True in the session"),
         (datum([5, 6], [0, 1], sampled(1, 1, 2)), f"tokens 1 to 2 of sequence '{REQUEST}:1', which has 2"),

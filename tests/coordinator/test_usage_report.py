@@ -33,7 +33,7 @@ async def look(database, hours: float) -> None:
 
 async def gigabyte_hours(database, now: float, caller: Caller = ALICE) -> dict[int, float]:
     """By hours since START, of one day."""
-    wanted = window(START, START + timedelta(days=1))
+    wanted = window(START.isoformat(), (START + timedelta(days=1)).isoformat())
     async with database.reading() as db:
         report = await usage_report.usage(db, wanted, caller, at(now))
     found: dict[int, float] = {}
@@ -104,7 +104,7 @@ async def test_what_was_deleted_long_ago_is_forgotten(database):
     [
         (START + timedelta(minutes=1), START + timedelta(days=1), "full hour"),
         (START, START + timedelta(hours=1.5), "full hour"),
-        (START.replace(tzinfo=None), START + timedelta(days=1), "full hour"),
+        (START.replace(tzinfo=None), START + timedelta(days=1), "offset from UTC"),
         (START, START, "14 days"),
         (START, START + timedelta(days=15), "14 days"),
         (START + timedelta(days=200_000), START + timedelta(days=200_001), "future"),
@@ -112,4 +112,4 @@ async def test_what_was_deleted_long_ago_is_forgotten(database):
 )
 def test_a_window_is_whole_hours_and_up_to_fourteen_days(start, end, complaint):
     with pytest.raises(InvalidRequest, match=complaint):
-        window(start, end)
+        window(start.isoformat(), end.isoformat())

@@ -124,6 +124,13 @@ def test_cells_that_a_sparse_tensor_does_not_list_are_zero():
         (csr([1], [0, 5], [0], [1, 2]), "do not fit"),
         (csr([1, 1], [0, 2, 1], [0, 0], [2, 2]), "do not fit"),
         (csr([], [], [], [0, 2]), "do not fit"),
+        (dense([], np.int64, sdk.DTYPE_INT64, shape=[0, 2**63 - 1]), "claims the shape"),
+        (dense([], np.int64, sdk.DTYPE_INT64, shape=[2**63 - 1, 0]), "claims the shape"),
+        (csr([], [0], [], [0, 2**63 - 1]), "claims the shape"),
+        (dense([1], np.int64, sdk.DTYPE_INT64, shape=[1] * 65), "claims 65 dimensions"),
+        (dense([1], np.int64, sdk.DTYPE_INT64, shape=[2**62] * 1_000_000), "claims 1000000 dimensions"),
+        (csr([1], [0, 1], [0], [2**62] * 1_000_000), "claims 1000000 dimensions"),
+        (csr([1], [0, 2**63 - 1, -(2**63), -1, 1], [0], [4, 1]), "do not fit"),  # differences that wrap round
     ],
 )
 def test_a_broken_tensor_is_the_problem_of_its_datum(tensor, complaint):
