@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator import json_forms, prompt_wishes, validation
@@ -78,8 +78,13 @@ def sample(**wishes: object) -> dict[str, object]:
     return {"prompt": {"chunks": [{"tokens": [1, 2, 3]}]}, **wishes}
 
 
+WIDE = {"data": [5], "dtype": "int64", "shape": [1, 2**63], "sparse_crow_indices": [0, 1]}
+
+
 @fuzzed
 @given(tensors(2, 2), st.sampled_from([1, 3]))
+@example(WIDE | {"sparse_col_indices": [0]}, 2)
+@example({"data": [], "dtype": "int64", "shape": [0, 2**64]}, 1)
 def test_tokens_named_for_a_prompt_are_answered_or_refused(targets, length):
     body = sample(target_prompt_logprobs=targets, prompt={"chunks": [{"tokens": [1] * length}]})
     answer(decoded(body, SampleRequest))
