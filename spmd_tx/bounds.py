@@ -26,6 +26,42 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     age_recipients: Annotated[int, Meta(ge=1, description="Keys that an export is encrypted to.")] = 10
     age_recipient_characters: Annotated[int, Meta(ge=62, description="Characters of one such key.")] = 4096
 
+    body_seconds: Annotated[float, Meta(gt=0, description="Seconds until all of a body must be there.")] = (
+        300.0
+    )
+    body_piece_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds until the next piece of a body must be there.")
+    ] = 30.0
+    body_grace_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds for which a body above 64 KiB may come as slowly as it likes.")
+    ] = 10.0
+    body_bytes_per_second: Annotated[
+        int, Meta(ge=1, description="Bytes of such a body that must come per second, on average, after that.")
+    ] = 64 << 10
+    body_room_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Seconds for which a body waits for room, until it is answered with 503."),
+    ] = 60.0
+    body_patience_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds for which it waits until owners with more than an even share must give way.",
+        ),
+    ] = 1.0
+    bodies_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, description="Bytes of the bodies of all requests that are being read or handled."),
+    ] = 192 << 20
+    reading_bodies_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, description="Bytes of those of requests that change nothing, which are not in it."),
+    ] = 16 << 20
+    reading_body_bytes: Annotated[
+        int,
+        Meta(ge=1 << 10, description="Bytes of one body of a request that changes nothing, as telemetry."),
+    ] = 1 << 20
+
 
 class Reach(NamedTuple):
     """The values that a bound can have."""

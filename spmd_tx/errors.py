@@ -7,6 +7,7 @@ SpmdTxError
 │   ├── Forbidden         403
 │   ├── NotFound          404
 │   ├── BodyTooSlow       408
+│   ├── BodyTooLarge      413
 │   └── TooManyRequests   429
 ├── StartError            the operator can fix it: the message names the option or file, and the remedy
 │   ├── DatabaseDamaged   also ends a server that runs
@@ -60,6 +61,12 @@ class BodyTooSlow(RequestError):
     """The client has stopped in the middle of its request."""
 
     status = 408
+
+
+class BodyTooLarge(RequestError):
+    """The request is longer than any that would be answered."""
+
+    status = 413
 
 
 class TooManyRequests(RequestError):

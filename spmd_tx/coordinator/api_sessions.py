@@ -9,7 +9,7 @@ from spmd_tx.coordinator.api_health import readiness
 from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.http_errors import ErrorResponse, error_response
 from spmd_tx.coordinator.listings import AccessScope, Page, Which
-from spmd_tx.coordinator.route_marks import OPEN, READS, SDK_READS, SIGN_OF_LIFE
+from spmd_tx.coordinator.route_marks import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE
 from spmd_tx.coordinator.schemas import (
     ClientConfigResponse,
     CreateSessionRequest,
@@ -50,7 +50,7 @@ class SessionsController(Controller):
         model = SupportedModel(services.config.model_name, services.max_context)
         return ServerCapabilitiesResponse([model])
 
-    @post("/telemetry", status_code=HTTP_200_OK, opt=SDK_READS)
+    @post("/telemetry", status_code=HTTP_200_OK, opt=DROPS)
     async def telemetry(self, request: Request) -> StatusResponse:
         """Taken and dropped: it may hold texts of users."""
         async for _ in request.stream():

@@ -13,6 +13,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
+from spmd_tx.coordinator.body_room import make_rooms
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
@@ -162,6 +163,7 @@ async def open_parts(
         progress=progress,
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),
+        body_rooms=make_rooms(config.bounds),
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 

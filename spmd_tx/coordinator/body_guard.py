@@ -1,101 +1,159 @@
-"""Bounds how long bodies of requests take to arrive, and how much memory all of them hold meanwhile."""
+"""Bounds how long bodies of requests take to come, how slowly, and how much memory all of them hold."""
 
 import asyncio
+from typing import cast
 
-from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send, WebSocketReceiveMessage
+from litestar.types import (
+    ASGIApp,
+    HTTPReceiveMessage,
+    HTTPScope,
+    Receive,
+    Scope,
+    Send,
+    WebSocketReceiveMessage,
+)
 
-from spmd_tx.coordinator.room import Room
-from spmd_tx.errors import BodyTooSlow, Unavailable
+from spmd_tx.coordinator.body_room import BodyRoom, Place
+from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.http_errors import MAX_BODY_BYTES
+from spmd_tx.coordinator.route_marks import IS_DROPPED, IS_READING
+from spmd_tx.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
-PIECE_SECONDS = 30.0  # until the next piece
-BODY_SECONDS = 300.0  # until the last one
-ROOM_SECONDS = 60.0  # until there is room for a body
-MOST_BYTES = 192 << 20  # of the large bodies of all requests that are being read or handled
-SMALL_BYTES = 64 << 10  # bodies that need not wait: a sign of life is not held up by data
-UNKNOWN_BYTES = 64 << 20  # of a body that comes in pieces: the largest there may be
+SMALL_BYTES = 64 << 10  # of each body, that need no room: a sign of life is not held up by data
 UNPACKED = 4  # a compressed body becomes so many times as large, or more
+NOBODY = ""  # the owner of what has none
 
 
 class BodyGuard:
     """Middleware; one for the whole application.
 
-    A large body is not read before there is room for all of it: until then its client cannot send it.
+    A route asks for the body once the guard of all routes (authentication.py) has let the caller in. So
+    nobody else takes room, and it is known whose the body is.
     """
-
-    def __init__(self) -> None:
-        self._room = Room(MOST_BYTES)
-
-    @property
-    def held(self) -> int:
-        """Bytes."""
-        return MOST_BYTES - self._room.free
 
     def __call__(self, app: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            size = _announced(scope)
-            if size <= SMALL_BYTES:
-                await app(scope, _Body(receive).receive, send)
+            if not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"]):
+                await app(scope, receive, send)
                 return
-            body = _Body(receive, self._room, size)
+            body = _Body(cast(HTTPScope, scope), receive)
             try:
                 await app(scope, body.receive, send)
             finally:
-                self._room.give_back(body.held)
+                body.leave()
 
         return guarded
-
-
-def _announced(scope: Scope) -> int:
-    """How much memory the body of a request will take, as far as its headers tell."""
-    headers = dict(scope["headers"])
-    length = headers.get(b"content-length", b"")
-    if not length.isdigit():
-        return UNKNOWN_BYTES if b"transfer-encoding" in headers else 0
-    is_packed = headers.get(b"content-encoding", b"identity") != b"identity"
-    return int(length) * (UNPACKED if is_packed else 1)
 
 
 class _Body:
     """Of one request. What comes behind it, that the client hangs up, may take any time."""
 
-    def __init__(self, receive: Receive, room: Room | None = None, size: int = 0) -> None:
-        """The first piece waits for ``size`` bytes of the ``room``."""
-        self.held = 0  # bytes of the room
-        self._room = room
-        self._size = size
-        self._received = 0
-        self._deadline: float | None = None
+    def __init__(self, scope: HTTPScope, receive: Receive) -> None:
+        self._scope = scope
         self._receive = receive
+        self._services: Services = scope["litestar_app"].state.services
+        self._bounds = self._services.config.bounds
+        self._most = MAX_BODY_BYTES  # bytes
+        self._weight = 1
+        self._room: BodyRoom | None = None
+        self._place: Place | None = None
+        self._began_at: float | None = None
+        self._waited = 0.0  # seconds, for room: they are not the sender's
+        self._received = 0  # bytes
+        self._timeout: asyncio.Timeout | None = None  # while something is waited for
+        self._must_give_way = False
         self._is_complete = False
-
-    async def _begin(self) -> float:
-        """Wait for room; when the body must be there."""
-        if self._room is not None:
-            try:
-                async with asyncio.timeout(ROOM_SECONDS):
-                    self.held = await self._room.take(self._size)
-            except TimeoutError:
-                raise Unavailable(
-                    "the server is reading too many large requests at once; send this one again"
-                ) from None
-        return asyncio.get_running_loop().time() + BODY_SECONDS
 
     async def receive(self) -> HTTPReceiveMessage | WebSocketReceiveMessage:
         if self._is_complete:
             return await self._receive()
-        if self._deadline is None:
-            self._deadline = await self._begin()
-        deadline = min(self._deadline, asyncio.get_running_loop().time() + PIECE_SECONDS)
-        try:
-            async with asyncio.timeout_at(deadline):
-                message = await self._receive()
-        except TimeoutError:
-            raise BodyTooSlow(
-                f"the body of this request did not arrive in time, {self._received} bytes did; send it again"
-            ) from None
+        if self._began_at is None:
+            self._began_at = _now()
+            self._begin()
+        message = await self._next_piece(self._began_at + self._waited)
         if message["type"] != "http.request":
             self._is_complete = True
             return message
-        self._received += len(message["body"])
+        await self._take(len(message["body"]))
         self._is_complete = not message["more_body"]
+        if self._is_complete and self._room is not None and self._place is not None:
+            self._room.be_whole(self._place)
         return message
+
+    def leave(self) -> None:
+        """The request has been answered."""
+        if self._room is not None and self._place is not None:
+            self._room.leave(self._place)
+
+    def _begin(self) -> None:
+        """See in the headers how much it is, and find a room for it."""
+        headers, opt = dict(self._scope["headers"]), self._scope["route_handler"].opt
+        if IS_READING in opt:
+            self._most = self._bounds.reading_body_bytes
+        length = headers.get(b"content-length", b"")
+        size = int(length) if length.isdigit() else self._most
+        if size > self._most:
+            raise self._too_large()
+        if size <= SMALL_BYTES or IS_DROPPED in opt:
+            return
+        self._weight = 1 if headers.get(b"content-encoding", b"identity") == b"identity" else UNPACKED
+        rooms, caller = self._services.body_rooms, self._scope.get("auth")
+        self._room = rooms.reading if IS_READING in opt else rooms.working
+        owner = NOBODY if caller is None else caller.owner
+        self._place = self._room.place(owner, (size - SMALL_BYTES) * self._weight, self._give_way)
+
+    async def _next_piece(self, began_at: float) -> HTTPReceiveMessage | WebSocketReceiveMessage:
+        bounds = self._bounds
+        deadline = min(_now() + bounds.body_piece_seconds, began_at + bounds.body_seconds)
+        if self._place is not None:  # so slow that it keeps room from others
+            in_time = max(bounds.body_grace_seconds, self._received / bounds.body_bytes_per_second)
+            deadline = min(deadline, began_at + in_time)
+        try:
+            async with asyncio.timeout_at(deadline) as self._timeout:
+                return await self._receive()
+        except TimeoutError:
+            if self._must_give_way:
+                raise _no_room() from None
+            raise BodyTooSlow(
+                f"the body of this request did not arrive in time, {self._received} bytes did; send it again"
+            ) from None
+        finally:
+            self._timeout = None
+
+    async def _take(self, piece: int) -> None:
+        """Find room for what has come."""
+        self._received += piece
+        if self._received > self._most:
+            raise self._too_large()
+        if self._must_give_way:
+            raise _no_room()
+        size = min(piece, self._received - SMALL_BYTES) * self._weight
+        if size <= 0 or self._room is None or self._place is None:
+            return
+        waits_since = _now()
+        try:
+            async with asyncio.timeout(self._bounds.body_room_seconds) as self._timeout:
+                await self._room.take(self._place, size)
+        except TimeoutError:
+            raise _no_room() from None
+        finally:
+            self._timeout = None
+        self._waited += _now() - waits_since
+
+    def _give_way(self) -> None:
+        self._must_give_way = True
+        if self._timeout is not None:
+            self._timeout.reschedule(_now())
+
+    def _too_large(self) -> BodyTooLarge:
+        what = f"the body is larger than {self._most >> 10} KiB"
+        is_of_data = self._most == MAX_BODY_BYTES
+        return BodyTooLarge(f"{what}; send fewer datums per request" if is_of_data else what)
+
+
+def _no_room() -> Unavailable:
+    return Unavailable("the server is reading too many large requests at once; send this one again")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -12,10 +12,12 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath
 from tokenizers import Tokenizer
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
+from spmd_tx.coordinator.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
@@ -108,6 +110,7 @@ class Services:
     implicit_samplers: ImplicitSamplers
     notices: Notices
     polls: Polls = field(default_factory=Polls)
+    body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
 
     @property
     def limits(self) -> Limits:

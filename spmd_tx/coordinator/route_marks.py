@@ -10,6 +10,7 @@ IS_OPEN = "is_open"
 IS_READING = "is_reading"
 IS_UNMETERED = "is_unmetered"
 IS_SIGNED = "is_signed"
+IS_DROPPED = "is_dropped"
 
 OPEN: dict[str, Any] = {IS_OPEN: True}  # for probes, which have no key
 READS: dict[str, Any] = {IS_READING: True}  # changes nothing, although it is no GET
@@ -18,3 +19,4 @@ SIGN_OF_LIFE: dict[str, Any] = {
 }  # the SDK sends it by itself, however little its user does
 SIGNED: dict[str, Any] = {IS_SIGNED: True}  # wants no key, but a signature in the URL (signed_urls.py)
 SDK_READS: dict[str, Any] = READS | SIGN_OF_LIFE
+DROPS: dict[str, Any] = SDK_READS | {IS_DROPPED: True}  # of its body nothing is kept, not even in memory

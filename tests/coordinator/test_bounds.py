@@ -2,13 +2,16 @@
 
 import asyncio
 import socket
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 
 import httpx
+import msgspec
 import pytest
 import zstandard
 
-from spmd_tx.coordinator import body_guard, header_guard
+from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator import body_guard, header_guard, keys
 from spmd_tx.coordinator.http_server import HttpServer
 
 SECONDS = 30  # until a test gives up
@@ -35,6 +38,17 @@ async def port(app):
 async def client(port):
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/v1/", timeout=SECONDS) as client:
         yield client
+
+
+@pytest.fixture
+def bound(app, services):
+    """Change bounds of the running server."""
+
+    def bound(**bounds):
+        config = msgspec.structs.replace(services.config, bounds=Bounds(**bounds))
+        app.state.services = replace(services, config=config)
+
+    return bound
 
 
 @asynccontextmanager
@@ -179,13 +193,13 @@ async def test_a_second_request_of_a_connection_must_come_whole_too(port, monkey
         assert (await answer_of(reader)).startswith(b"HTTP/1.1 200")
 
 
-async def test_bodies_that_stall_are_given_up_and_hold_up_nobody(port, client, monkeypatch):
+async def test_bodies_that_stall_are_given_up_and_hold_up_nobody(port, client, bound):
     async def stall():
         async with connected(port) as (reader, writer):
             writer.write(head("create_session", content_length=1000) + b'{"tags": [')
             return await answer_of(reader)
 
-    monkeypatch.setattr(body_guard, "PIECE_SECONDS", 1.0)
+    bound(body_piece_seconds=1.0)
     stalled = [asyncio.create_task(stall()) for _ in range(20)]
     assert await is_well(client)
     for answer in await asyncio.gather(*stalled):
@@ -193,8 +207,13 @@ async def test_bodies_that_stall_are_given_up_and_hold_up_nobody(port, client, m
         assert b"did not arrive in time" in answer
 
 
-async def test_bodies_that_trickle_are_given_up_too(port, monkeypatch):
-    monkeypatch.setattr(body_guard, "BODY_SECONDS", 0.5)
+@pytest.mark.parametrize(
+    "bounds",
+    [{"body_seconds": 0.5}, {"body_grace_seconds": 0.5, "body_bytes_per_second": 1 << 20}],
+    ids=["long", "slow"],
+)
+async def test_bodies_that_trickle_are_given_up_too(port, bound, bounds):
+    bound(**bounds)
     async with connected(port) as (reader, writer):
         writer.write(head("create_session", content_length=1_000_000))
         answered = asyncio.create_task(answer_of(reader))
@@ -205,15 +224,14 @@ async def test_bodies_that_trickle_are_given_up_too(port, monkeypatch):
 
 
 @pytest.fixture
-def guard(app):
-    return next(each for each in app.middleware if isinstance(each, body_guard.BodyGuard))
-
-
-@pytest.fixture
-def no_room(guard):
-    """What is there is taken."""
-    size, guard._room.free = guard._room.free, 0
-    return lambda: guard._room.give_back(size)
+async def no_room(services):
+    """What is there is taken, by those who have sent it all."""
+    room = services.body_rooms.working
+    places = [room.place(owner, room.capacity // 2, lambda: None) for owner in ("two", "others")]
+    for place in places:
+        await room.take(place, room.capacity // 2)
+        room.be_whole(place)
+    return lambda: [room.leave(place) for place in places]
 
 
 LARGE = {"display_name": "x", "unknown": "x" * 100_000}
@@ -228,22 +246,56 @@ async def test_a_large_body_waits_until_there_is_room_and_small_ones_do_not(clie
     assert (await waiting).status_code == 200
 
 
-async def test_a_large_body_that_finds_no_room_for_long_is_refused(client, no_room, monkeypatch):
-    monkeypatch.setattr(body_guard, "ROOM_SECONDS", 0.01)
+async def test_a_large_body_that_finds_no_room_for_long_is_refused(client, no_room, bound):
+    bound(body_room_seconds=0.01)
     assert (await client.post("create_session", json=LARGE)).status_code == 503
     no_room()
     assert (await client.post("create_session", json=LARGE)).status_code == 200
 
 
-async def test_room_is_given_back_when_the_sender_leaves(port, client, guard):
-    free = guard._room.free
+async def test_room_is_given_back_when_the_sender_leaves(port, client, services):
+    room = services.body_rooms.working
     async with connected(port) as (_, writer):
         writer.write(head("create_session", content_length=100_000) + b" " * 90_000)
-        while guard._room.free != free - 100_000:
+        while room.capacity - room.free != 90_000 - body_guard.SMALL_BYTES:
             await asyncio.sleep(0.01)
-    while guard._room.free != free:
+    while room.free != room.capacity:
         await asyncio.sleep(0.01)
     assert await is_well(client)
+
+
+@pytest.fixture
+async def keys_of(services):
+    """A key of each."""
+
+    async def make(owner, role="user"):
+        async with services.database.transaction() as db:
+            token, _ = await keys.create(db, keys.Wish(owner, role))
+        await services.keyring.look()
+        return token
+
+    return {"alice": await make("alice"), "bob": await make("bob"), "reader": await make("bob", "read-only")}
+
+
+@pytest.mark.parametrize("key", ["reader", "bob", None])
+@pytest.mark.parametrize("path", ["telemetry", "retrieve_futures", "create_session"])
+@pytest.mark.parametrize(
+    "announced", [{"content_length": 64 << 20}, {"transfer_encoding": "chunked"}], ids=["long", "chunked"]
+)
+async def test_slow_senders_leave_room_for_others(port, client, services, keys_of, key, path, announced):
+    """Three of them, who have announced all the room there is, and send hardly anything."""
+    headers = {} if key is None else {"x_api_key": keys_of[key]}
+    piece = b"20000\r\n" + b" " * 0x20000 + b"\r\n" if "transfer_encoding" in announced else b" " * 0x20000
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            _, writer = await stack.enter_async_context(connected(port))
+            writer.write(head(path, **headers, **announced) + piece)
+        alice = await client.post("create_session", json=LARGE, headers={"x-api-key": keys_of["alice"]})
+        assert alice.status_code == 200
+        room = services.body_rooms.working
+        assert room.capacity - room.free <= 3 * 0x20000
+        if key != "bob" or path != "create_session":
+            assert room.free == room.capacity
 
 
 async def test_a_length_that_is_not_true_disturbs_only_its_sender(port, client):
@@ -272,10 +324,17 @@ async def test_a_body_in_pieces_of_unknown_length_is_bounded(client):
 
 
 async def test_telemetry_is_taken_and_dropped(client, services):
-    events = [{"event": "GENERIC_EVENT", "event_data": "x" * 1000}] * 2000
+    events = [{"event": "GENERIC_EVENT", "event_data": "x" * 1000}] * 900
     for body in ({"events": events}, {"anything": None}):
         assert (await client.post("telemetry", json=body)).json() == {"status": "accepted"}
     assert (await client.post("telemetry", content=b"no json")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["telemetry", "retrieve_futures", "sessions/search"])
+async def test_what_changes_nothing_is_short(client, path):
+    response = await client.post(path, content=b" " * ((1 << 20) + 1))
+    assert response.status_code == 413
+    assert response.json()["detail"] == "the body is larger than 1024 KiB"
 
 
 def frame(size: int, **parameters: object) -> bytes:
