@@ -22,6 +22,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     stop_strings: Annotated[int, Meta(ge=0, description="Stop strings of a sample request.")] = 64
     stop_string_bytes: Annotated[int, Meta(ge=1, description="Bytes of one stop string, in UTF-8.")] = 1024
+    seq_ids_ahead: Annotated[
+        int,
+        Meta(ge=1, description="How far a training request's `seq_id` may be ahead of its model's others."),
+    ] = 1_000_000
 
     age_recipients: Annotated[int, Meta(ge=1, description="Keys that an export is encrypted to.")] = 10
     age_recipient_characters: Annotated[int, Meta(ge=62, description="Characters of one such key.")] = 4096
@@ -69,6 +73,16 @@ class Reach(NamedTuple):
     least: float
     most: float
     is_whole: bool
+    is_open: bool  # the least value is beyond it
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and (
+            (self.least < value if self.is_open else self.least <= value) and value <= self.most
+        )
+
+    def __str__(self) -> str:
+        beyond = f"{'more than' if self.is_open else 'at least'} {self.least:,}"
+        return beyond if self.most == math.inf else f"{beyond}, at most {self.most:,}"
 
 
 def bounds_of(values: Mapping[str, str]) -> Bounds:
@@ -84,8 +98,10 @@ def reaches() -> dict[str, Reach]:
     for field in table.fields:
         kind = field.type.type if isinstance(field.type, Metadata) else field.type
         assert isinstance(kind, IntType | FloatType)
-        least, most = kind.ge or 0, math.inf if kind.le is None else kind.le
-        found[field.name] = Reach(least, most, isinstance(kind, IntType))
+        is_open = kind.gt is not None
+        least = (kind.gt if is_open else kind.ge) or 0
+        most = math.inf if kind.le is None else kind.le
+        found[field.name] = Reach(least, most, isinstance(kind, IntType), is_open)
     return found
 
 
@@ -101,15 +117,14 @@ def _number(name: str, text: str) -> float:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "docs/limits.md lists them"
         raise StartError(f"--limit {name}={text} sets no limit that is known; {hint}")
-    least, most, is_whole = known[name]
+    reach, is_whole = known[name], known[name].is_whole
     is_size = name.endswith("_bytes")
     try:
         number = parse_size(text, whole=0) if is_size else int(text) if is_whole else float(text)
     except (ValueError, OverflowError):
         number = math.nan
-    if not least <= number <= most:
+    if number not in reach:
         kind = "a whole number" if is_whole else "a number"
         size = ", or a size as 64MiB" if is_size else ""
-        reach = f"at least {least:,}" if most == math.inf else f"from {least:,} to {most:,}"
         raise StartError(f"--limit {name}={text} is not possible; it must be {kind}{size}, {reach}")
     return number

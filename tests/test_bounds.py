@@ -10,10 +10,10 @@ def test_the_page_lists_every_bound_as_it_is():
 
 
 def test_every_bound_says_what_it_means_and_its_default_is_in_its_range():
-    for name, (least, most, is_whole) in reaches().items():
+    for name, reach in reaches().items():
         default = getattr(Bounds(), name)
-        assert least <= default <= most
-        assert isinstance(default, int) or not is_whole
+        assert default in reach
+        assert isinstance(default, int) or not reach.is_whole
         assert meanings()[name].endswith((".", ")"))
 
 
@@ -37,6 +37,7 @@ def test_numbers_and_sizes_are_taken():
         ("stop_strings", "9" * 5000, "must be a whole number"),
         ("stop_string_bytes", "0", "or a size as 64MiB, at least 1"),
         ("stop_string_bytes", "9" * 400, "or a size as 64MiB"),
+        ("body_seconds", "0", "must be a number, more than 0"),
         ("stop_string_bytes", "nan", "or a size as 64MiB"),
         ("stop_strigns", "1", "did you mean stop_strings?"),
         ("speed", "1", "docs/limits.md lists them"),

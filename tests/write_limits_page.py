@@ -3,7 +3,6 @@
 Usage: python -m tests.write_limits_page
 """
 
-import math
 from pathlib import Path
 
 from spmd_tx.bounds import Bounds, meanings, reaches
@@ -31,14 +30,13 @@ requests per second, are set with the key: [keys.md](keys.md). What cannot be ch
 [operations.md](operations.md#bounds).
 """
 
-HEADER = ("| Name | Default | Least | Meaning |", "|---|---|---|---|")
+HEADER = ("| Name | Default | Possible | Meaning |", "|---|---|---|---|")
 
 
 def page() -> str:
     lines = ["# Limits", "", f"<!-- Written by: {COMMAND} -->", INTRODUCTION.rstrip(), "", *HEADER]
     defaults, meaning = Bounds(), meanings()
-    for name, (least, most, _) in reaches().items():
-        reach = f"{least:,}" if most == math.inf else f"{least:,}, at most {most:,}"
+    for name, reach in reaches().items():
         lines.append(f"| `{name}` | {_shown(name, getattr(defaults, name))} | {reach} | {meaning[name]} |")
     return "\n".join([*lines, ""])
 

@@ -55,11 +55,12 @@ async def queue_training(
     """
     if seq_id < 1:
         raise InvalidRequest(f"seq_id is {seq_id}; requests of a model are numbered from 1")
-    problem = await services.catalog.problem(model) or problem
+    misnumbered = await services.line_numbers.problem(model.id, seq_id)
+    problem = misnumbered or await services.catalog.problem(model) or problem
     refused = None if problem is None else Failed(problem, "user")
     request_id = await services.queue.submit(
         kind, model.id, seq_id, model.session_id, payload, refused=refused
     )
-    if refused is not None:
+    if refused is not None and misnumbered is None:
         services.scheduler.consume(model.id, seq_id)
     return FutureResponse(request_id, model_id=model.id)

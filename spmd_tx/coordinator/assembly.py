@@ -33,6 +33,7 @@ from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
+from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
@@ -164,6 +165,7 @@ async def open_parts(
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),
         body_rooms=make_rooms(config.bounds),
+        line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
     )
     return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
 

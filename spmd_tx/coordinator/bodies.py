@@ -12,6 +12,7 @@ from litestar import Request
 from spmd_tx.coordinator import json_forms, wire
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import RequestScheduler
+from spmd_tx.coordinator.schemas import TrainingNumber
 from spmd_tx.errors import InvalidRequest, NotFound
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -49,7 +50,7 @@ async def read_loss_request(
 
 class _Numbered(msgspec.Struct, frozen=True):
     model_id: str
-    seq_id: int
+    seq_id: TrainingNumber
 
 
 async def read_json(

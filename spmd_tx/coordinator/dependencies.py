@@ -27,6 +27,7 @@ from spmd_tx.coordinator.compile_progress import ProgramsHealth
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
+from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
@@ -109,6 +110,7 @@ class Services:
     progress: Progress
     implicit_samplers: ImplicitSamplers
     notices: Notices
+    line_numbers: LineNumbers
     polls: Polls = field(default_factory=Polls)
     body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
 

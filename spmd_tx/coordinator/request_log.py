@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
-from sqlalchemy import Table, func, orm, select, update
+from sqlalchemy import Table, func, or_, orm, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import bulk_rows, steady_time
@@ -141,6 +141,13 @@ class Losses(NamedTuple):
 
 async def next_number(db: AsyncSession) -> int:
     return (await db.scalar(select(func.max(RequestRow.number))) or 0) + 1
+
+
+async def highest_number(db: AsyncSession, line: str) -> int:
+    """Of the requests of a line that were carried out, or are to be; refused ones may have any."""
+    counts = or_(RequestRow.executed, RequestRow.finished_at.is_(None))
+    query = select(RequestRow.seq_id).where(RequestRow.line == line, counts)
+    return await db.scalar(query.order_by(RequestRow.seq_id.desc()).limit(1)) or 0
 
 
 async def last_completion(db: AsyncSession) -> int:

@@ -26,6 +26,7 @@ from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
+from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.reaper import Reaper, limits_of
@@ -155,6 +156,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         progress=Progress(),
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),
+        line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
     )
     running.cancel()
     await asyncio.wait([running])

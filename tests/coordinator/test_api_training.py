@@ -5,6 +5,7 @@ import pytest
 import zstandard
 
 from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.line_numbers import LineNumbers
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -177,3 +178,49 @@ async def test_nothing_is_taken_while_the_server_ends(api, model_id, services):
 async def test_requests_are_taken_while_the_workers_start(api, model_id, services):
     services.health.ready = False
     assert (await post(api, forward_backward(model_id))).status_code == 200
+
+
+async def step(api, model_id, seq_id):
+    response = await api.post("optim_step", json={"model_id": model_id, "seq_id": seq_id, "adam_params": {}})
+    assert response.status_code == 200
+    return (await api.post("retrieve_future", json={"request_id": response.json()["request_id"]})).json()
+
+
+@pytest.mark.parametrize("ahead", [1_000_001, 2**31, 2**63 - 2])
+async def test_a_number_far_ahead_fails_through_the_future_and_reaches_no_line(
+    api, model_id, services, ahead
+):
+    await step(api, model_id, 1)
+    refused = await step(api, model_id, 1 + ahead)
+    assert refused["category"] == "user"
+    assert f"seq_id is {1 + ahead}, and {model_id} has got up to 1" in refused["error"]
+    assert [request.seq_id for request in services.scheduler.arrived] == [0, 1]
+    assert services.scheduler.consumed == []
+    assert "error" not in await step(api, model_id, 2)
+
+
+async def test_a_number_within_the_window_is_taken_and_moves_it(api, model_id):
+    for seq_id in (1_000_000, 2_000_000, 3):
+        assert "error" not in await step(api, model_id, seq_id)
+
+
+async def test_after_a_restart_the_window_is_where_it_was(api, model_id, services):
+    await step(api, model_id, 900_000)
+    await step(api, model_id, 2**40)
+    fresh = LineNumbers(services.database, services.config.bounds.seq_ids_ahead)
+    assert await fresh.problem(model_id, 1_900_000) is None
+    assert "has got up to 1900000" in (await fresh.problem(model_id, 2**40) or "")
+
+
+async def test_the_place_of_a_line_is_read_once(api, model_id, services, monkeypatch):
+    await step(api, model_id, 1)
+    monkeypatch.setattr(services.database, "reading", None)
+    assert await services.line_numbers.problem(model_id, 2) is None
+
+
+@pytest.mark.parametrize("number", [-1, 0, 2**63, 10**400])
+async def test_no_number_is_used_up_that_no_request_can_have(api, model_id, services, number):
+    body = json.dumps({"model_id": model_id, "seq_id": number, "adam_params": 1})
+    response = await api.post("optim_step", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert services.scheduler.consumed == []
