@@ -43,7 +43,7 @@ def page() -> str:
 
 def _shown(name: str, value: float) -> str:
     is_size = name.endswith("_bytes") and value >= 1024
-    return show_size(value).replace(".0 ", " ") if is_size else f"{value:,}"
+    return show_size(value).replace(".0 ", " ") if is_size else f"{value:,}".removesuffix(".0")
 
 
 if __name__ == "__main__":
