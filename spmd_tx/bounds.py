@@ -66,6 +66,29 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(ge=1 << 10, description="Bytes of one body of a request that changes nothing, as telemetry."),
     ] = 1 << 20
 
+    custom_loss_datum_operations: Annotated[
+        int,
+        Meta(ge=1, description="Operations of a custom loss on one datum, its gradient not counted."),
+    ] = 10_000_000_000
+    custom_loss_operations: Annotated[
+        int, Meta(ge=1, description="Operations of a custom loss on all datums of a request.")
+    ] = 1_000_000_000_000
+    custom_loss_programs: Annotated[
+        int, Meta(ge=1, description="Programs that a custom loss is compiled into for one request.")
+    ] = 64
+    custom_loss_compile_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds that are spent on compiling a custom loss for one request.")
+    ] = 120.0
+    custom_loss_run_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds that are spent on running a custom loss for one request.")
+    ] = 300.0
+    custom_loss_processes: Annotated[
+        int, Meta(ge=1, le=64, description="Processes that run custom losses at the same time.")
+    ] = 2
+    custom_loss_memory_bytes: Annotated[
+        int, Meta(ge=1 << 30, description="Memory of one of these processes.")
+    ] = 8 << 30
+
 
 class Reach(NamedTuple):
     """The values that a bound can have."""

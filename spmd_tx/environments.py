@@ -5,6 +5,7 @@ from collections.abc import Mapping
 # What an interpreter needs to be the same one as this.
 OF_PYTHON = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 PREFIXES_OF_PYTHON = ("PYTHON", "LC_")
+PREFIXES_OF_JAX = ("JAX_", "XLA_")
 # Libraries take a thread and its memory for each processor of the machine otherwise.
 FRUGAL = {
     "MALLOC_ARENA_MAX": "1",
@@ -16,9 +17,15 @@ FRUGAL = {
 
 def of_foreign_code(environment: Mapping[str, str]) -> dict[str, str]:
     """Of a child that runs a library on what a client has sent: nothing that it does not need."""
-    needed = {
-        name: value
-        for name, value in environment.items()
-        if name in OF_PYTHON or name.startswith(PREFIXES_OF_PYTHON)
+    return _starting_with(environment, PREFIXES_OF_PYTHON) | FRUGAL
+
+
+def of_losses(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a process that runs clients' losses with JAX: on the host's processor, with the worker's flags."""
+    return _starting_with(environment, PREFIXES_OF_PYTHON + PREFIXES_OF_JAX) | {"JAX_PLATFORMS": "cpu"}
+
+
+def _starting_with(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name in OF_PYTHON or name.startswith(prefixes)
     }
-    return needed | FRUGAL

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from spmd_tx.custom_loss_limits import LossLimits
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.reports import AnyReport
 
@@ -114,16 +115,19 @@ class Forward(Command, frozen=True, tag="forward"):
 
 
 class CustomLoss(Command, frozen=True, tag="custom_loss"):
-    """Run a custom loss on the logprobs of a forward pass; the model has no part in it. I inputs, D datums.
+    """Begin to run a custom loss on the logprobs of a forward pass. I inputs, D datums.
 
-    Replies losses float64 [D], metrics float64 [D, M], and gradients float32: those of the losses with
-    respect to the logprobs, laid out like them. If the loss cannot be run, only ``problem``: why, in UTF-8.
+    The model has no part in it, so it runs beside the commands, in processes of its own of process 0. The
+    reply only says that it has begun; CustomLossNews and CustomLossEnd (reports.py) tell of it.
     """
 
+    number: int  # of this run, in this generation
+    session: str  # those of a session take turns with those of others
     definition: bytes  # custom_loss.Definition in JSON
     lengths: np.ndarray  # int32 [D]: tokens
     widths: np.ndarray  # int32 [I, D]: K of an input [T, K]; 0 for one without that dimension
     values: list[np.ndarray]  # of each input, all datums end to end; logprobs first
+    limits: LossLimits | None = None
 
 
 class OptimStep(Command, frozen=True, tag="optim_step"):
@@ -335,6 +339,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
     longest_row: int = 0  # tokens of the longest row of training; 0: the power of two that holds max_context
+    loss_processes: int = 2  # that run custom losses, at most
+    loss_memory_bytes: int = 8 << 30  # of each of them
     remat: str = "auto"  # what training computes twice: of qwen3.REMAT_LEVELS, or "auto": as memory allows
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.programs_protocol import CompileReport
 
-PROTOCOL_VERSION = 9  # of commands and reports
+PROTOCOL_VERSION = 10  # of commands and reports
 
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
 
@@ -60,6 +60,27 @@ class Written(Report, frozen=True, tag="written"):
     error: str | None = None
 
 
+class CustomLossNews(Report, frozen=True, tag="custom_loss_news"):
+    """What becomes of a CustomLoss: "compiling custom loss 'mine', piece 2 of 5". From process 0 only."""
+
+    number: int
+    doing: str
+
+
+class CustomLossEnd(Report, frozen=True, tag="custom_loss_end"):
+    """A CustomLoss has been run, or why not. From process 0 only. D datums, M metrics.
+
+    ``arrays`` are losses float64 [D], metrics float64 [D, M], and gradients float32: those of the losses with
+    respect to the logprobs, laid out like them.
+    """
+
+    number: int
+    arrays: dict[str, np.ndarray] = {}
+    problem: str | None = None
+    is_given_up: bool = False  # it should not be tried again
+    is_ours: bool = False  # the problem is no fault of the loss
+
+
 class Failure(Report, frozen=True, tag="failure"):
     """The worker ends itself because of an exception."""
 
@@ -70,4 +91,4 @@ class Failure(Report, frozen=True, tag="failure"):
     is_final: bool = False  # it will not go away until the operator changes something
 
 
-AnyReport = Hello | Beat | Progress | Ready | Reply | Written | Failure
+AnyReport = Hello | Beat | Progress | Ready | Reply | Written | CustomLossNews | CustomLossEnd | Failure

@@ -34,6 +34,7 @@ from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.line_numbers import LineNumbers
+from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
@@ -205,6 +206,7 @@ def make_equipment(
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),
         custom_losses=custom_losses,
+        loss_runs=LossRuns(loss_limits(config.bounds)),
         routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
     )
     menu = sampling_menu(config, model.max_context, plan.decode_rows)

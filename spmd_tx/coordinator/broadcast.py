@@ -12,7 +12,18 @@ import msgspec
 from spmd_tx.coordinator.compile_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
 from spmd_tx.protocol import AnyCommand, Envelope, Setup, WarmUp, encode
-from spmd_tx.reports import PROTOCOL_VERSION, AnyReport, Beat, Hello, Progress, Ready, Reply, Written
+from spmd_tx.reports import (
+    PROTOCOL_VERSION,
+    AnyReport,
+    Beat,
+    CustomLossEnd,
+    CustomLossNews,
+    Hello,
+    Progress,
+    Ready,
+    Reply,
+    Written,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +57,7 @@ class Hub:
 
     def __init__(self, send: Send) -> None:
         self.on_written: Callable[[Written], None] = lambda report: None
+        self.on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None] = lambda report: None
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.programs = CompileProgress()
@@ -81,6 +93,9 @@ class Hub:
             return
         if isinstance(report, Written):  # sent aside, while a command is carried out
             self.on_written(report)
+            return
+        if isinstance(report, CustomLossNews | CustomLossEnd):
+            self.on_custom_loss(report)
             return
         if isinstance(report, Beat) and report.programs is not None:
             self.programs.take(report.programs)

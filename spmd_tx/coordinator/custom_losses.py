@@ -4,7 +4,8 @@ The payload of its creation is the loss, so it lives as long as its session can 
 restored (retention.py). Its id comes from that of the request, which nobody can guess.
 """
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from spmd_tx.custom_loss_arguments import quoted
 from spmd_tx.errors import InvalidRequest
 
 KIND = "create_custom_loss"
+MOST_GIVEN_UP = 10_000
 CACHE_BYTES = 64 << 20  # of payloads; what is made of them takes a few times as much
 
 _PREFIX = "loss-"
@@ -32,6 +34,7 @@ class StoredLoss:
 
     loss: CustomLoss
     definition: bytes
+    refusal: str | None = None  # why it is not run any more
 
 
 class Payloads(Protocol):
@@ -46,10 +49,21 @@ class CustomLossCatalog:
     def __init__(self, database: Database, log: Payloads) -> None:
         self._database = database
         self._log = log
+        self._given_up: OrderedDict[str, str] = OrderedDict()  # why, by id; for the life of this server
         self._recent: Recent[tuple[str, StoredLoss]] = Recent(CACHE_BYTES)  # with their session
 
     async def open(self, loss_id: str, session_id: str) -> StoredLoss:
         """Raises InvalidRequest when this session has no such loss."""
+        stored = await self._open(loss_id, session_id)
+        return replace(stored, refusal=self._given_up.get(loss_id))
+
+    def give_up(self, loss_id: str, why: str) -> None:
+        """Run a loss no more."""
+        self._given_up[loss_id] = why
+        while len(self._given_up) > MOST_GIVEN_UP:
+            self._given_up.popitem(last=False)
+
+    async def _open(self, loss_id: str, session_id: str) -> StoredLoss:
         known = self._recent.get(loss_id)
         if known is not None and known[0] == session_id:
             return known[1]

@@ -6,26 +6,31 @@ cross_entropy with weights = -gradient: what the SDK does when it runs a loss it
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
+from spmd_tx.coordinator.loss_runs import Arrays
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Differentiated
 from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
 from spmd_tx.custom_loss import LossInput
 from spmd_tx.custom_loss_arguments import quoted
+from spmd_tx.custom_loss_limits import LossLimits
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import CustomLoss
-from spmd_tx.reports import Reply
 
 LOSS = "custom"
 
 # Checks a cross_entropy request and packs it.
 Pack = Callable[[ForwardBackwardRequest], PackedRequest]
+
+# Runs a command that is made for a number.
+Run = Callable[[Callable[[int], CustomLoss]], Awaitable[Arrays]]
 
 
 def loss_id(request: ForwardBackwardRequest) -> str:
@@ -40,7 +45,12 @@ def loss_id(request: ForwardBackwardRequest) -> str:
 
 
 async def differentiate(
-    model: TrainedModel, request: ForwardBackwardRequest, stored: StoredLoss, pack: Pack
+    model: TrainedModel,
+    request: ForwardBackwardRequest,
+    stored: StoredLoss,
+    pack: Pack,
+    limits: LossLimits | None,
+    run: Run,
 ) -> tuple[PackedRequest, list[asyncio.Future[ChunkOutput]], Differentiated]:
     """The first two steps. Raises InvalidRequest when the loss cannot be run on these datums."""
     packed = await asyncio.to_thread(_forward, request, stored, pack)
@@ -48,8 +58,9 @@ async def differentiate(
     outputs = [await output for output in waiting]
     logprobs, _ = await asyncio.to_thread(packed.results, outputs)
     command = await asyncio.to_thread(_command, request, stored, logprobs)
-    reply = await model.put(command)
-    return packed, waiting, _differentiated(stored, logprobs, reply)
+    whose = {"session": model.session_id, "limits": limits}
+    arrays = await run(lambda number: msgspec.structs.replace(command, number=number, **whose))
+    return packed, waiting, _differentiated(stored, logprobs, arrays)
 
 
 def backward(request: ForwardBackwardRequest, found: Differentiated, pack: Pack) -> PackedRequest:
@@ -109,6 +120,8 @@ def _command(
         columns.append([array.reshape(()) if each.rank == 0 else array for array in values])
     widths = [[array.shape[1] if array.ndim == 2 else 0 for array in column] for column in columns]
     return CustomLoss(
+        number=0,
+        session="",
         definition=stored.definition,
         lengths=np.array([len(datum.tokens) for datum in request.data], np.int32),
         widths=np.array(widths, np.int32),
@@ -122,12 +135,10 @@ def _end_to_end(column: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in column]).astype(dtype, copy=False)
 
 
-def _differentiated(stored: StoredLoss, logprobs: Sequence[np.ndarray], reply: Reply) -> Differentiated:
-    if "problem" in reply.arrays:
-        raise InvalidRequest(bytes(reply.arrays["problem"]).decode())
-    losses, metrics = reply.arrays["losses"], reply.arrays["metrics"]
+def _differentiated(stored: StoredLoss, logprobs: Sequence[np.ndarray], arrays: Arrays) -> Differentiated:
+    losses, metrics = arrays["losses"], arrays["metrics"]
     sizes = [array.size for array in logprobs]
-    pieces = np.split(reply.arrays["gradients"], np.cumsum(sizes)[:-1])
+    pieces = np.split(arrays["gradients"], np.cumsum(sizes)[:-1])
     gradients = [piece.reshape(array.shape) for piece, array in zip(pieces, logprobs, strict=True)]
     for index, (loss, gradient) in enumerate(zip(losses, gradients, strict=True)):
         if not math.isfinite(loss) or not np.isfinite(gradient).all():

@@ -29,7 +29,7 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import Reply, Written
+from spmd_tx.reports import CustomLossEnd, CustomLossNews, Reply, Written
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
 MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample waits for no more than these
@@ -51,6 +51,7 @@ class Workers(Protocol):
     on_written: Callable[
         [Written], None
     ]  # called when the files of a Snapshot are complete, or never will be
+    on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None]  # called when there is news of one
 
     def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
         """Send to all; replies come in the order of sending. A lost worker is an error of every reply."""

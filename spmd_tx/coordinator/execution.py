@@ -84,6 +84,7 @@ class Execution:
         self._view = QueueView(unfinished, self.lines, self._sampling, slots)
         self._versions.restored = self._restored
         self._workers.on_written = snapshots.written
+        self._workers.on_custom_loss = self._training.loss_runs.take
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)
@@ -378,6 +379,7 @@ class Execution:
         self.remains = Remains(dispatcher.in_flight, dispatcher.blamed, self._unanswered())
         self._dispatcher.lose(error)
         self._snapshots.abandon()
+        self._training.loss_runs.abandon(error)
         for entry in self.lines.values():
             entry.lose(error)
         for task in self._waiting_tasks:

@@ -62,7 +62,8 @@ class QueueView:
             entry = self.lines.get(request.line)
             obstacle = entry and self.slots.obstacle(entry.model)
             state = "active" if obstacle is None else "paused_capacity"
-            return QueueStatus(state, _joined([activity, obstacle, self._before_training(request)]))
+            errand = entry and entry.model.errand
+            return QueueStatus(state, _joined([activity, obstacle, errand, self._before_training(request)]))
         obstacle = self.samples.status(request_id)
         state = "active" if obstacle is None else "paused_capacity"
         return QueueStatus(state, _joined([obstacle, activity]))

@@ -58,6 +58,7 @@ class TrainedModel:
         self.refusal: str | None = None  # why no request is carried out: the creation failed
         self.unsent: deque[Step] = deque()
         self.request_id = ""  # of the request whose steps are put in now
+        self.errand: str | None = None  # what its request waits for that goes on beside the commands
         self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon put in more steps
         self._lost: MeshError | None = None
         self._slot: int | None = None

@@ -1,8 +1,8 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -21,9 +21,10 @@ from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.lines import CHUNKED_KINDS
+from spmd_tx.coordinator.loss_runs import GivenUp, LossRuns
 from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_queue import Kind, Outcome, Request
+from spmd_tx.coordinator.request_queue import Failed, Kind, Outcome, Request
 from spmd_tx.coordinator.room import Room
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
@@ -32,6 +33,7 @@ from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import (
     Begun,
+    at_once,
     json_after,
     outcome_of_loss,
     outcome_of_step,
@@ -47,7 +49,7 @@ from spmd_tx.coordinator.validation import (
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
 from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.protocol import (
     AnyCommand,
     CreateAdapter,
@@ -69,6 +71,8 @@ class CustomLosses(Protocol):
 
     async def open(self, loss_id: str, session_id: str) -> StoredLoss: ...
 
+    def give_up(self, loss_id: str, why: str) -> None: ...
+
 
 @dataclass(frozen=True)
 class Training:
@@ -84,9 +88,11 @@ class Training:
     snapshots: Snapshots
     stability: StabilityFiles
     custom_losses: CustomLosses
+    loss_runs: LossRuns
     routing: RoutingFiles | None = None  # None: the model has no experts
     room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for requests that are packed
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
+    loss_room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for those with a custom loss
 
     def turn(self, kind: Kind) -> AbstractAsyncContextManager[object]:
         """Entered from before a request's body is read until its steps are there: few bodies in memory."""
@@ -111,7 +117,7 @@ class Training:
                 size = 0 if len(body) < SMALL_BYTES else PACKED * len(body)
                 with ExitStack() as stack:
                     stack.callback(self.room.give_back, await self.room.take(size))
-                    begun = await self._loss(model, request, body, layout)
+                    begun = await self._loss(model, request, body, layout, stack)
                     return Begun(partial(_closing, stack.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
@@ -127,11 +133,17 @@ class Training:
             case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
-    async def _loss(self, model: TrainedModel, request: Request, body: bytes, layout: str | None) -> Begun:
+    async def _loss(
+        self, model: TrainedModel, request: Request, body: bytes, layout: str | None, held: ExitStack
+    ) -> Begun:
         grid = self.grid.as_recorded(layout)
         sent = await compute(len(body), decode_forward_backward, body)
         if sent.loss_fn == custom_training.LOSS:
-            return await self._custom(model, request, sent, grid)
+            held.close()  # others go on while it waits for its loss, so it takes room and turn from its like
+            size = 0 if len(body) < SMALL_BYTES else PACKED * len(body)
+            async with self._turn_given_back():
+                held.callback(self.loss_room.give_back, await self.loss_room.take(size))
+                return await self._custom(model, request, sent, grid, is_again=layout is not None)
         packed = await compute(self._size(sent), self._pack, model, sent, grid, layout is not None)
         outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
         return Begun(partial(outcome_of_loss, packed, outputs, grid.layout))
@@ -227,13 +239,39 @@ class Training:
 
         return Begun(outcome, next_waits=True)
 
+    @asynccontextmanager
+    async def _turn_given_back(self) -> AsyncIterator[None]:
+        """Let others begin meanwhile."""
+        self.turns.release()
+        try:
+            yield
+        finally:
+            await self.turns.acquire()
+
     async def _custom(
-        self, model: TrainedModel, request: Request, sent: ForwardBackwardRequest, grid: Grid
+        self, model: TrainedModel, request: Request, sent: ForwardBackwardRequest, grid: Grid, is_again: bool
     ) -> Begun:
-        """Its steps are sent one after the other; after the last one the model's next request may begin."""
-        stored = await self.custom_losses.open(custom_training.loss_id(sent), model.session_id)
+        """Its steps are sent one after the other; after the last one the model's next request may begin.
+
+        What is run again was within the limits when it was run first, and must not fail now.
+        """
+        loss_id = custom_training.loss_id(sent)
+        stored = await self.custom_losses.open(loss_id, model.session_id)
+        if stored.refusal is not None and not is_again:
+            raise InvalidRequest(stored.refusal)
         pack = partial(self._pack, model, grid=grid)
-        packed, outputs, found = await custom_training.differentiate(model, sent, stored, pack)
+        limits = None if is_again else self.loss_runs.limits
+        run = partial(self.loss_runs.run, model)
+        try:
+            done = await custom_training.differentiate(model, sent, stored, pack, limits, run)
+        except GivenUp as error:
+            self.custom_losses.give_up(loss_id, str(error))
+            raise
+        except ForeignCodeFailed as error:
+            if is_again:
+                raise InvalidRequest(str(error)) from None
+            return Begun(partial(at_once, Failed(str(error), "server")))
+        packed, outputs, found = done
         if not sent.forward_only:
             packed = await asyncio.to_thread(custom_training.backward, sent, found, pack)
             model.request_id = request.id

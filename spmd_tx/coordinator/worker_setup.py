@@ -32,6 +32,8 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -
         idle_adapters=str(config.data_dir / "idle_adapters"),
         train_tokens=config.train_tokens,
         longest_row=row_lengths(max_context)[-1],
+        loss_processes=config.bounds.custom_loss_processes,
+        loss_memory_bytes=config.bounds.custom_loss_memory_bytes,
     )
 
 

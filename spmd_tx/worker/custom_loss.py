@@ -1,13 +1,9 @@
-"""Runs custom losses: graphs become programs, compiled once per shape, and datums go through in groups.
+"""Custom losses as programs: a graph is interpreted in JAX, and compiled for datums of one padded shape.
 
-Losses run on the host's processor: there they take nothing of the memory that was measured for the model, and
-what they compute is little. Dimension key: D datum, I input, T token, K target of a position, M metric.
+Dimension key: D datum, T token, K target of a position, M metric.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
 from math import prod
 from typing import Any
 
@@ -26,10 +22,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = (
     loss_elementwise.FUNCTIONS | loss_numbers.FUNCTIONS | loss_reductions.FUNCTIONS | loss_shapes.FUNCTIONS
 )
 
-SHORTEST_BUCKET = 32  # tokens
 MOST_DATUMS = 64  # of one call of a program
 MOST_WORK = 1 << 27  # elements of all values of all its datums
-MOST_PROGRAMS = 64  # that are kept; the ones used last
 
 # What tracing raises when JAX refuses what no check of ours has caught. Nothing is computed yet, so it is the
 # loss that fails, not the worker.
@@ -38,28 +32,38 @@ REFUSALS = (TypeError, ValueError, IndexError, KeyError, ArithmeticError, NotImp
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs of one datum, padded
 
 
-@dataclass(frozen=True)
-class LossResults:
-    """What a loss gave for each datum."""
-
-    losses_D: np.ndarray  # float64
-    metrics_DM: np.ndarray  # float64
-    gradients: list[np.ndarray]  # of the loss with respect to logprobs, float32, in their shape
-
-
 class Program:
-    """A loss for datums of one padded shape."""
+    """A loss for datums of one padded shape, and for as many of them at once as it was compiled for."""
 
     def __init__(self, loss: CustomLoss, bucket: int, shapes: Shapes, dtypes: tuple[str, ...]) -> None:
         """Raises LossProblem when the loss cannot be run on these shapes."""
         self._loss, self._bucket = loss, bucket
-        inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        tokens = jax.ShapeDtypeStruct((), jnp.int64)
-        trace = self._trace(tokens, inputs)
+        self._inputs = [
+            jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        trace = self._trace(jax.ShapeDtypeStruct((), jnp.int64), self._inputs)
         self.needs: list[Need] = trace.needs
+        self.operations = trace.operations  # of arithmetic, for one datum
         self.datums = power_of_four(min(MOST_DATUMS, max(1, MOST_WORK // max(1, trace.work))))
+        self._compiled: dict[int, Callable[..., Any]] = {}  # by the number of datums
+
+    def is_compiled(self, datums: int) -> bool:
+        return datums in self._compiled
+
+    def compile(self, datums: int) -> None:
         differentiate = jax.value_and_grad(self._run, argnums=1, has_aux=True)
-        self.run = jax.jit(jax.vmap(differentiate))
+        tokens, logprobs, *others = (
+            jax.ShapeDtypeStruct((datums, *each.shape), each.dtype)
+            for each in (jax.ShapeDtypeStruct((), jnp.int64), *self._inputs)
+        )
+        lowered = jax.jit(jax.vmap(differentiate)).lower(tokens, logprobs, others)
+        self._compiled[datums] = lowered.compile()
+
+    def run(self, tokens_D: np.ndarray, logprobs: np.ndarray, others: Sequence[np.ndarray]) -> Any:
+        """((losses, metrics), gradients); compiled first if it is not."""
+        if not self.is_compiled(len(tokens_D)):
+            self.compile(len(tokens_D))
+        return self._compiled[len(tokens_D)](tokens_D, logprobs, list(others))
 
     def _trace(self, tokens: Any, inputs: list[Any]) -> Trace:
         """Go through the graph without computing anything."""
@@ -73,61 +77,13 @@ class Program:
             jax.eval_shape(run, tokens, inputs)
         except REFUSALS as error:
             line = str(error).partition("\n")[0]
-            raise LossProblem(f"{_place(self._loss, seen[0].node)}: {printed(line, 500)}") from error
+            raise LossProblem(f"{place_of(self._loss, seen[0].node)}: {printed(line, 500)}") from error
         except LossProblem as problem:
-            raise LossProblem(f"{_place(self._loss, seen[0].node)}: {problem}") from None
+            raise LossProblem(f"{place_of(self._loss, seen[0].node)}: {problem}") from None
         return seen[0]
 
     def _run(self, tokens: Array, logprobs: Array, others: list[Array]) -> Any:
         return _interpret(self._loss, Trace(tokens, self._bucket), [logprobs, *others])
-
-
-class CustomLosses:
-    """The programs of one worker. Runs on the host's processor, with torch's 64-bit types."""
-
-    def __init__(self) -> None:
-        self._losses: OrderedDict[bytes, CustomLoss] = OrderedDict()
-        self._programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
-        self._device = jax.local_devices(backend="cpu")[0]
-
-    def programs(self, graph: bytes, inputs: Sequence[Sequence[np.ndarray]]) -> list[str]:
-        """What this runs, for people: which loss, for how many tokens."""
-        return [_digest(graph).hex()[:8], *sorted({str(bucket) for bucket, *_ in _groups(inputs)})]
-
-    def run(self, graph: bytes, inputs: Sequence[Sequence[np.ndarray]]) -> LossResults:
-        """The loss of each datum. ``inputs`` are per datum, logprobs first, [], [T] or [T, K].
-
-        Raises LossProblem when the loss cannot be run on them.
-        """
-        with jax.enable_x64(True), jax.default_device(self._device):
-            loss, digest = self._loss(graph)
-            results = LossResults(
-                losses_D=np.zeros(len(inputs)),
-                metrics_DM=np.zeros((len(inputs), len(loss.metrics))),
-                gradients=[np.zeros(0)] * len(inputs),
-            )
-            for key, datums in _groups(inputs).items():
-                program = self._program(loss, (digest, *key))
-                _check_needs(loss, program.needs, {datum: inputs[datum][0].shape[0] for datum in datums})
-                for start in range(0, len(datums), program.datums):
-                    _run_group(program, key[0], inputs, datums[start : start + program.datums], results)
-            return results
-
-    def _loss(self, graph: bytes) -> tuple[CustomLoss, bytes]:
-        digest = _digest(graph)
-        if digest not in self._losses:
-            self._losses[digest] = custom_loss.read(custom_loss.decode(graph))
-        self._losses.move_to_end(digest)
-        _forget_oldest(self._losses)
-        return self._losses[digest], digest
-
-    def _program(self, loss: CustomLoss, key: tuple[Any, ...]) -> Program:
-        _, bucket, shapes, dtypes = key
-        if key not in self._programs:
-            self._programs[key] = Program(loss, bucket, shapes, dtypes)
-        self._programs.move_to_end(key)
-        _forget_oldest(self._programs)
-        return self._programs[key]
 
 
 def inputs_of(command: protocol.CustomLoss) -> list[list[np.ndarray]]:
@@ -202,71 +158,9 @@ def _resolve(argument: Any, values: dict[str, Any]) -> Any:
     return argument
 
 
-def _groups(inputs: Sequence[Sequence[np.ndarray]]) -> dict[tuple[Any, ...], list[int]]:
-    """Datums that go through one program: (bucket, padded shapes, types) to their numbers, in order."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for datum, arrays in enumerate(inputs):
-        bucket = SHORTEST_BUCKET
-        while bucket < arrays[0].shape[0]:
-            bucket *= 2
-        shapes = tuple((bucket, *array.shape[1:]) if array.ndim else () for array in arrays)
-        groups.setdefault((bucket, shapes, tuple(str(array.dtype) for array in arrays)), []).append(datum)
-    return groups
-
-
-def _run_group(
-    program: Program,
-    bucket: int,
-    inputs: Sequence[Sequence[np.ndarray]],
-    datums: Sequence[int],
-    results: LossResults,
-) -> None:
-    """Run a program once; missing datums are repetitions of the first."""
-    count = 1
-    while count < len(datums):
-        count *= 4
-    chosen = [*datums, *[datums[0]] * (min(count, program.datums) - len(datums))]
-    tokens_D = np.array([inputs[datum][0].shape[0] for datum in chosen], np.int64)
-    stacked = [
-        np.stack([_padded(inputs[datum][place], bucket) for datum in chosen])
-        for place in range(len(inputs[0]))
-    ]
-    (losses, metrics), gradients = program.run(tokens_D, stacked[0], stacked[1:])
-    losses, metrics, gradients = (np.asarray(each) for each in (losses, metrics, gradients))
-    for place, datum in enumerate(datums):
-        results.losses_D[datum] = losses[place]
-        results.metrics_DM[datum] = metrics[place]
-        results.gradients[datum] = gradients[place, : tokens_D[place]].astype(np.float32)
-
-
-def _padded(array: np.ndarray, bucket: int) -> np.ndarray:
-    if not array.ndim:
-        return array
-    return np.pad(array, [(0, bucket - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
-
-
-def _check_needs(loss: CustomLoss, needs: Sequence[Need], tokens: dict[int, int]) -> None:
-    for need in needs:
-        for datum, count in tokens.items():
-            if count < need.tokens:
-                raise LossProblem(
-                    f"datum {datum} has {count} tokens; "
-                    f"{_place(loss, need.node)} takes at least {need.tokens}"
-                )
-
-
-def _place(loss: CustomLoss, node: str) -> str:
+def place_of(loss: CustomLoss, node: str) -> str:
     target = next((each.target for each in loss.nodes if each.name == node), "input")
     return f"node {node!r} ({target}) of loss {quoted(loss.name)}"
-
-
-def _digest(graph: bytes) -> bytes:
-    return blake2b(graph, digest_size=16).digest()
-
-
-def _forget_oldest(cache: OrderedDict[Any, Any]) -> None:
-    while len(cache) > MOST_PROGRAMS:
-        cache.popitem(last=False)
 
 
 def power_of_four(count: int) -> int:

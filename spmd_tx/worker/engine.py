@@ -23,10 +23,9 @@ from spmd_tx.worker.accelerator import agreed_attention
 from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
-from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
 from spmd_tx.worker.host_memory import idle_budget
 from spmd_tx.worker.idle_adapters import IdleAdapters
-from spmd_tx.worker.loss_values import LossProblem
+from spmd_tx.worker.loss_lanes import ChildProcess, LossLanes
 from spmd_tx.worker.memory import plan_memory
 from spmd_tx.worker.menu import Menu
 from spmd_tx.worker.plan import Plan, report
@@ -52,8 +51,12 @@ class Engine:
         self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
         self._plan, self.declared, self.attention = plan, declared, setup.attention
         self._calls = Calls(plan, setup, mesh, declared)
-        self._custom_losses = CustomLosses()
         self.on_snapshot_end: OnEnd = lambda path, problem: None
+        self.report_aside: Callable[..., None] = lambda kind, **fields: None
+        start = partial(ChildProcess, setup.loss_memory_bytes, setup.compilation_cache)
+        self._custom_losses = LossLanes(
+            start, setup.loss_processes, lambda kind, **fields: self.report_aside(kind, **fields)
+        )
         place = f"process-{jax.process_index()}"
         self._idle = IdleAdapters(Path(setup.idle_adapters) / place, idle_budget(setup.num_processes))
 
@@ -97,17 +100,10 @@ class Engine:
         return {"logprobs": logprobs, "losses": losses}, {}
 
     def custom_loss(self, command: protocol.CustomLoss) -> Result:
-        """Only process 0 runs it, because only its reply is read."""
-        if jax.process_index() != 0:
-            return {}, {}
-        inputs = inputs_of(command)
-        with self.programs.first("custom_loss", *self._custom_losses.programs(command.definition, inputs)):
-            try:
-                results = self._custom_losses.run(command.definition, inputs)
-            except LossProblem as problem:
-                return {"problem": np.frombuffer(str(problem).encode(), np.uint8)}, {}
-        gradients = np.concatenate([gradient.ravel() for gradient in results.gradients])
-        return {"losses": results.losses_D, "metrics": results.metrics_DM, "gradients": gradients}, {}
+        """Only process 0 runs it, beside the commands."""
+        if jax.process_index() == 0:
+            self._custom_losses.submit(command)
+        return {}, {}
 
     def optim_step(self, command: protocol.OptimStep) -> Result:
         self.state.train, norm, applied = self._run(self._calls.optim_step(self.state, command))

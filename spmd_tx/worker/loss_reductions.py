@@ -14,6 +14,7 @@ from spmd_tx.custom_loss_arguments import quoted
 from spmd_tx.worker.loss_elementwise import FUNCTIONS as ELEMENTWISE
 from spmd_tx.worker.loss_elementwise import apply, as_bool, cast, constant, floats
 from spmd_tx.worker.loss_values import (
+    COMPARISON,
     Dim,
     LossProblem,
     Tensor,
@@ -25,6 +26,7 @@ from spmd_tx.worker.loss_values import (
     elements,
     floating,
     result_type,
+    rounds,
 )
 
 PRODUCTS_PER_ELEMENT = 64  # a product of matrices is that much cheaper, per product, than other work
@@ -210,7 +212,9 @@ def _cumulative(function: Function, neutral: float | int) -> Function:
         x = _summable(x, dtype)
         if not x.ndim:
             return x
-        return trace.tensor(function(trace.filled(x, neutral), axis=axis_of(dim, x.ndim)), x.shape)
+        axis = axis_of(dim, x.ndim)
+        trace.spend(0, rounds(x, axis) * x.array.size)
+        return trace.tensor(function(trace.filled(x, neutral), axis=axis), x.shape)
 
     return run
 
@@ -244,7 +248,8 @@ def _einsum(trace: Trace, equation: str, operands: Sequence[Tensor]) -> Tensor:
                 )
     if len(set(output)) < len(output):
         raise LossProblem(f"{quoted(equation)} repeats a letter of its result")
-    trace.spend(prod(trace.widths(list(sizes.values()))) // PRODUCTS_PER_ELEMENT)
+    products = prod(trace.widths(list(sizes.values())))
+    trace.spend(products // PRODUCTS_PER_ELEMENT, 2 * products)
     dtype = result_type(*operands)
     arrays = [trace.filled(cast(operand, dtype), 0) for operand in operands]
     array = jnp.einsum(f"{inputs}->{output}", *arrays, precision=lax.Precision.HIGHEST)
@@ -269,6 +274,7 @@ def _dot(trace: Trace, x: Tensor, other: Tensor) -> Tensor:
 
 def _sort(trace: Trace, x: Tensor, dim: Any = -1, descending: Any = None, stable: Any = None) -> Pair:
     axis = axis_of(dim, x.ndim)
+    trace.spend(0, COMPARISON * rounds(x, axis) * x.array.size)
     filled = trace.filled(x, _least(x) if descending else _most(x))
     places = jnp.argsort(filled, axis=axis, stable=True, descending=bool(descending)).astype(jnp.int64)
     return trace.tensor(jnp.take_along_axis(x.array, places, axis), x.shape), trace.tensor(places, x.shape)

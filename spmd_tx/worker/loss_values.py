@@ -18,6 +18,7 @@ from jax import Array
 
 MAX_ELEMENTS = 1 << 24  # of one value of one datum
 MAX_WORK = 1 << 27  # elements of all values of one datum
+COMPARISON = 8  # operations that one of a sort is counted for
 
 # Harmless for every operation: within the domain of log, sqrt, acos, logit, division and their derivatives.
 HARMLESS = {"f": 0.5, "i": 1, "b": False}
@@ -93,6 +94,7 @@ class Trace:
     node: str = ""  # which is being run
     needs: list[Need] = field(default_factory=list)
     work: int = 0  # elements of all arrays so far
+    operations: int = 0  # of arithmetic so far, roughly: one per element and more where it takes more
 
     def size(self, dim: Dim) -> Array | int:
         """How many elements a datum has there."""
@@ -133,9 +135,10 @@ class Trace:
         self.spend(array.size)
         return Tensor(array, shape)
 
-    def spend(self, work: int) -> None:
-        """Count what an operation costs, in elements."""
+    def spend(self, work: int, operations: int = 0) -> None:
+        """Count what an operation costs, in elements, and what arithmetic it takes beyond one for each."""
         self.work += work
+        self.operations += work + operations
         if self.work > MAX_WORK:
             raise LossProblem(f"up to here, values have {self.work} elements per datum; {MAX_WORK} are taken")
 
@@ -277,6 +280,11 @@ def elements(shape: Sequence[Dim], trace: Trace) -> Array | int:
         if all(isinstance(size, int) for size in sizes)
         else jnp.prod(jnp.stack([jnp.asarray(size, jnp.int64) for size in sizes]))
     )
+
+
+def rounds(x: Tensor, axis: int) -> int:
+    """How often each element is looked at, in what sorts or accumulates."""
+    return x.array.shape[axis].bit_length() if x.ndim else 1
 
 
 def stop(x: Array) -> Array:

@@ -55,6 +55,7 @@ class LoadedEngine(Steps, Protocol):
     def device(self) -> str: ...
 
     on_snapshot_end: OnEnd
+    report_aside: Callable[..., None]
 
 
 StartEngine = Callable[[Setup, Programs, Callable[[str], None]], LoadedEngine]
@@ -102,6 +103,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
 
     engine = start_engine(setup, programs, progress)
     engine.on_snapshot_end = written
+    engine.report_aside = inbox.report_aside
     inbox.report(Ready, device=engine.device, plan=engine.plan)
     Loop(engine, inbox, is_leader).run()
 

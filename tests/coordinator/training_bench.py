@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx import custom_loss
+from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator import schemas, tinker_pb2
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
@@ -18,6 +19,7 @@ from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.equipment import Equipment
+from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_log import Executed, History, Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request
@@ -45,7 +47,7 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import Reply, Written
+from spmd_tx.reports import CustomLossEnd, CustomLossNews, Reply, Written
 
 BASE_MODEL = "tiny"
 SHARDS = 2
@@ -128,7 +130,9 @@ class FakeTrainer:
     busy = None
 
     def __init__(self):
-        self.on_written = lambda report: None
+        self.on_written = self.on_custom_loss = lambda report: None
+        self.losses = {}  # that are being run, by number
+        self.holds_losses = False
         self.commands = []
         self.held = []  # replies on their way, oldest first
         self.is_holding = False
@@ -161,6 +165,26 @@ class FakeTrainer:
     def sent(self, *kinds):
         return [command for command in self.commands if isinstance(command, kinds)]
 
+    def _begin_loss(self, command):
+        """It is ``scale`` times the sum of the logprobs; it ends when the loop comes to it, or is let go."""
+        self.losses[command.number] = command
+        if not self.holds_losses:
+            asyncio.get_running_loop().call_soon(self.end_loss, command.number)
+
+    def end_loss(self, number, **outcome):
+        command = self.losses.pop(number)
+        lengths, (logprobs, scales) = command.lengths, command.values
+        totals = np.add.reduceat(logprobs, np.cumsum(lengths) - lengths) * scales
+        gradients = np.repeat(scales, lengths).astype(np.float32)
+        arrays = {"losses": totals, "metrics": totals[:, None], "gradients": gradients}
+        if (scales < 0).any():
+            outcome = {"problem": "datum 0: it does not fit"}
+        end = {"arrays": arrays} | outcome
+        self.on_custom_loss(CustomLossEnd(generation=1, process=0, number=number, **end))
+
+    def tell_of_loss(self, number, doing):
+        self.on_custom_loss(CustomLossNews(generation=1, process=0, number=number, doing=doing))
+
     def _execute(self, command):
         match command:
             case CreateAdapter(slot=slot, seed=seed):
@@ -173,12 +197,8 @@ class FakeTrainer:
                     for row, slot in enumerate(rows.slots.tolist()):
                         self.gradients[slot] += float(losses[row].sum(dtype=np.float64))
                 return {"logprobs": logprobs, "losses": losses}, {}
-            case CustomLoss(lengths=lengths, values=[logprobs, scales]):  # scale times the sum of logprobs
-                if (scales < 0).any():
-                    return {"problem": np.frombuffer(b"datum 0: it does not fit", np.uint8)}, {}
-                totals = np.add.reduceat(logprobs, np.cumsum(lengths) - lengths) * scales
-                gradients = np.repeat(scales, lengths).astype(np.float32)
-                return {"losses": totals, "metrics": totals[:, None], "gradients": gradients}, {}
+            case CustomLoss():
+                self._begin_loss(command)
             case OptimStep(slot=slot, learning_rate=learning_rate):
                 gradient = self.gradients.pop(slot, 0.0)
                 applied = bool(np.isfinite(gradient))
@@ -234,10 +254,17 @@ class FakeCustomLosses:
         ),
     )
 
+    def __init__(self):
+        self.given_up = {}
+
     async def open(self, loss_id, session_id):
         if loss_id != self.ID:
             raise InvalidRequest(f"custom loss {loss_id!r} does not exist in this session")
-        return StoredLoss(custom_loss.read(self.DEFINITION), msgspec.json.encode(self.DEFINITION))
+        definition = msgspec.json.encode(self.DEFINITION)
+        return StoredLoss(custom_loss.read(self.DEFINITION), definition, self.given_up.get(loss_id))
+
+    def give_up(self, loss_id, why):
+        self.given_up[loss_id] = why
 
 
 class NoSampling:
@@ -306,6 +333,7 @@ class TrainingBench:
             snapshots=self.snapshots,
             stability=StabilityFiles(self.directory),
             custom_losses=self.custom_losses,
+            loss_runs=LossRuns(loss_limits(Bounds())),
         )
         self.versions = versions
         sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling

@@ -5,8 +5,9 @@ import pytest
 
 from spmd_tx import protocol
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.worker import custom_loss
-from spmd_tx.worker.custom_loss import CustomLosses, inputs_of
+from spmd_tx.worker import custom_loss, loss_runs
+from spmd_tx.worker.custom_loss import inputs_of
+from spmd_tx.worker.loss_runs import CustomLosses
 from spmd_tx.worker.loss_values import LossProblem
 from tests.custom_loss.recorded import losses, operations, recorded
 
@@ -115,7 +116,7 @@ def test_many_datums_of_many_lengths_share_few_programs():
 
 
 def test_programs_that_nobody_uses_are_forgotten(monkeypatch):
-    monkeypatch.setattr(custom_loss, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(loss_runs, "MOST_PROGRAMS", 2)
     losses = CustomLosses()
     for factor in (1, 2, 3):
         losses.run(summing(node("operator.mul", ref("logprobs"), factor)), datums(2))

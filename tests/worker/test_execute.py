@@ -52,7 +52,9 @@ EXAMPLES = {
     "create_adapter": CreateAdapter(slot=0, seed=0, adapter=ADAPTER),
     "forward_backward": ForwardBackward(rows=ROWS, loss=LOSS),
     "forward": Forward(rows=ROWS, loss=LOSS),
-    "custom_loss": CustomLoss(definition=b"", lengths=ROWS.slots, widths=ROWS.slots, values=[LOSS.weights]),
+    "custom_loss": CustomLoss(
+        number=1, session="s", definition=b"", lengths=ROWS.slots, widths=ROWS.slots, values=[LOSS.weights]
+    ),
     "optim_step": OPTIM_STEP,
     "save_state": SaveState(slot=0, path="/x", adapter=ADAPTER),
     "load_state": LoadState(slot=0, path="/x", optimizer=True, adapter=ADAPTER),

@@ -75,7 +75,7 @@ class SumEngine:
         total = self.sum(slot.w.head.a) + self.sum(slot.nu.head.b) + self.sum(fresh.mu.head.a)
         return {}, {"sum": total, "step": slot.step, "fresh_step": fresh.step}
 
-    on_snapshot_end = None
+    on_snapshot_end = report_aside = None
 
     def snapshot(self, command):
         write_in_background(Path(command.path), self.slot, 3, self.on_snapshot_end)

@@ -1,0 +1,82 @@
+"""Runs of custom losses that workers have begun and not ended; they run beside the commands."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator.trained_model import TrainedModel, fail
+from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, MeshError
+from spmd_tx.protocol import CustomLoss
+from spmd_tx.reports import CustomLossEnd, CustomLossNews
+
+Arrays = dict[str, np.ndarray]
+
+
+class GivenUp(InvalidRequest):
+    """The loss takes too long, and would again."""
+
+
+class _Run(NamedTuple):
+    model: TrainedModel
+    ended: asyncio.Future[CustomLossEnd]
+
+
+@dataclass
+class LossRuns:
+    """Those of one generation of workers."""
+
+    limits: LossLimits
+
+    def __post_init__(self) -> None:
+        self._runs: dict[int, _Run] = {}
+        self._count = 0
+
+    async def run(self, model: TrainedModel, make: Callable[[int], CustomLoss]) -> Arrays:
+        """What the workers report of a run, whose number the command has.
+
+        Raises InvalidRequest when the loss cannot be run, GivenUp when it should not be tried again.
+        """
+        number = self._count
+        self._count += 1
+        run = self._runs[number] = _Run(model, asyncio.get_running_loop().create_future())
+        try:
+            await model.put(make(number))
+            end = await run.ended
+        finally:
+            del self._runs[number]
+            model.errand = None
+        if end.problem is None:
+            return end.arrays
+        if end.is_ours:
+            raise ForeignCodeFailed(end.problem)
+        raise (GivenUp if end.is_given_up else InvalidRequest)(end.problem)
+
+    def take(self, report: CustomLossNews | CustomLossEnd) -> None:
+        """Take in what the workers say. What has ended is of no interest any more."""
+        run = self._runs.get(report.number)
+        if run is None:
+            return
+        if isinstance(report, CustomLossNews):
+            run.model.errand = report.doing
+        elif not run.ended.done():
+            run.ended.set_result(report)
+
+    def abandon(self, error: MeshError) -> None:
+        """The workers are lost."""
+        for run in self._runs.values():
+            fail(run.ended, error)
+
+
+def loss_limits(bounds: Bounds) -> LossLimits:
+    return LossLimits(
+        operations_per_datum=bounds.custom_loss_datum_operations,
+        operations=bounds.custom_loss_operations,
+        programs=bounds.custom_loss_programs,
+        compile_seconds=bounds.custom_loss_compile_seconds,
+        run_seconds=bounds.custom_loss_run_seconds,
+    )

@@ -1,0 +1,150 @@
+"""A process of its own for custom losses: what they take, and whatever they end in, is not the worker's.
+
+It runs one order after the other. Its worker ends it when it takes too long; it ends itself with its worker.
+"""
+
+import gc
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from spmd_tx.worker.custom_loss import inputs_of
+from spmd_tx.worker.loss_messages import (
+    Answer,
+    Close,
+    Compiled,
+    Compiling,
+    Failed,
+    Open,
+    Opened,
+    Order,
+    Refused,
+    Take,
+    Taken,
+    Up,
+    read_order,
+    written,
+)
+from spmd_tx.worker.loss_runs import CustomLosses, OpenLoss
+from spmd_tx.worker.loss_values import LossProblem
+
+NICENESS = 10  # the model's commands go before
+FIRST_TO_KILL = "1000"  # when the host runs out of memory
+
+NO_MEMORY = (
+    "loss {name} needs more memory on these datums than a custom loss may take (the limit "
+    "custom_loss_memory_bytes). Send shorter datums, or keep its values smaller"
+)
+
+
+class LossProcess:
+    """The open losses of this process."""
+
+    def __init__(self, tell: Callable[[Answer], None]) -> None:
+        self._tell = tell
+        self._losses = CustomLosses()
+        self._open: dict[int, OpenLoss] = {}
+
+    def follow(self, order: Order) -> None:
+        match order:
+            case Open(job=job, command=command):
+                opened = self._losses.open(command.definition, inputs_of(command), command.limits)
+                self._open[job] = opened
+                self._tell(Opened(job=job, pieces=len(opened.pieces)))
+            case Take(job=job, piece=piece):
+                self._tell(self._taken(job, piece))
+            case Close(job=job):
+                self._open.pop(job, None)
+
+    def name_of(self, order: Order) -> str:
+        return repr(self._open[order.job].loss.name) if order.job in self._open else "this"
+
+    def _taken(self, job: int, number: int) -> Taken:
+        opened = self._open[job]
+        piece = opened.pieces[number]
+        if not piece.is_compiled:
+            self._tell(Compiling(job=job))
+            opened.compile(piece)
+            self._tell(Compiled(job=job))
+        found = opened.run(piece)
+        return Taken(
+            job=job,
+            datums=np.array(piece.datums, np.int64),
+            losses=found.losses_D,
+            metrics=found.metrics_DM,
+            gradients=np.concatenate([gradient.ravel() for gradient in found.gradients]),
+        )
+
+
+def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
+    """Follow orders until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the coordinator
+    _be_modest(memory_bytes)
+    _configure_jax(compilation_cache)
+    pipe = Connection(descriptor)
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(pipe, orders), daemon=True).start()
+
+    def tell(answer: Answer) -> None:
+        with suppress(BrokenPipeError):  # then the reading thread ends this process
+            pipe.send_bytes(written(answer))
+
+    process = LossProcess(tell)
+    jax.devices()
+    tell(Up())
+    while True:
+        order = read_order(orders.get())
+        try:
+            process.follow(order)
+        except LossProblem as problem:
+            tell(Refused(job=order.job, problem=str(problem)))
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+            problem = Refused(job=order.job, problem=NO_MEMORY.format(name=process.name_of(order)))
+            tell(problem if is_memory else Failed(job=order.job, traceback=traceback.format_exc()))
+        except Exception:  # whatever it is, it is told, and the others are not concerned
+            tell(Failed(job=order.job, traceback=traceback.format_exc()))
+        del order
+        gc.collect(0)
+
+
+def _read(pipe: Connection, orders: queue.SimpleQueue[bytes]) -> None:
+    """Take orders in as they come, so that the worker never waits; end when it is gone."""
+    try:
+        while True:
+            orders.put(pipe.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _be_modest(memory_bytes: int) -> None:
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
+
+
+def _configure_jax(compilation_cache: str) -> None:
+    """As in the worker (main.py), on the host's processor: programs of one process are found by the next."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_compilation_cache_dir", compilation_cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

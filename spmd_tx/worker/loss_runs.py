@@ -1,0 +1,215 @@
+"""Runs custom losses on datums: shapes are brought together, compiled once each, and gone through in pieces.
+
+Losses run on the host's processor: there they take nothing of the memory that was measured for the model.
+Dimension key: D datum, T token, M metric.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import jax
+import numpy as np
+
+from spmd_tx import custom_loss
+from spmd_tx.custom_loss import CustomLoss
+from spmd_tx.custom_loss_arguments import quoted
+from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.worker.custom_loss import Program, place_of
+from spmd_tx.worker.loss_values import LossProblem, Need
+
+SHORTEST_BUCKET = 32  # tokens
+MOST_PROGRAMS = 64  # that are kept; the ones used last
+
+Datum = Sequence[np.ndarray]  # its inputs, logprobs first: [], [T] or [T, K]
+
+
+@dataclass(frozen=True)
+class LossResults:
+    """What a loss gave for each datum."""
+
+    losses_D: np.ndarray  # float64
+    metrics_DM: np.ndarray  # float64
+    gradients: list[np.ndarray]  # of the loss with respect to logprobs, float32, in their shape
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Datums that go through one call of a program, filled up to ``count`` with repetitions of the first."""
+
+    program: Program
+    bucket: int  # tokens
+    count: int
+    datums: list[int]
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.program.is_compiled(self.count)
+
+
+@dataclass(frozen=True)
+class OpenLoss:
+    """A loss and the datums of one request; its pieces do not depend on each other."""
+
+    loss: CustomLoss
+    inputs: Sequence[Datum]
+    pieces: list[Piece]
+
+    def compile(self, piece: Piece) -> None:
+        with _as_torch():
+            piece.program.compile(piece.count)
+
+    def run(self, piece: Piece) -> LossResults:
+        """Of the piece's datums."""
+        inputs = self.inputs
+        chosen = [*piece.datums, *[piece.datums[0]] * (piece.count - len(piece.datums))]
+        tokens_D = np.array([inputs[datum][0].shape[0] for datum in chosen], np.int64)
+        stacked = [
+            np.stack([_padded(inputs[datum][place], piece.bucket) for datum in chosen])
+            for place in range(len(self.loss.inputs))
+        ]
+        with _as_torch():
+            (losses, metrics), gradients = piece.program.run(tokens_D, stacked[0], stacked[1:])
+            losses, metrics, gradients = (np.asarray(each) for each in (losses, metrics, gradients))
+        real = len(piece.datums)
+        return LossResults(
+            losses_D=losses[:real].astype(np.float64),
+            metrics_DM=metrics[:real].astype(np.float64),
+            gradients=[gradients[place, : tokens_D[place]].astype(np.float32) for place in range(real)],
+        )
+
+
+class CustomLosses:
+    """Losses and programs that were used last."""
+
+    def __init__(self) -> None:
+        self._losses: OrderedDict[bytes, CustomLoss] = OrderedDict()
+        self._programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+
+    def open(self, definition: bytes, inputs: Sequence[Datum], limits: LossLimits | None = None) -> OpenLoss:
+        """Trace a loss on datums. Raises LossProblem when it cannot be run on them, or takes too much."""
+        loss, digest = self._loss(definition)
+        groups = _groups(inputs)
+        if limits is not None:
+            _check_programs(loss, len(groups), limits)
+        pieces: list[Piece] = []
+        with _as_torch():
+            for key, datums in groups.items():
+                program = self._program(loss, (digest, *key))
+                _check_needs(loss, program.needs, {datum: inputs[datum][0].shape[0] for datum in datums})
+                for start in range(0, len(datums), program.datums):
+                    chosen = datums[start : start + program.datums]
+                    pieces.append(Piece(program, key[0], _count(len(chosen), program.datums), chosen))
+        if limits is not None:
+            _check_programs(loss, len({(id(piece.program), piece.count) for piece in pieces}), limits)
+            _check_operations(loss, pieces, limits)
+        return OpenLoss(loss, inputs, pieces)
+
+    def run(self, definition: bytes, inputs: Sequence[Datum]) -> LossResults:
+        """The loss of each datum."""
+        opened = self.open(definition, inputs)
+        results = LossResults(
+            losses_D=np.zeros(len(inputs)),
+            metrics_DM=np.zeros((len(inputs), len(opened.loss.metrics))),
+            gradients=[np.zeros(0)] * len(inputs),
+        )
+        for piece in opened.pieces:
+            found = opened.run(piece)
+            results.losses_D[piece.datums] = found.losses_D
+            results.metrics_DM[piece.datums] = found.metrics_DM
+            for datum, gradient in zip(piece.datums, found.gradients, strict=True):
+                results.gradients[datum] = gradient
+        return results
+
+    def _loss(self, definition: bytes) -> tuple[CustomLoss, bytes]:
+        digest = blake2b(definition, digest_size=16).digest()
+        if digest not in self._losses:
+            self._losses[digest] = custom_loss.read(custom_loss.decode(definition))
+        self._losses.move_to_end(digest)
+        _forget_oldest(self._losses)
+        return self._losses[digest], digest
+
+    def _program(self, loss: CustomLoss, key: tuple[Any, ...]) -> Program:
+        _, bucket, shapes, dtypes = key
+        if key not in self._programs:
+            self._programs[key] = Program(loss, bucket, shapes, dtypes)
+        self._programs.move_to_end(key)
+        _forget_oldest(self._programs)
+        return self._programs[key]
+
+
+@contextmanager
+def _as_torch() -> Iterator[None]:
+    """On the host's processor, with torch's 64-bit types."""
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        yield
+
+
+def _groups(inputs: Sequence[Datum]) -> dict[tuple[Any, ...], list[int]]:
+    """Datums that go through one program: (bucket, padded shapes, types) to their numbers, in order."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for datum, arrays in enumerate(inputs):
+        bucket = SHORTEST_BUCKET
+        while bucket < arrays[0].shape[0]:
+            bucket *= 2
+        shapes = tuple((bucket, *array.shape[1:]) if array.ndim else () for array in arrays)
+        groups.setdefault((bucket, shapes, tuple(str(array.dtype) for array in arrays)), []).append(datum)
+    return groups
+
+
+def _count(datums: int, most: int) -> int:
+    """A power of four, so that few numbers of datums are compiled for."""
+    count = 1
+    while count < datums:
+        count *= 4
+    return min(count, most)
+
+
+def _padded(array: np.ndarray, bucket: int) -> np.ndarray:
+    if not array.ndim:
+        return array
+    return np.pad(array, [(0, bucket - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
+
+
+def _check_needs(loss: CustomLoss, needs: Sequence[Need], tokens: dict[int, int]) -> None:
+    for need in needs:
+        for datum, count in tokens.items():
+            if count < need.tokens:
+                raise LossProblem(
+                    f"datum {datum} has {count} tokens; "
+                    f"{place_of(loss, need.node)} takes at least {need.tokens}"
+                )
+
+
+def _check_programs(loss: CustomLoss, programs: int, limits: LossLimits) -> None:
+    if programs > limits.programs:
+        raise LossProblem(
+            f"loss {quoted(loss.name)} would have to be compiled {programs} times for these datums, once for "
+            f"each power of two of tokens and for each width of each input [T, K]; at most {limits.programs} "
+            "are taken in one request (the limit custom_loss_programs). Bring the inputs to few widths"
+        )
+
+
+def _check_operations(loss: CustomLoss, pieces: Sequence[Piece], limits: LossLimits) -> None:
+    for piece in pieces:
+        if piece.program.operations > limits.operations_per_datum:
+            raise LossProblem(
+                f"datum {piece.datums[0]}: loss {quoted(loss.name)} takes {piece.program.operations:,} "
+                f"operations for it; at most {limits.operations_per_datum:,.0f} are taken (the limit "
+                "custom_loss_datum_operations). Use shorter datums, or smaller products of matrices"
+            )
+    total = sum(piece.program.operations * len(piece.datums) for piece in pieces)
+    if total > limits.operations:
+        raise LossProblem(
+            f"loss {quoted(loss.name)} takes {total:,} operations for these datums; at most "
+            f"{limits.operations:,.0f} are taken in one request (the limit custom_loss_operations). Send "
+            "fewer datums in one request, or shorter ones"
+        )
+
+
+def _forget_oldest(cache: OrderedDict[Any, Any]) -> None:
+    while len(cache) > MOST_PROGRAMS:
+        cache.popitem(last=False)
