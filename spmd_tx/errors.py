@@ -13,7 +13,7 @@ SpmdTxError
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── DamagedBody           a payload or result is not what was written
-├── Abandoned             500: a request that was accepted could not be carried out
+├── Abandoned             500: a request could not be written down, or carried out once it was accepted
 │   └── ForeignCodeFailed a library that ran for it in a process of its own has crashed, or taken too much
 ├── Unavailable           503: the service cannot take the request now
 ├── CrashLoop             the workers end again and again: the server gives up, with a diagnosis

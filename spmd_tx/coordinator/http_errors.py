@@ -14,6 +14,8 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandlersMap
 from sqlalchemy.exc import SQLAlchemyError
 
+from spmd_tx.coordinator import containment
+from spmd_tx.coordinator.patience import is_outage
 from spmd_tx.coordinator.request_log import storable
 from spmd_tx.errors import (
     Abandoned,
@@ -79,6 +81,8 @@ def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
 
 def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorResponse:
     """The client may try again: a database that was restarted comes back, and so does a disk."""
+    if isinstance(error, SQLAlchemyError) and not is_outage(error):
+        return _internal_error(request, error)
     logger.error("%s %s: the database or the disk failed: %s", request.method, request.url.path, error)
     return error_response("the server's storage does not answer; try again", HTTP_503_SERVICE_UNAVAILABLE)
 
@@ -105,11 +109,8 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
     if isinstance(error, InternalServerException) and error.detail == CLIENT_LEFT:
         # Nobody reads this, and nothing is wrong here: a program that ends leaves its polls behind.
         return error_response(CLIENT_LEFT, HTTP_500_INTERNAL_SERVER_ERROR)
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(
-        f"internal error: {type(error).__name__}; the server's log has the details",
-        HTTP_500_INTERNAL_SERVER_ERROR,
-    )
+    text = containment.report(error, f"{request.method} {request.url.path}")
+    return error_response(text, HTTP_500_INTERNAL_SERVER_ERROR)
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {

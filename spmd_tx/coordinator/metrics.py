@@ -24,6 +24,12 @@ UNFINISHED_REQUESTS = Gauge(
     "spmd_tx_unfinished_requests", "Requests that were accepted and have no result yet.", registry=REGISTRY
 )
 
+INTERNAL_ERRORS = Counter(
+    "spmd_tx_internal_errors",
+    "Errors of the server itself that failed a request, or a round of its own work; the log has each.",
+    registry=REGISTRY,
+)
+
 LOOP_STALLS = Counter(
     "spmd_tx_event_loop_stalls",
     "Times that the event loop stood for more than a second; the log says where.",

@@ -6,7 +6,15 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import DataError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NotSupportedError,
+    ProgrammingError,
+    SQLAlchemyError,
+    StatementError,
+)
 
 from spmd_tx.coordinator.storage import OUTAGES
 from spmd_tx.errors import MeshError
@@ -19,15 +27,27 @@ READ_AGAIN_SECONDS = 1.0  # after something could not be read
 # Not EIO: a sector that cannot be read stays so.
 OF_DISKS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE))
 OF_STATEMENTS = (IntegrityError, ProgrammingError, DataError, NotSupportedError)
+OF_VALUES = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
 
 Result = TypeVar("Result")
 
 
-def is_outage(error: Exception) -> bool:
+def is_outage(error: BaseException) -> bool:
     """Whether an error may go away without anybody's doing anything to the request."""
     if isinstance(error, OSError):
         return isinstance(error, ConnectionError | TimeoutError) or error.errno in OF_DISKS
-    return isinstance(error, SQLAlchemyError) and not isinstance(error, OF_STATEMENTS)
+    return isinstance(error, SQLAlchemyError) and not _is_of_statement(error)
+
+
+def _is_of_statement(error: SQLAlchemyError) -> bool:
+    """Whether what was sent, or could not be sent, is at fault, and not the connection or the database."""
+    if isinstance(error, OF_STATEMENTS):
+        return True
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, StatementError)
+    original = error.orig  # PostgreSQL's driver has no classes for these
+    is_unsendable = isinstance(original.__cause__ if original else None, ValueError)
+    return is_unsendable or (getattr(original, "sqlstate", None) or "")[:2] in OF_VALUES
 
 
 async def patiently(

@@ -79,7 +79,7 @@ class GroupWriter:
         request_log.append(db, rows)
         for statement in [statement for each in fresh for statement in each.also]:
             db.execute(statement)
-        settled = [Settled(*each[:2], self._placed.get(each.request.id), *each[2:]) for each in group.endings]
+        settled = [Settled(*each[:2], self._result(each), *each[2:]) for each in group.endings]
         # What a commit that seemed to fail has counted is not counted again.
         accounting.record(db, request_log.without_outcome(db, settled) if self._is_unsure else settled)
         request_log.settle(db, settled)
@@ -99,6 +99,10 @@ class GroupWriter:
         places = self._files.write(bodies) if bodies else []
         self._placed |= zip(results, places[len(submissions) :], strict=True)
         return places[: len(submissions)]
+
+    def _result(self, ending: Ending) -> Kept | None:
+        """Where it is; one that could not be stored may have been replaced by a failure."""
+        return self._placed.get(ending.request.id) if isinstance(ending.outcome, Finished) else None
 
     def _new_request(self, submission: Submission) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1

@@ -71,13 +71,17 @@ class Failed:
     error: str
     category: Literal["user", "server"]
     executed: bool = False  # its commands were carried out, and count
+    layout: str | None = None  # how the micro-batches of those were cut
 
     def __post_init__(self) -> None:
         """What clients wrote may be quoted in it: it is kept in the database, and sent as JSON."""
         object.__setattr__(self, "error", storable(self.error))
 
     @property
-    def digest(self) -> str:
+    def digest(self) -> str | None:
+        """None: the server is at fault, and another time something else may come out."""
+        if self.category == "server":
+            return None
         return blake2b(self.error.encode(), digest_size=16).hexdigest()
 
 
@@ -349,7 +353,7 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
         "category": outcome.category if is_failed else None,
         "executed": not is_failed or outcome.executed,
         "digest": outcome.digest,
-        "layout": None if is_failed else outcome.layout,
+        "layout": outcome.layout,
         **_kept_values("result", result),
         "began_at": times.began_at,
         "sent_at": times.sent_at,

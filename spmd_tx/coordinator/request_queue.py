@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from sqlalchemy import Executable
 from spmd_tx.coordinator import request_log, steady_time
 from spmd_tx.coordinator.backlog import Backlog
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
+from spmd_tx.coordinator.containment import failure, let_pass, report
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.patience import until
+from spmd_tx.coordinator.patience import is_outage, until
 from spmd_tx.coordinator.payloads import PayloadFiles, Recent
 from spmd_tx.coordinator.request_groups import Ending, Group, GroupWriter
 from spmd_tx.coordinator.request_log import (
@@ -29,9 +30,9 @@ from spmd_tx.coordinator.request_log import (
 )
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
 from spmd_tx.coordinator.sample_notes import NoteWriter
-from spmd_tx.coordinator.storage import OUTAGES, Storage
+from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.submissions import Submission, answer, refuse
-from spmd_tx.errors import DamagedBody, Unavailable
+from spmd_tx.errors import Abandoned, DamagedBody, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -226,18 +227,49 @@ class RequestQueue:
             await _let_others_come()
             self._work.clear()
             submissions, self._submissions = self._submissions, []
-            try:
-                await self._write(submissions, dict(self._outcomes))
-            except OUTAGES as error:
+            await self._store(submissions, list(self._outcomes))
+            if not self._submissions and not self._outcomes:
+                self._idle.set()
+
+    async def _store(self, submissions: Sequence[Submission], ended: Sequence[str]) -> None:
+        """Write a group. What cannot be written is looked for by halves, and only that is left out."""
+        try:
+            await self._write(submissions, [id for id in ended if id in self._outcomes])
+        except BaseException as error:
+            let_pass(error)
+            if _is_outage(error):
                 pause = self._storage.failed(error)
                 for submission in submissions:
                     refuse(submission, Unavailable("cannot store the request now; send it again"))
                 await asyncio.sleep(pause)
                 self._wake()
+            elif len(submissions) + len(ended) > 1:
+                await self._store(submissions[: len(submissions) // 2], ended[: (len(ended) + 1) // 2])
+                await self._store(submissions[len(submissions) // 2 :], ended[(len(ended) + 1) // 2 :])
+            elif submissions:
+                (guilty,) = submissions
+                text = report(error, f"storing a {guilty.kind} request of {guilty.line}")
+                refuse(guilty, Abandoned(text))
             else:
-                self._storage.succeeded()
-            if not self._submissions and not self._outcomes:
-                self._idle.set()
+                await self._replace(ended[0], error)
+        else:
+            self._storage.succeeded()
+
+    async def _replace(self, request_id: str, error: BaseException) -> None:
+        """Store that a request failed, in place of an outcome that cannot be stored."""
+        outcome, request = self._outcomes[request_id], self._waiting[request_id].request
+        counts = isinstance(outcome, Finished) or outcome.executed
+        work = f"storing the outcome of {request.kind} {request.seq_id} of {request.line}"
+        self._outcomes[request_id] = failure(error, work, executed=counts, layout=outcome.layout)
+        try:
+            await self._write([], [request_id])
+        except BaseException as again:
+            let_pass(again)
+            if _is_outage(again):
+                self._wake()
+                return
+            report(again, f"{work}, though only that it failed,")
+            self._release([self._ending(request_id)])  # the next start will run it again
 
     async def flush(self) -> None:
         """Return when all that was submitted or resolved so far is durable."""
@@ -251,12 +283,9 @@ class RequestQueue:
         """Numbers of files to which rows will refer once they can be written."""
         return self._groups.files_to_be()
 
-    async def _write(self, submissions: Sequence[Submission], outcomes: Mapping[str, Outcome]) -> None:
+    async def _write(self, submissions: Sequence[Submission], ended: Sequence[str]) -> None:
         """Make a group durable, then tell everybody."""
-        endings = [
-            Ending(waiting.request, outcome, waiting.times, self.completions.next_number())
-            for waiting, outcome in [(self._waiting[id], outcome) for id, outcome in outcomes.items()]
-        ]
+        endings = [self._ending(request_id) for request_id in ended]
         written = await self._groups.write(Group(submissions, endings))
         lost_sight_of = [each for each in written.unfinished if each.id not in self._waiting]
         self._release(endings)
@@ -268,6 +297,10 @@ class RequestQueue:
                 self._welcome(request, submission.tokens)
         for submission in submissions:
             answer(submission, written.known[submission.key])
+
+    def _ending(self, request_id: str) -> Ending:
+        waiting, number = self._waiting[request_id], self.completions.next_number()
+        return Ending(waiting.request, self._outcomes[request_id], waiting.times, number)
 
     def _welcome(self, request: Request, tokens: int = 0) -> None:
         waiting = self._waiting[request.id] = _Waiting(request)
@@ -335,6 +368,11 @@ async def _let_others_come() -> None:
         await asyncio.sleep(0)
         if time.monotonic() > latest:
             break
+
+
+def _is_outage(error: BaseException) -> bool:
+    """No error of the disk has to do with what is written."""
+    return isinstance(error, OSError) or is_outage(error)
 
 
 def _is_sample(waiting: _Waiting) -> bool:

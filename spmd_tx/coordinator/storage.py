@@ -72,7 +72,7 @@ class Storage:
         if self._has_no_room:
             raise OSError(errno.ENOSPC, "too little room on the disk")
 
-    def failed(self, error: Exception) -> float:
+    def failed(self, error: BaseException) -> float:
         """Something could not be stored or read; how many seconds to wait before the next attempt."""
         if self._outage is None:
             logger.error("cannot store or read now, and try again until it works: %s", error, exc_info=error)

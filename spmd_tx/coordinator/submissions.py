@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Executable
 
 from spmd_tx.coordinator.request_log import Failed, Key, Kind, Known, Request
-from spmd_tx.errors import InvalidRequest, Unavailable
+from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 
 class Submission(NamedTuple):
@@ -56,6 +56,6 @@ def answer(submission: Submission, known: Known) -> None:
     )
 
 
-def refuse(submission: Submission, error: InvalidRequest | Unavailable) -> None:
+def refuse(submission: Submission, error: InvalidRequest | Unavailable | Abandoned) -> None:
     if not submission.accepted.done():
         submission.accepted.set_exception(error)

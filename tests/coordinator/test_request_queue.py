@@ -6,7 +6,7 @@ from sqlalchemy import insert, select
 from spmd_tx.coordinator import request_queue
 from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
 from spmd_tx.coordinator.tables import RequestRow, Sampler
-from spmd_tx.errors import InvalidRequest, NotFound, StartError, Unavailable
+from spmd_tx.errors import Abandoned, InvalidRequest, NotFound, StartError
 
 RESULT = Finished("application/json", b'{"metrics": {}}')
 
@@ -120,17 +120,17 @@ async def test_other_rows_become_true_together_with_the_request(queue, database)
         assert await db.scalar(select(Sampler.id)) == "x"
 
 
-async def test_a_submission_that_cannot_be_stored_is_unavailable_and_the_next_one_works(queue):
+async def test_a_submission_that_cannot_be_stored_is_refused_and_the_next_one_works(queue):
     row = insert(Sampler).values(id="x")  # lacks what must not be null
-    with pytest.raises(Unavailable, match="cannot store"):
+    with pytest.raises(Abandoned, match=r"internal error [0-9a-f]{12}: the server could not carry out"):
         await submit(queue, also=[row])
     await submit(queue)
 
 
-async def test_an_outcome_that_could_not_be_stored_is_tried_again(queue):
+async def test_an_outcome_is_stored_whatever_else_is_in_its_group(queue):
     request_id = await submit(queue)
     queue.resolve(request_id, RESULT)
-    with pytest.raises(Unavailable):  # spoils the group that holds the outcome
+    with pytest.raises(Abandoned):  # spoils the group that holds the outcome
         await submit(queue, seq_id=2, also=[insert(Sampler).values(id="x")])
     assert await queue.wait(request_id, timeout=30) == RESULT
 

@@ -2,19 +2,21 @@
 
 import asyncio
 import errno
+import re
 from contextlib import asynccontextmanager
 
 import pytest
 import zstandard
 from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator import housekeeping, storage
+from spmd_tx.coordinator import housekeeping, request_log, storage
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import RequestRow
-from spmd_tx.errors import DamagedBody, StartError, Unavailable
+from spmd_tx.errors import Abandoned, DamagedBody, StartError, Unavailable
 from tests.disks import fill, make_read_only
 
 RESULT = Finished("application/json", b"x" * 50_000)
@@ -42,13 +44,19 @@ async def submit_until_it_is_stored(queue, **request):
 @asynccontextmanager
 async def queue_on(database_url, data_dir, storage=None):
     database = await open_database(database_url, data_dir)
+    async with queue_on_database(database, data_dir, storage) as queue:
+        yield queue
+    await database.close()
+
+
+@asynccontextmanager
+async def queue_on_database(database, data_dir, storage=None):
     queue = await open_queue(database, data_dir, storage)
     writer = asyncio.create_task(queue.run())
     yield queue
     writer.cancel()
     await asyncio.wait([writer])
     queue.close()
-    await database.close()
 
 
 class UnsureDatabase:
@@ -280,3 +288,92 @@ async def test_a_damaged_database_ends_the_server_rather_than_the_clients_patien
     services.database.end = StartError("the database is damaged")
     with pytest.raises(StartError, match="damaged"):
         await housekeeping.keep_house(services)
+
+
+UNSTORABLE = ["\ud800", "a" * 20 + "\udfff"]
+TOO_LARGE = 2**63  # for a BIGINT
+
+
+def reported(caplog, text):
+    """The error that the log has under the id that a client was told."""
+    number = re.search(r"internal error ([0-9a-f]{12}): ", text)[1]
+    (record,) = [each for each in caplog.records if number in each.getMessage()]
+    assert record.exc_info is not None
+    return record.exc_info[1]
+
+
+async def test_a_request_that_cannot_be_written_down_is_refused_alone(queue, caplog):
+    arrived = []
+    queue.on_arrival = arrived.append
+    writing = [submit(queue, seq_id=seq_id) for seq_id in (1, 2, TOO_LARGE, 3, 4, 5)]
+    answers = await asyncio.gather(*writing, return_exceptions=True)
+    refused = answers.pop(2)
+    assert isinstance(refused, Abandoned)
+    assert isinstance(reported(caplog, str(refused)), OverflowError | SQLAlchemyError)
+    assert sorted(request.seq_id for request in arrived) == [1, 2, 3, 4, 5]
+    assert {request.id for request in arrived} == set(answers)
+    assert await submit(queue, seq_id=6)
+
+
+async def test_a_nul_that_reaches_the_log_costs_nobody_else_anything(queue):
+    nul = queue.submit("optim_step", "s:train:\0", 1, "s", b"{}")  # which SQLite takes
+    first, _, second = await asyncio.gather(
+        submit(queue, seq_id=1), nul, submit(queue, seq_id=2), return_exceptions=True
+    )
+    assert isinstance(first, str)
+    assert isinstance(second, str)
+
+
+async def test_a_request_that_cannot_be_written_down_is_no_outage(database, tmp_path):
+    storage = Storage(tmp_path)
+    async with queue_on_database(database, tmp_path, storage) as queue:
+        for _ in range(3):
+            with pytest.raises(Abandoned):
+                await submit(queue, seq_id=TOO_LARGE)
+            assert storage.problem is None
+
+
+@pytest.mark.parametrize("text", UNSTORABLE)
+async def test_a_result_that_cannot_be_stored_fails_its_request_alone(queue, caplog, text):
+    ids = [await submit(queue, seq_id=seq_id) for seq_id in range(1, 6)]
+    for place, request_id in enumerate(ids):
+        queue.resolve(request_id, Finished(text if place == 3 else "x", b"y" * 2000))
+    outcomes = [await queue.wait(request_id, timeout=60) for request_id in ids]
+    failed = outcomes.pop(3)
+    assert all(isinstance(each, Finished) for each in outcomes)
+    assert (failed.category, failed.executed) == ("server", True)  # its commands count
+    assert isinstance(reported(caplog, failed.error), UnicodeError | SQLAlchemyError)
+    history = await queue.history("s:train:0", after=-1)
+    assert [each.request.seq_id for each in history.executed] == [1, 2, 3, 4, 5]
+
+
+async def test_when_not_even_the_failure_can_be_stored_its_client_is_told_and_the_log_goes_on(
+    queue, monkeypatch, caplog
+):
+    poisoned, other = await submit(queue, seq_id=1), await submit(queue, seq_id=2)
+    original = request_log.settle
+
+    def settle(db, settled):
+        settled = list(settled)
+        if any(each.request.id == poisoned for each in settled):
+            raise ZeroDivisionError
+        original(db, settled)
+
+    monkeypatch.setattr(request_log, "settle", settle)
+    queue.resolve(poisoned, RESULT)
+    queue.resolve(other, RESULT)
+    assert await queue.wait(other, timeout=60) == RESULT
+    assert (await queue.wait(poisoned, timeout=60)).category == "server"
+    await queue.flush()
+    assert await submit(queue, seq_id=3)
+
+
+@pytest.mark.parametrize("text", ["a\0b", *UNSTORABLE, "x" * 50_000])
+async def test_any_text_can_be_the_reason_of_a_failure(queue, database, text):
+    request_id = await submit(queue)
+    queue.resolve(request_id, Failed(text, "user"))
+    assert (await queue.wait(request_id, timeout=60)).category == "user"
+    async with database.reading() as db:
+        stored = await db.scalar(select(RequestRow.error))
+    assert stored == Failed(text, "user").error
+    assert len(stored) < 11_000
