@@ -14,6 +14,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.keys_cli import keys
 from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir, read_limits, server_options
 from spmd_tx.plan_cli import plan
+from spmd_tx.requests_cli import requests
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -178,6 +179,7 @@ def backup(
 
 
 app.add_typer(keys)
+app.add_typer(requests)
 
 
 @app.command()

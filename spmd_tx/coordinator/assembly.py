@@ -30,6 +30,7 @@ from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
 from spmd_tx.coordinator.generations import Generations, Plan
+from spmd_tx.coordinator.given_up import OperatorsWishes
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
@@ -84,6 +85,7 @@ class Parts:
     hub: Hub
     health: ServerHealth
     generations: Generations
+    wishes: OperatorsWishes
 
 
 def open_model(config: ServerConfig) -> ServedModel:
@@ -168,7 +170,8 @@ async def open_parts(
         body_rooms=make_rooms(config.bounds),
         line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
     )
-    return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan))
+    wishes = OperatorsWishes(database, queue, scheduler)
+    return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan), wishes)
 
 
 def open_store(config: ServerConfig) -> CheckpointStore:

@@ -1,7 +1,7 @@
 """The connection to the database: SQLite beside the data, or PostgreSQL by URL. Migrated when opened."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -168,6 +168,19 @@ async def open_beside(database_url: str | None, data_dir: Path) -> Database:
         if not is_current:
             await (await open_database(database_url, data_dir)).close()
         return Database(engine, engine, stack.pop_all())
+
+
+async def beside(
+    database_url: str | None, data_dir: Path, work: Callable[[Database], Awaitable[Result]]
+) -> Result:
+    """Do something with the database of a server, which may be running. Raises StartError."""
+    database = await open_beside(database_url, data_dir)
+    try:
+        return await work(database)
+    except (OSError, SQLAlchemyError) as error:
+        raise StartError(f"the database does not answer: {error}; try again") from error
+    finally:
+        await database.close()
 
 
 async def _bring_up_to_date(engine: AsyncEngine, url: str) -> None:

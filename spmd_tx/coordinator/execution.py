@@ -70,6 +70,8 @@ class Execution:
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
         self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
+        self._at_work: set[str] = set()  # requests of models that have begun
+        self._given_up: dict[str, str] = {}  # those that have failed before their turn, and why
         self._alone: str | None = None  # the suspected sample that is on the device
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeping: set[asyncio.Task[None]] = set()  # snapshots that are being taken
@@ -101,6 +103,17 @@ class Execution:
         self._sampling.cancel(request.id)
         self._finish(request, cancelled)
         self._work.set()  # others may have its rows and pages
+
+    def give_up(self, request: Request, failed: Failed) -> bool:
+        """Fail a request, unless it has begun and its commands may be out; samples change nothing."""
+        if request.kind == "sample":
+            self.cancel(request, failed)
+            return True
+        if request.id in self._at_work:
+            return False
+        self._given_up[request.id] = failed.error
+        self._finish(request, failed)
+        return True
 
     def session_ended(self, session_id: str) -> None:
         if not self._unfinished.has_session(session_id):
@@ -225,13 +238,20 @@ class Execution:
                 settling = self._spawn(self._settle(request, begun))
                 if begun.next_waits:
                     await settling
+            elif request.id in self._given_up:
+                entry.pass_over(request, self._given_up.pop(request.id))
 
-    async def _begin(self, entry: ModelLine, request: Request) -> Begun:
+    async def _begin(self, entry: ModelLine, request: Request) -> Begun | None:
+        """None for one that the operator has given up meanwhile."""
         model = entry.model
         self._log.note("began", [request.id])
         try:
             async with self._training.turn(request.kind):
-                begun = await self._training.begin(model, request, await self._log.payload(request))
+                body = await self._log.payload(request)
+                if request.id in self._given_up:
+                    return None
+                self._at_work.add(request.id)
+                begun = await self._training.begin(model, request, body)
         except (RequestError, *STORAGE_ERRORS) as error:
             if request.seq_id == 0 and not is_outage(error):  # else it will be tried again
                 model.refusal = f"{model.id} was not created: {error}"
@@ -315,6 +335,7 @@ class Execution:
             return
         self._unfinished.remove(request)
         self._suspects.discard(request.id)
+        self._at_work.discard(request.id)
         if self._alone == request.id:
             self._alone = None
             self._work.set()

@@ -14,8 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import audit
 from spmd_tx.coordinator.callers import Caller, KeyLimits, Role
-from spmd_tx.coordinator.database import open_beside
-from spmd_tx.coordinator.storage import OUTAGES
+from spmd_tx.coordinator.database import Database, beside
 from spmd_tx.coordinator.tables import ApiKey
 from spmd_tx.errors import StartError
 
@@ -107,14 +106,12 @@ async def in_database(
     database_url: str | None, data_dir: Path, work: Callable[[AsyncSession], Awaitable[Result]]
 ) -> Result:
     """Do something with the keys of a server, which may be running. Raises StartError."""
-    database = await open_beside(database_url, data_dir)
-    try:
+
+    async def write(database: Database) -> Result:
         async with database.transaction() as db:
             return await work(db)
-    except OUTAGES as error:
-        raise StartError(f"the database does not answer: {error}; try again") from error
-    finally:
-        await database.close()
+
+    return await beside(database_url, data_dir, write)
 
 
 def _note(db: AsyncSession, event: str, row: ApiKey, caller: Caller = audit.OPERATOR, **details: str) -> None:

@@ -5,11 +5,10 @@ from heapq import heappop, heappush
 
 from spmd_tx.coordinator.lines import Line
 from spmd_tx.coordinator.recovery import Restoration
+from spmd_tx.coordinator.request_log import CHANGES_STATE, not_run_again
 from spmd_tx.coordinator.request_queue import Request
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.errors import MeshError
-
-CHANGES_STATE = frozenset({"create_model", "load_weights", "forward_backward", "optim_step"})
 
 
 class ModelLine:
@@ -26,6 +25,7 @@ class ModelLine:
         self.task: asyncio.Task[None] | None = None
         self.stepped: int | None = None  # the optimizer step that the state has not changed since
         self._missing = set(how.again)
+        self._overtaken = {request.id for request in how.requests} - self._missing
         self._is_beginning = False
         model.has_more = lambda: self._is_beginning or not self.turn.empty()
         model.refusal = how.refusal
@@ -52,6 +52,16 @@ class ModelLine:
     def ran_again(self, request: Request) -> None:
         self._missing.discard(request.id)
         self._note_whether_restored()
+
+    def pass_over(self, request: Request, why: str) -> None:
+        """The turn has come of a request that has failed already.
+
+        The model can do without it, unless it once had its effect: workers that are gone went on behind it.
+        """
+        if request.seq_id == 0:
+            self.refuse(f"{self.model.id} was not created: {why}")
+        elif request.id in self._overtaken and request.kind in CHANGES_STATE:
+            self.refuse(not_run_again(self.model.id, request.seq_id, why))
 
     def refuse(self, why: str) -> None:
         """The model cannot be used any more."""

@@ -153,32 +153,41 @@ class PayloadFiles:
 
     def read(self, place: Kept) -> bytes:
         """Raises DamagedBody when it is not there as it was written; an OSError may go away."""
-        if isinstance(place, bytes):
-            return place
-        path = self._path(place.file)
-        try:
-            with path.open("rb") as file:
-                file.seek(place.offset)
-                frame = file.read(place.length)
-        except FileNotFoundError:
-            raise DamagedBody(f"{path} is missing") from None
-        if len(frame) != place.length:
-            raise DamagedBody(
-                f"{path} is truncated: from byte {place.offset} on it has {len(frame)} of {place.length}"
-            )
-        try:
-            return zstandard.ZstdDecompressor().decompress(frame)
-        except zstandard.ZstdError as error:
-            raise DamagedBody(
-                f"{path} is damaged in the {place.length} bytes from byte {place.offset} on: {error}"
-            ) from error
+        return read_body(self._directory, place)
 
     def delete(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._path(number).unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
-        return self._directory / f"{number:012d}.zst"
+        return _path(self._directory, number)
+
+
+def read_body(directory: Path, place: Kept) -> bytes:
+    """As ``PayloadFiles.read``, also beside the process that has the directory."""
+    if isinstance(place, bytes):
+        return place
+    path = _path(directory, place.file)
+    try:
+        with path.open("rb") as file:
+            file.seek(place.offset)
+            frame = file.read(place.length)
+    except FileNotFoundError:
+        raise DamagedBody(f"{path} is missing") from None
+    if len(frame) != place.length:
+        raise DamagedBody(
+            f"{path} is truncated: from byte {place.offset} on it has {len(frame)} of {place.length}"
+        )
+    try:
+        return zstandard.ZstdDecompressor().decompress(frame)
+    except zstandard.ZstdError as error:
+        raise DamagedBody(
+            f"{path} is damaged in the {place.length} bytes from byte {place.offset} on: {error}"
+        ) from error
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number:012d}.zst"
 
 
 class Recent(Generic[T]):

@@ -1,5 +1,6 @@
 """Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -35,6 +36,10 @@ Kind = Literal[
     "sample",
     "create_custom_loss",
 ]
+
+CHANGES_STATE = frozenset[Kind](
+    {"create_model", "load_weights", "forward_backward", "optim_step"}
+)  # a model's
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class History(NamedTuple):
 
     executed: list[Executed]  # in order of seq_id
     closed: set[int]  # numbers of requests that were refused, or failed without having an effect
-    refusal: str | None  # why there is no model: its creation failed
+    refusal: str | None  # why there is no model: its creation failed, or the operator has given it up
 
 
 class Losses(NamedTuple):
@@ -210,6 +215,13 @@ def unfinished(db: orm.Session) -> list[Request]:
     return [_request(row) for row in db.scalars(query)]
 
 
+async def given_up(db: AsyncSession) -> dict[str, str]:
+    """Which unfinished requests the operator wants failed, by id, and why."""
+    is_open = RequestRow.given_up.is_not(None), RequestRow.finished_at.is_(None)
+    rows = await db.execute(select(RequestRow.id, RequestRow.given_up).where(*is_open))
+    return {id: why or "" for id, why in rows}
+
+
 async def history(db: AsyncSession, line: str, after: int) -> History:
     """What counts of a model's requests with a seq_id beyond ``after``; -1 for all."""
     query = (
@@ -217,8 +229,9 @@ async def history(db: AsyncSession, line: str, after: int) -> History:
         .where(RequestRow.line == line, RequestRow.seq_id > after, RequestRow.finished_at.is_not(None))
         .order_by(RequestRow.seq_id)
     )
-    found = History([], set(), None)
-    for row in await db.scalars(query):
+    rows = (await db.scalars(query)).all()
+    found = History([], set(), _broken_by_operator(line, rows))
+    for row in rows:
         if row.executed:
             found.executed.append(Executed(_request(row), row.digest, row.layout))
         else:
@@ -228,6 +241,32 @@ async def history(db: AsyncSession, line: str, after: int) -> History:
         error = creation and creation.error
         return found._replace(refusal=error or f"{line} was made by an earlier version of this server")
     return found
+
+
+def _broken_by_operator(line: str, rows: Sequence[RequestRow]) -> str | None:
+    """Why a model cannot be what it was; ``rows`` are finished requests of it, in order of seq_id.
+
+    A request that was given up without an answer may have had its effect all the same: it had, if a later one
+    was executed before.
+    """
+    first_executed_behind = math.inf  # time at which one was finished, of those with a larger seq_id
+    for row in reversed(rows):
+        finished_at = row.finished_at or 0.0
+        if row.executed:
+            if row.never_again is not None:
+                return not_run_again(line, row.seq_id, by_operator(row.never_again))
+            first_executed_behind = min(first_executed_behind, finished_at)
+        elif row.given_up is not None and row.kind in CHANGES_STATE and first_executed_behind < finished_at:
+            return not_run_again(line, row.seq_id, by_operator(row.given_up))
+    return None
+
+
+def not_run_again(line: str, seq_id: int, why: str) -> str:
+    return f"{line} cannot be restored: request {seq_id} is not run again, it was {why}"
+
+
+def by_operator(why: str) -> str:
+    return f"given up by the operator: {why}" if why else "given up by the operator"
 
 
 async def count_losses(
@@ -269,7 +308,10 @@ async def succeeded(db: AsyncSession, request_id: str, kind: Kind, session_id: s
 
 
 async def payload_place(db: AsyncSession, request_id: str) -> Kept:
-    row = await _row(db, request_id)
+    return payload_of(await _row(db, request_id))
+
+
+def payload_of(row: RequestRow) -> Kept:
     return _kept(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
 
 

@@ -76,6 +76,10 @@ class RequestLog(Protocol):
         """A generation ended while commands of these were out; how often that has happened by now."""
         ...
 
+    async def given_up(self) -> dict[str, str]:
+        """Which unfinished requests the operator wants failed, by id, and why."""
+        ...
+
 
 @dataclass
 class _Waiting:
@@ -164,6 +168,10 @@ class RequestQueue:
     async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
         async with self._database.transaction() as db:
             return await request_log.count_losses(db, in_flight, blamed)
+
+    async def given_up(self) -> dict[str, str]:
+        async with self._database.reading() as db:
+            return await request_log.given_up(db)
 
     async def stored(self, request_ids: Collection[str] | None) -> None:
         request_ids = list(self._outcomes) if request_ids is None else request_ids

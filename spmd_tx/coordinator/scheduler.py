@@ -16,6 +16,7 @@ from spmd_tx.coordinator.execution import Execution
 from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.queue_status import QueueStatus
 from spmd_tx.coordinator.recovery import Restoration, plan
+from spmd_tx.coordinator.request_log import by_operator
 from spmd_tx.coordinator.request_queue import Failed, Request, RequestLog
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.tables import Model
@@ -59,6 +60,7 @@ class Scheduler:
         self._execution: Execution | None = None
         self._remains = Remains(set(), set(), {})  # of the last generation
         self._suspects: set[str] = set()  # requests
+        self._given_up: set[str] = set()  # by the operator while there were no workers
         self._beyond_repair: dict[str, str] = {}  # requests that cannot be run again, and why
         log.on_arrival = self.arrive
 
@@ -90,6 +92,24 @@ class Scheduler:
             self._unfinished.remove(request)
             self._log.resolve(request_id, cancelled)
 
+    def give_up(self, request_id: str, why: str) -> bool:
+        """Fail a request, as the operator wants it; False when it is too late.
+
+        Of a request that changes a model, commands may be out: then its result stands, if it comes. It is not
+        begun a second time.
+        """
+        request = self._unfinished.get(request_id)
+        if request is None:
+            return True
+        failed = Failed(by_operator(why), "server")
+        if self._execution is not None:
+            return self._execution.give_up(request, failed)
+        self._given_up.add(request_id)
+        self._suspects.discard(request_id)
+        self._unfinished.remove(request)
+        self._log.resolve(request_id, failed)
+        return True
+
     def session_ended(self, session_id: str) -> None:
         """Free what the session holds, as soon as the work that it has given is done."""
         self._ended.add(session_id)
@@ -115,6 +135,7 @@ class Scheduler:
 
     async def run(self, workers: Workers, plan: MemoryPlan) -> NoReturn:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
+        await patiently(self._fail_those_given_up)
         await patiently(self._judge)
         restorations = await patiently(self._plan)
         equipment = self._equip(workers, plan)
@@ -143,6 +164,13 @@ class Scheduler:
         self._log.resolve(request.id, custom_losses.created(request))
         return True
 
+    async def _fail_those_given_up(self) -> None:
+        """Before anything is begun with these workers."""
+        given_up = await self._log.given_up()
+        for request_id, why in given_up.items():
+            self.give_up(request_id, why)
+        await self._log.stored(given_up)
+
     async def _judge(self) -> None:
         """Give up requests that keep ending generations, and be careful with those that may.
 
@@ -150,7 +178,7 @@ class Scheduler:
         """
         await self._log.stored(None)
         in_flight, blamed, _ = self._remains
-        self._suspects |= blamed
+        self._suspects |= blamed - self._given_up
         if in_flight:
             counted = await self._log.count_losses(in_flight, blamed)
             for request_id, losses in counted.items():

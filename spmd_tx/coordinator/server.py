@@ -102,6 +102,7 @@ class _Server:
             generations.run(self._work),
             keep_house(self._parts.services),
             self._parts.services.keyring.watch(),
+            self._parts.wishes.watch(),
             *(agent.run() for agent in self._agents),
         ):
             self._spawn(lasting)

@@ -66,6 +66,7 @@ class FakeLog:
         self.outcomes = {}
         self.order = []  # of outcomes
         self.requests = {}
+        self.resignations = {}  # of the operator: why, by id
         self.losses = Counter()
         self.losses_by_command = Counter()
         self._settled = defaultdict(asyncio.Event)
@@ -107,6 +108,9 @@ class FakeLog:
         self.losses.update(in_flight)
         self.losses_by_command.update(blamed)
         return {id: Losses(self.losses[id], self.losses_by_command[id]) for id in in_flight}
+
+    async def given_up(self):
+        return {id: why for id, why in self.resignations.items() if id not in self.outcomes}
 
     async def payload(self, request):
         payload = self.payloads[request.id]

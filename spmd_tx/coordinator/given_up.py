@@ -1,0 +1,61 @@
+"""Requests that the operator has given up (requests_cli.py): a running server looks for them every second."""
+
+import asyncio
+import logging
+from typing import NoReturn, Protocol
+
+from spmd_tx.coordinator import request_overview
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.storage import OUTAGES
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class Log(Protocol):
+    """What is used of the request queue."""
+
+    async def given_up(self) -> dict[str, str]: ...
+
+
+class Scheduler(Protocol):
+    """What is used of the scheduler."""
+
+    def give_up(self, request_id: str, why: str) -> bool: ...
+
+
+class OperatorsWishes:
+    """Passes them on, and says so once when one comes too late."""
+
+    def __init__(self, database: Database, log: Log, scheduler: Scheduler) -> None:
+        self._database = database
+        self._log = log
+        self._scheduler = scheduler
+        self._too_late: set[str] = set()
+
+    async def watch(self) -> NoReturn:
+        """Look again and again. Raises StartError when the database must not be used any more."""
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            try:
+                await self.look()
+            except OUTAGES as error:  # whatever pauses for it says so
+                logger.debug("cannot see which requests were given up: %s", error)
+
+    async def look(self) -> None:
+        given_up = await self._log.given_up()
+        self._too_late &= given_up.keys()
+        for request_id, why in given_up.items():
+            if not self._scheduler.give_up(request_id, why) and request_id not in self._too_late:
+                await self._say_that_it_has_begun(request_id)
+                self._too_late.add(request_id)
+
+    async def _say_that_it_has_begun(self, request_id: str) -> None:
+        logger.warning(
+            "request %s was given up by the operator, but has begun, and may have changed its model: its "
+            "result stands if it comes; if the workers or this server end before, it fails",
+            request_id,
+        )
+        async with self._database.transaction() as db:
+            request_overview.note(db, "request_give_up_late", await request_overview.find(db, request_id))

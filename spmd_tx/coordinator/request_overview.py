@@ -1,0 +1,119 @@
+"""Requests as an operator sees them, also beside a running server: listed, looked up, given up."""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Select, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator import audit
+from spmd_tx.coordinator.request_log import CHANGES_STATE
+from spmd_tx.coordinator.tables import RequestRow, Session
+from spmd_tx.errors import StartError
+
+ID = re.compile("[0-9a-f]{1,32}")
+BEHIND_ALL_IDS = "g"  # after any hexadecimal digit
+MOST_REASON = 500  # characters
+UNKNOWN_OWNER = "?"  # the session is not in the database any more
+
+
+class Overview(NamedTuple):
+    """A request, and whose it is."""
+
+    row: RequestRow
+    owner: str
+
+    @property
+    def state(self) -> str:
+        row = self.row
+        if row.finished_at is None:
+            return "queued" if row.given_up is None else "given up, not yet failed"
+        if row.content_type is not None:
+            return "finished" if row.never_again is None else "finished, its model given up"
+        return "failed" if row.given_up is None else "given up"
+
+    @property
+    def may_be_run_again(self) -> bool:
+        """Whether it is a part of what its model is restored from."""
+        return self.row.executed and self.row.kind in CHANGES_STATE
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which requests are wanted, and how many at most."""
+
+    owner: str | None = None
+    kind: str | None = None
+    with_finished: bool = False
+    most: int = 100
+
+
+async def listed(db: AsyncSession, choice: Choice) -> tuple[list[Overview], int]:
+    """The oldest unfinished requests, or the newest of all; and how many there are."""
+    where: list[ColumnElement[bool]] = [RequestRow.finished_at.is_(None)] if not choice.with_finished else []
+    if choice.owner is not None:
+        where.append(Session.owner == choice.owner)
+    if choice.kind is not None:
+        where.append(RequestRow.kind == choice.kind)
+    order = RequestRow.number.desc() if choice.with_finished else RequestRow.number
+    rows = (await db.execute(_with_owner().where(*where).order_by(order).limit(choice.most))).all()
+    count = select(func.count(RequestRow.number)).select_from(RequestRow)
+    if choice.owner is not None:
+        count = count.outerjoin(Session, Session.id == RequestRow.session_id)
+    found = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
+    return found, await db.scalar(count.where(*where)) or 0
+
+
+async def find(db: AsyncSession, beginning: str) -> Overview:
+    """The request whose id begins like this. Raises StartError when there is none, or more than one."""
+    found: list[Overview] = []
+    if ID.fullmatch(beginning):
+        begins_so = RequestRow.id >= beginning, RequestRow.id < beginning + BEHIND_ALL_IDS
+        rows = await db.execute(_with_owner().where(*begins_so).limit(2))
+        found = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
+    if not found:
+        raise StartError(
+            f"there is no request {beginning!r}; spmd-tx requests list --all shows the ids, and what was "
+            "finished long ago is not kept"
+        )
+    if len(found) > 1:
+        raise StartError(f"more than one request begins with {beginning!r}; give more of the id")
+    return found[0]
+
+
+def _with_owner() -> "Select[RequestRow, str]":
+    return select(RequestRow, Session.owner).outerjoin(Session, Session.id == RequestRow.session_id)
+
+
+async def give_up(db: AsyncSession, request: Overview, why: str) -> bool:
+    """Want an unfinished request failed; False when it has finished just now."""
+    row = request.row
+    is_open = RequestRow.number == row.number, RequestRow.finished_at.is_(None)
+    change = update(RequestRow).where(*is_open).values(given_up=checked(why)).returning(RequestRow.number)
+    if await db.scalar(change) is None:
+        return False
+    note(db, "request_given_up", request, reason=why)
+    return True
+
+
+async def refuse_model(db: AsyncSession, request: Overview, why: str) -> None:
+    """Want the model of a finished request refused rather than that it is run again to restore it."""
+    row = request.row
+    await db.execute(
+        update(RequestRow).where(RequestRow.number == row.number).values(never_again=checked(why))
+    )
+    note(db, "request_never_again", request, reason=why, model_id=row.line)
+
+
+def note(db: AsyncSession, event: str, request: Overview, **details: str) -> None:
+    row = request.row
+    what = {"request_id": row.id, "kind": row.kind, "session_id": row.session_id, **details}
+    audit.add(db, audit.Deed(event, audit.OPERATOR, request.owner, what))
+
+
+def checked(why: str) -> str:
+    """A reason that clients are told. Raises StartError when it is none."""
+    if len(why) > MOST_REASON or not why.isprintable():
+        raise StartError(f"--reason is {why[:40]!r}; use a line of at most {MOST_REASON} characters")
+    return why

@@ -1,0 +1,248 @@
+"""``spmd-tx requests``: what is in the queue of a server, and how to get rid of a request in it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from spmd_tx.errors import DamagedBody, StartError
+from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir
+
+if TYPE_CHECKING:
+    from spmd_tx.coordinator.database import Database
+    from spmd_tx.coordinator.request_overview import Overview
+
+Result = TypeVar("Result")
+
+requests = typer.Typer(
+    name="requests",
+    no_args_is_help=True,
+    help="List, show and give up requests, also while the server runs. See docs/operations.md.",
+)
+
+RequestId = Annotated[str, typer.Argument(metavar="ID", help="Of the request, or the beginning of it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+SHOWN_OF_ID = 12  # characters, in tables; enough to name it
+LOSSES = ("losses", "by command", "of the server")
+
+
+@requests.command("list")
+def list_requests(
+    owner: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only those of this kind, as forward_backward.")] = None,
+    with_finished: Annotated[
+        bool, typer.Option("--all", help="Finished ones, too; the newest first.")
+    ] = False,
+    most: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show.")] = 100,
+    as_json: AsJson = False,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Show the requests that have no result yet, the oldest first."""
+    from spmd_tx.coordinator import request_overview as overview
+
+    choice = overview.Choice(owner, kind, with_finished, most)
+
+    async def read(database: "Database") -> "tuple[list[Overview], int]":
+        async with database.reading() as db:
+            return await overview.listed(db, choice)
+
+    found, count = _beside(data_dir, database_url, read)
+    if as_json:
+        typer.echo(json.dumps([_facts(each) for each in found], indent=2))
+        return
+    _print_table(found)
+    if len(found) < count:
+        typer.echo(f"{count - len(found)} more; --most shows more, --owner and --kind choose")
+
+
+@requests.command()
+def show(
+    id: RequestId,
+    as_json: AsJson = False,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Show all that is known of a request, and what is in it."""
+    from spmd_tx.coordinator import request_overview as overview
+
+    async def read(database: "Database") -> "tuple[Overview, int | None, list[str]]":
+        async with database.reading() as db:
+            found = await overview.find(db, id)
+        return found, *_body(found, data_dir)
+
+    found, size, body = _beside(data_dir, database_url, read)
+    facts = _facts(found) | {"body bytes": size}
+    if as_json:
+        typer.echo(json.dumps(facts | {"body": body}, indent=2))
+        return
+    for name, value in facts.items():
+        if value is not None:
+            typer.echo(f"{name + ':':<20} {value}")
+    typer.echo("body:")
+    for line in body:
+        typer.echo(f"  {line}")
+
+
+@requests.command()
+def fail(
+    id: RequestId,
+    reason: Annotated[str, typer.Option(help="Which its client is told.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    refuse_model: Annotated[
+        bool,
+        typer.Option(
+            "--refuse-model",
+            help="Of a finished request that is run again to restore its model, and ends the server each "
+            "time: give up the model.",
+        ),
+    ] = False,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Give up a request: its client is told that it has failed, and everything else goes on.
+
+    A running server does it within two seconds, a stopped one at its next start, before anything is begun.
+    What may have changed its model already keeps its result.
+    """
+    from spmd_tx.coordinator import request_overview as overview
+
+    overview.checked(reason)
+
+    async def look(database: "Database") -> "Overview":
+        async with database.reading() as db:
+            return await overview.find(db, id)
+
+    async def write(database: "Database") -> bool:
+        async with database.transaction() as db:
+            if refuse_model:
+                await overview.refuse_model(db, found, reason)
+                return True
+            return await overview.give_up(db, found, reason)
+
+    found = _beside(data_dir, database_url, look)
+    _check(found, refuse_model)
+    _print_table([found])
+    if not yes:
+        typer.confirm("Give up its model?" if refuse_model else "Give it up?", abort=True)
+    if not _beside(data_dir, database_url, write):
+        typer.echo(f"Request {found.row.id} has finished meanwhile; its result stands.")
+    elif refuse_model:
+        typer.echo(
+            f"From the next start of workers on, request {found.row.seq_id} of {found.row.line} is not run "
+            "again, and the model's requests fail."
+        )
+    else:
+        typer.echo(
+            "Given up. A running server fails it within two seconds, unless it has begun and may have "
+            "changed its model; a stopped one fails it at its next start."
+        )
+
+
+def _check(found: "Overview", refuse_model: bool) -> None:
+    """Raises StartError when there is nothing to be done."""
+    row = found.row
+    if refuse_model and not found.may_be_run_again:
+        raise StartError(
+            f"request {row.id} is not run again to restore a model: {row.kind}, {found.state}; "
+            "leave out --refuse-model"
+        )
+    if not refuse_model and row.finished_at is not None:
+        advice = "; if running it again ends the server, --refuse-model gives up its model"
+        raise StartError(
+            f"request {row.id} has an outcome already ({found.state}), and nothing is to be done"
+            + (advice if found.may_be_run_again else "")
+        )
+
+
+def _body(found: "Overview", data_dir: Path) -> tuple[int | None, list[str]]:
+    """How large the body is, and what is in it."""
+    from spmd_tx.coordinator.body_summary import summary
+    from spmd_tx.coordinator.payloads import read_body
+    from spmd_tx.coordinator.request_log import payload_of
+
+    try:
+        body = read_body(data_dir / "payloads", payload_of(found.row))
+    except (DamagedBody, OSError) as error:
+        return None, [f"cannot be read: {error}"]
+    return len(body), summary(found.row.kind, body)
+
+
+def _facts(found: "Overview") -> dict[str, Any]:
+    """Of a request, in the order in which they are shown; None where there is none."""
+    from spmd_tx.coordinator.body_summary import clean
+
+    row = found.row
+    return {
+        "id": row.id,
+        "kind": row.kind,
+        "line": row.line,
+        "seq_id": row.seq_id,
+        "owner": found.owner,
+        "session": row.session_id,
+        "state": found.state,
+        "accepted": _date(row.created_at),
+        "began": _date(row.began_at),
+        "first command sent": _date(row.sent_at),
+        "last command answered": _date(row.replied_at),
+        "ended": _date(row.finished_at),
+        "losses": row.losses,
+        "losses by command": row.losses_by_command,
+        "losses of the server": row.coordinator_losses,
+        "given up because": row.given_up if row.given_up is None else row.given_up or "no reason given",
+        "model given up because": row.never_again
+        if row.never_again is None
+        else row.never_again or "no reason given",
+        "error": None if row.error is None else clean(row.error),
+        "category": row.category,
+    }
+
+
+def _print_table(found: "list[Overview]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in ("id", "kind", "line", "seq_id", "owner", "age", *LOSSES, "state"):
+        table.add_column(name, overflow="fold")
+    for each in found:
+        row = each.row
+        losses = row.losses, row.losses_by_command, row.coordinator_losses
+        cells = (
+            row.id,
+            row.kind,
+            row.line,
+            row.seq_id,
+            each.owner,
+            _age(row.created_at),
+            *losses,
+            each.state,
+        )
+        table.add_row(*map(str, cells))
+    Console(emoji=False, markup=False).print(table)  # :train: is one
+
+
+def _beside(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Result]]) -> Result:
+    from spmd_tx.coordinator.database import beside
+
+    if database_url is None and not data_dir.is_dir():
+        raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")
+    return asyncio.run(beside(database_url, data_dir, work))  # pyright: ignore[reportArgumentType]
+
+
+def _date(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _age(since: float) -> str:
+    seconds = max(0.0, time.time() - since)
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
