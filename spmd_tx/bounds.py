@@ -30,6 +30,17 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     age_recipients: Annotated[int, Meta(ge=1, description="Keys that an export is encrypted to.")] = 10
     age_recipient_characters: Annotated[int, Meta(ge=62, description="Characters of one such key.")] = 4096
 
+    connections: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Connections of clients at a time; fewer if the system's limit of open files is low.",
+        ),
+    ] = 16_384
+    connections_per_address: Annotated[
+        int, Meta(ge=1, description="Those of one address, which may be a proxy; at most 3/4 of all.")
+    ] = 4096
+
     body_seconds: Annotated[float, Meta(gt=0, description="Seconds until all of a body must be there.")] = (
         300.0
     )

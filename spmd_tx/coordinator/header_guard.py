@@ -1,40 +1,69 @@
-"""Ends connections whose request headers do not come, or do not end. uvicorn bounds neither."""
+"""Ends connections whose request headers do not come, do not end or do not fit, or that are too many."""
 
 import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from spmd_tx.coordinator.connections import Connections
+
 HEADER_SECONDS = 30.0
+REST_SECONDS = 30.0  # for the rest of a body that nobody wants any more
 MAX_HEADER_BYTES = 64 << 10  # address and all headers
 
 TOO_LARGE = "address and headers of a request may have 64 KiB together"
+NO_HOST = "a request must have one header Host"
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: 58\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
+    b"the server has too many connections; try again in a second"
+)
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. Between two requests it is uvicorn's to end (timeout_keep_alive)."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, connections: Connections, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._all = connections
+        self._is_admitted = False
         self._header_bytes = 0
         self._in_header = False
+        self._complaint: str | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        address = transport.get_extra_info("peername")
+        self._is_admitted = self._all.admit(self, address[0] if address else "")
+        if not self._is_admitted:
+            transport.write(FULL)
+            transport.close()
+            return
         super().connection_made(transport)
         self._expect_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calm()
-        super().connection_lost(exc)
+        if self._is_admitted:
+            self._calm()
+            self._all.leave(self)
+            super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Make room for another connection, while no request of this one is being answered."""
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
+        if not self._is_admitted:
+            return
         super().data_received(data)
         if not self._in_header:
             return
         self._header_bytes += len(data)
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self.send_400_response(TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(self._complaint or msg)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -43,12 +72,32 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_header = False
         self._calm()
+        assert self.parser is not None, "it is there until the connection is lost"
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
+            self._complaint = NO_HOST
+            raise ValueError(NO_HOST)  # to the parser, which then says that the request is none
+        self._all.begin(self)
         super().on_headers_complete()
 
-    def _expect_header(self) -> None:
+    def on_message_complete(self) -> None:
         self._calm()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._all.end(self)
+            if self.cycle.more_body:
+                self._set_alarm(REST_SECONDS)
+
+    def _expect_header(self) -> None:
         self._header_bytes, self._in_header = 0, True
-        self._alarm = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+        self._set_alarm(HEADER_SECONDS)
+
+    def _set_alarm(self, seconds: float) -> None:
+        self._calm()
+        self._alarm = self.loop.call_later(seconds, self.transport.close)
 
     def _calm(self) -> None:
         if self._alarm is not None:

@@ -3,10 +3,13 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 from litestar import Litestar
 
+from spmd_tx.coordinator.connections import Connections
 from spmd_tx.coordinator.header_guard import GuardedProtocol
 
 KEEP_ALIVE_SECONDS = 75  # clients keep connections for about a minute
@@ -22,10 +25,13 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Answers requests on a socket until it is stopped."""
 
-    def __init__(self, app: Litestar, listening: socket.socket) -> None:
+    def __init__(self, app: Litestar, listening: socket.socket, connections: Connections) -> None:
+        protocol: Any = partial(GuardedProtocol, connections=connections)
         config = uvicorn.Config(
             app,
-            http=GuardedProtocol,
+            http=protocol,
+            headers=[("X-Content-Type-Options", "nosniff")],
+            proxy_headers=False,  # signed_urls.py reads them, and knows which proxies to believe
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -35,6 +41,10 @@ class HttpServer:
         )
         self._uvicorn = _Uvicorn(config)
         self._listening = listening
+
+    @property
+    def port(self) -> int:
+        return self._listening.getsockname()[1]
 
     async def run(self) -> None:
         await self._uvicorn.serve(sockets=[self._listening])

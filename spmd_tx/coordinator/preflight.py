@@ -119,11 +119,16 @@ def check_pages(pages: int, page_size: int, max_context: int) -> None:
         )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Take the port, so that a second server fails at once; 0 takes a free one."""
+def listen(host: str, port: int, open_files: int) -> socket.socket:
+    """Take the port, so that a second server fails at once; 0 takes a free one.
+
+    All that wait for it may be let in at once, before they are counted; they must leave files for others.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server(
+            (host, port), family=family, backlog=min(BACKLOG, max(1, open_files // 8))
+        )
         # asyncio does this only for sockets made with an explicit protocol. Without it the second packet
         # of an answer waits for the client's delayed acknowledgement: 40 ms for every request.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

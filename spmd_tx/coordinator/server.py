@@ -5,7 +5,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NoReturn
@@ -18,10 +17,12 @@ from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.assembly import Parts, make_menu, open_model, open_parts
+from spmd_tx.coordinator.connections import open_connections
 from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http_server import HttpServer
 from spmd_tx.coordinator.logs import log_to_stderr
 from spmd_tx.coordinator.loop_watchdog import watching
+from spmd_tx.coordinator.open_files import raise_limit
 from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
@@ -49,7 +50,8 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     secret = read_secret(config.secret_file)
     check_hosts(config, secret)
     secret = secret or secrets.token_hex(32)
-    listening = listen(config.host, config.port)
+    open_files = raise_limit()
+    listening = listen(config.host, config.port, open_files)
     with listening:
         model = await asyncio.to_thread(open_model, config)
         _make_directory(config)
@@ -65,7 +67,9 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
                 Agent(AgentOptions(port.local_address, process, secret), worker)
                 for process in range(config.agents_here)
             ]
-            server = _Server(config, parts, agents, listening)
+            connections = open_connections(config.bounds, open_files)
+            http = HttpServer(make_app(parts.services), listening, connections)
+            server = _Server(config, parts, agents, http)
             if config.agents_here < config.num_processes:
                 logger.info("workers join at %s, port %d", port.host, port.port)
             stack.push_async_callback(server.close)
@@ -76,14 +80,11 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
 class _Server:
     """A server whose parts are there."""
 
-    def __init__(
-        self, config: ServerConfig, parts: Parts, agents: Sequence[Agent], listening: socket.socket
-    ) -> None:
+    def __init__(self, config: ServerConfig, parts: Parts, agents: Sequence[Agent], http: HttpServer) -> None:
         self._config = config
         self._parts = parts
         self._agents = agents
-        self._url = f"http://{config.host}:{listening.getsockname()[1]}"
-        self._http = HttpServer(make_app(parts.services), listening)
+        self._http = http
         self._has_been_ready = False
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
@@ -135,7 +136,7 @@ class _Server:
         metrics.show_plan(ready.plan)
         parts.health.ready = True
         if not self._has_been_ready:
-            print(f"ready: {self._url}", flush=True)
+            print(f"ready: http://{self._config.host}:{self._http.port}", flush=True)
             self._has_been_ready = True
         if self._config.warm_up == "background":
             services = parts.services

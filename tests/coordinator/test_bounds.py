@@ -12,6 +12,7 @@ import zstandard
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator import body_guard, header_guard, keys
+from spmd_tx.coordinator.connections import Connections
 from spmd_tx.coordinator.http_server import HttpServer
 
 SECONDS = 30  # until a test gives up
@@ -22,12 +23,17 @@ pytestmark = sqlite_only
 
 
 @pytest.fixture
-async def port(app):
+def connections():
+    return Connections(most=50, most_per_address=40)
+
+
+@pytest.fixture
+async def port(app, connections):
     """Of a real HTTP server."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
-        server = HttpServer(app, listening)
+        server = HttpServer(app, listening, connections)
         running = asyncio.create_task(server.run())
         yield listening.getsockname()[1]
         server.stop()
@@ -191,6 +197,59 @@ async def test_a_second_request_of_a_connection_must_come_whole_too(port, monkey
     async with connected(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /heal")
         assert (await answer_of(reader)).startswith(b"HTTP/1.1 200")
+
+
+async def test_connections_that_ask_nothing_make_room_for_those_that_do(port, client, connections):
+    async with AsyncExitStack() as stack:
+        half_open = [await stack.enter_async_context(connected(port)) for _ in range(60)]
+        for _, writer in half_open:
+            writer.write(b"POST /api/v1/create_session HTTP/1.1\r\nhost: loc")
+        assert await is_well(client)
+        assert connections.count == 40
+        assert await answer_of(half_open[0][0]) == b""
+
+
+async def test_too_many_connections_that_are_at_work_are_refused(port, connections, bound):
+    async with AsyncExitStack() as stack:
+        for _ in range(40):
+            reader, writer = await stack.enter_async_context(connected(port))
+            writer.write(head("create_session", content_length=2, expect="100-continue"))
+            assert b"100 Continue" in await reader.readline()
+        reader, _ = await stack.enter_async_context(connected(port))
+        answer = await answer_of(reader)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"too many connections" in answer
+        assert connections.count == 40
+    while connections.count:
+        await asyncio.sleep(0.01)
+
+
+async def test_the_rest_of_a_body_that_nobody_wants_must_come_soon(port, monkeypatch):
+    monkeypatch.setattr(header_guard, "REST_SECONDS", 0.1)
+    async with connected(port) as (reader, writer):
+        writer.write(head("nothing_here", content_length=1000) + b"{")
+        answered = asyncio.create_task(answer_of(reader))
+        while not answered.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.01)
+        assert answered.result().startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("hosts", ["", "host: localhost\r\nhost: localhost\r\n"], ids=["none", "two"])
+async def test_a_request_has_one_host(port, hosts):
+    async with connected(port) as (reader, writer):
+        writer.write(f"GET /healthz HTTP/1.1\r\n{hosts}\r\n".encode())
+        answer = await answer_of(reader)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"one header Host" in answer
+
+
+async def test_no_answer_is_to_be_taken_for_what_it_does_not_say_it_is(port, client):
+    for path in ("healthz", "nothing_here"):
+        assert (await client.get(path)).headers["x-content-type-options"] == "nosniff"
+    async with connected(port) as (reader, writer):
+        writer.write(b"what is this\r\n\r\n")
+        assert b"\r\nx-content-type-options: nosniff\r\n" in (await answer_of(reader)).lower()
 
 
 async def test_bodies_that_stall_are_given_up_and_hold_up_nobody(port, client, bound):

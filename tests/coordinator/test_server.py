@@ -1,9 +1,12 @@
 import json
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -90,7 +93,8 @@ class Running:
 
 
 @contextmanager
-def serving(model_dir, data_dir, **options):
+def serving(model_dir, data_dir, process=None, **options):
+    """``process``: more for subprocess.Popen."""
     options = {
         "base_model": str(model_dir),
         "served_model_name": "tiny",
@@ -100,7 +104,8 @@ def serving(model_dir, data_dir, **options):
         **options,
     }
     command = [sys.executable, str(SCRIPT), json.dumps(options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, **(process or {})) as process:
         running = Running(process)
         try:
             yield running
@@ -289,3 +294,26 @@ def test_a_cache_too_small_for_one_sequence_is_refused(model_dir, tmp_path):
         code, errors = server.end()
     assert code == 2
     assert "room for 1008 tokens per data shard, less than one sequence of 2048 tokens" in errors
+
+
+def test_connections_without_end_take_no_files_from_the_log(model_dir, tmp_path):
+    """As many as the system would let it open, and more, with half a request each."""
+    few = {"preexec_fn": partial(resource.setrlimit, resource.RLIMIT_NOFILE, (256, 256))}
+    with serving(model_dir, tmp_path, process=few) as server, ExitStack() as stack:
+        server.wait_until_ready()
+        session_id = server.session()
+        address = server.client.base_url.host, server.client.base_url.port
+        for number in range(320):
+            half_open = stack.enter_context(socket.create_connection(address))
+            half_open.sendall(b"POST /api/v1/optim_step HTTP/1.1\r\nhost: localhost\r\n")
+            if number % 40 == 0:
+                assert server.retrieve(server.create_model(session_id, number // 40, seed=0)).json()[
+                    "model_id"
+                ]
+        assert server.probe("healthz").status_code == 200
+        assert httpx.get(server.client.base_url.join("/healthz")).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        code, errors = server.end()
+        assert code == 0, errors
+        assert "cannot store or read" not in errors
+        assert "Too many open files" not in errors

@@ -1,0 +1,96 @@
+"""Which connections of clients are open: how many there may be, and which of them make room for new ones.
+
+Whoever is not being answered makes room: first who has never sent a whole request, then who keeps a
+connection for a next one; of either, who has waited longest. Knows neither HTTP nor sockets.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spmd_tx.bounds import Bounds
+
+RESERVED_FILES = 128  # for the log, the database, workers, and connections that are only just accepted
+
+
+class Connection(Protocol):
+    """As far as it matters here."""
+
+    def drop(self) -> None:
+        """Hang up."""
+        ...
+
+
+@dataclass
+class _Address:
+    """Its connections; in either dict the one comes first that has waited longest."""
+
+    count: int = 0
+    new: dict[Connection, None] = field(default_factory=dict)  # without any whole request yet
+    idle: dict[Connection, None] = field(default_factory=dict)  # between two requests
+
+
+class Connections:
+    """All of one server. Every change takes the same short time, however many there are."""
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self._most = most
+        self._most_per_address = most_per_address
+        self._addresses: dict[str, _Address] = {}
+        self._address_of: dict[Connection, str] = {}
+        self._all = _Address()
+
+    @property
+    def count(self) -> int:
+        return self._all.count
+
+    def admit(self, connection: Connection, address: str) -> bool:
+        """Whether a connection may stay. Others may be dropped for it."""
+        known = self._addresses.get(address)
+        if known is not None and known.count >= self._most_per_address and not self._make_room(known):
+            return False
+        if self._all.count >= self._most and not self._make_room(self._all):
+            return False
+        self._address_of[connection] = address
+        for group in (self._addresses.setdefault(address, _Address()), self._all):
+            group.count += 1
+            group.new[connection] = None
+        return True
+
+    def begin(self, connection: Connection) -> None:
+        """A request has come, and is being answered."""
+        for group in self._groups(connection):
+            group.new.pop(connection, None)
+            group.idle.pop(connection, None)
+
+    def end(self, connection: Connection) -> None:
+        """It has been answered."""
+        for group in self._groups(connection):
+            group.idle[connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is closed. It may say so twice."""
+        groups = self._groups(connection)
+        self.begin(connection)
+        for group in groups:
+            group.count -= 1
+        address = self._address_of.pop(connection, None)
+        if address is not None and not self._addresses[address].count:
+            del self._addresses[address]
+
+    def _groups(self, connection: Connection) -> tuple[_Address, ...]:
+        address = self._address_of.get(connection)
+        return () if address is None else (self._addresses[address], self._all)
+
+    def _make_room(self, group: _Address) -> bool:
+        for waiting in (group.new, group.idle):
+            for connection in waiting:
+                self.leave(connection)
+                connection.drop()
+                return True
+        return False
+
+
+def open_connections(bounds: Bounds, open_files: int) -> Connections:
+    """``open_files`` is how many this process may have, connections and all."""
+    most = max(1, min(bounds.connections, open_files - RESERVED_FILES))
+    return Connections(most, min(bounds.connections_per_address, max(1, most * 3 // 4)))
