@@ -22,6 +22,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     stop_strings: Annotated[int, Meta(ge=0, description="Stop strings of a sample request.")] = 64
     stop_string_bytes: Annotated[int, Meta(ge=1, description="Bytes of one stop string, in UTF-8.")] = 1024
+    stop_tokens: Annotated[int, Meta(ge=0, description="Stop tokens of a sample request.")] = 1024
     seq_ids_ahead: Annotated[
         int,
         Meta(ge=1, description="How far a training request's `seq_id` may be ahead of its model's others."),

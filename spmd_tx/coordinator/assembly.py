@@ -203,7 +203,7 @@ def make_equipment(
         samplers=catalog,
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
-        limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank),
+        limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank, config.bounds),
         grid=training_grid(config, model.config, model.max_context, plan),
         base_model=config.model_name,
         snapshots=snapshots,

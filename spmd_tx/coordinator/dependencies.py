@@ -120,6 +120,7 @@ class Services:
             vocab_size=self.model.vocab_size,
             max_context=self.max_context,
             max_rank=self.config.max_lora_rank,
+            bounds=self.config.bounds,
         )
 
 

@@ -128,6 +128,7 @@ def sample_requests(
             "are taken, so send fewer prompts at once"
         )
     stops = stop_strings(request)
+    validation.check_stop_strings(stops, limits.bounds)
     params = SamplingParams(
         seed=request.seed,
         stop=[*stops, *end_of_text] if stops else None,

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from spmd_tx.coordinator.stops import Decoder
-
-HALF_CHARACTER = "\ufffd"  # what bytes decode to that are no whole character
+from spmd_tx.coordinator.stops import HALF_CHARACTER, MOST_OPEN, Decoder
 
 
 class Detokenizer:
@@ -18,17 +16,27 @@ class Detokenizer:
     def add(self, tokens: Sequence[int]) -> str:
         """The text that is certain now."""
         self._tokens += tokens
-        text = self.end()
-        if not text or text.endswith(HALF_CHARACTER):
-            return ""
-        self._tokens = self._tokens[self._given :]
-        self._given = len(self._tokens)
+        certain = len(self._tokens)
+        text = self._text_up_to(certain)
+        for kept in range(1, MOST_OPEN + 1):
+            if not text.endswith(HALF_CHARACTER):
+                break
+            certain = max(self._given, len(self._tokens) - kept)
+            text = self._text_up_to(certain)
+        if text:
+            self._tokens = self._tokens[self._given :]
+            self._given = certain - self._given
+        else:
+            del self._tokens[self._given : certain]  # special tokens, which add nothing
         return text
 
     def end(self) -> str:
         """The text that was held back, if no more tokens come."""
+        return self._text_up_to(len(self._tokens))
+
+    def _text_up_to(self, count: int) -> str:
         before = self._decoder.decode(self._tokens[: self._given], skip_special_tokens=True)
-        return self._decoder.decode(self._tokens, skip_special_tokens=True)[len(before) :]
+        return self._decoder.decode(self._tokens[:count], skip_special_tokens=True)[len(before) :]
 
 
 class TextUntilStop:

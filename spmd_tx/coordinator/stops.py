@@ -9,6 +9,10 @@ from typing import Protocol
 
 from spmd_tx.protocol import STOP_TOKENS
 
+HALF_CHARACTER = "\ufffd"  # what bytes decode to that are no whole character
+MOST_OPEN = 3  # tokens of a character that is not whole: each has a byte at least, and four make one
+CONTEXT = 4  # tokens on which the text of the next one may depend
+
 
 class Decoder(Protocol):
     """What is used of ``tokenizers.Tokenizer``."""
@@ -42,14 +46,16 @@ def stop_rule(stop: str | Sequence[str | int] | None, end_of_text: Sequence[int]
 
 
 class StopWatch:
-    """Watches the tokens of one sample as they come; each token is looked at once."""
+    """Watches the tokens of one sample as they come; each is decoded a few times, however many there are."""
 
     def __init__(self, rule: StopRule, decoder: Decoder | None) -> None:
         self._rule = rule
         self._decoder = decoder
-        # A string of n bytes is spread over at most n tokens that add text; 4 more may add none.
-        self._reach = 4 + max((len(string.encode()) for string in rule.strings), default=0)
-        self._tail: list[int] = []  # the last tokens: a string may have begun there
+        self._longest = max(map(len, rule.strings), default=0)
+        self._text = ""  # the last characters, with which a string may have begun
+        self._before: list[int] = []  # the tokens of their end, since some texts depend on what is before
+        self._length_before = 0  # of their text
+        self._open: list[int] = []  # tokens behind those that may hold half a character
 
     def end(self, tokens: Sequence[int]) -> int | None:
         """How many of these next tokens belong to the sample; None: all, and it goes on."""
@@ -61,23 +67,45 @@ class StopWatch:
     def _string_end(self, tokens: Sequence[int]) -> int | None:
         if not self._rule.strings:
             return None
-        text = [*self._tail, *tokens]
-        count = self._first_completing(text, len(tokens)) if self._contains_string(text) else None
-        self._tail = text[-self._reach :]
-        return count
+        all_open = [*self._open, *tokens]
+        text = self._next_text(all_open)
+        if self._contains_string(text):
+            return self._first_completing(tokens)
+        self._settle(all_open, text)
+        return None
 
-    def _first_completing(self, text: list[int], new: int) -> int:
+    def _first_completing(self, tokens: Sequence[int]) -> int:
         """Text only grows by more tokens, so the completing token is found by bisection."""
-        low, high = 1, new
+        low, high = 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
-            if self._contains_string(text[: len(text) - new + middle]):
+            if self._contains_string(self._next_text([*self._open, *tokens[:middle]])):
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def _contains_string(self, tokens: list[int]) -> bool:
+    def _contains_string(self, text: str) -> bool:
+        whole = self._text + text
+        return any(string in whole for string in self._rule.strings)
+
+    def _settle(self, tokens: list[int], text: str) -> None:
+        """Keep the text of the tokens, but for the last ones if they hold half a character."""
+        certain = tokens
+        for kept in range(1, MOST_OPEN + 1):
+            if not text.endswith(HALF_CHARACTER):
+                break
+            certain = tokens[: max(0, len(tokens) - kept)]
+            text = self._next_text(certain)
+        self._text = (self._text + text)[-max(1, self._longest - 1) :]
+        self._before = [*self._before, *certain][-CONTEXT:]
+        self._length_before = len(self._decode(self._before))
+        self._open = tokens[len(certain) :]
+
+    def _next_text(self, tokens: list[int]) -> str:
+        """What these tokens add to the text that is there."""
+        return self._decode([*self._before, *tokens])[self._length_before :]
+
+    def _decode(self, tokens: list[int]) -> str:
         assert self._decoder is not None, "stop strings need a tokenizer"
-        text = self._decoder.decode(tokens, skip_special_tokens=False)
-        return any(string in text for string in self._rule.strings)
+        return self._decoder.decode(tokens, skip_special_tokens=False)

@@ -5,8 +5,10 @@ Of those that train on datums: datum_validation.py.
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator import prompt_wishes
 from spmd_tx.coordinator.schemas import (
     AdamParams,
@@ -20,6 +22,8 @@ from spmd_tx.coordinator.schemas import (
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec
 
+DEFAULT_BOUNDS = Bounds()
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -28,6 +32,7 @@ class Limits:
     vocab_size: int
     max_context: int  # tokens
     max_rank: int
+    bounds: Bounds = DEFAULT_BOUNDS
 
 
 MAX_SAMPLES = 1024  # of one request
@@ -128,14 +133,37 @@ def _check_stop(stop: str | list[str | int] | None, limits: Limits) -> None:
     stops = stop if isinstance(stop, list) else [] if stop is None else [stop]
     if len({type(item) for item in stops}) > 1:
         raise InvalidRequest("sampling_params.stop mixes strings and token ids; send one kind")
-    for item in stops:
-        if item == "":
+    check_stop_strings([item for item in stops if isinstance(item, str)], limits.bounds)
+    ids = [item for item in stops if isinstance(item, int)]
+    if len(ids) > limits.bounds.stop_tokens:
+        raise InvalidRequest(
+            f"sampling_params.stop has {len(ids)} token ids; at most {limits.bounds.stop_tokens} are taken "
+            "(the operator raises the limit stop_tokens)"
+        )
+    for item in ids:
+        if not 0 <= item < limits.vocab_size:
+            raise InvalidRequest(f"sampling_params.stop has the token id {item}; {vocabulary(limits)}")
+
+
+def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
+    """Each is looked for in the text of every sample, again and again."""
+    if len(strings) > bounds.stop_strings:
+        raise InvalidRequest(
+            f"stop has {len(strings)} strings; at most {bounds.stop_strings} are taken "
+            "(the operator raises the limit stop_strings)"
+        )
+    for string in strings:
+        if string == "":
             raise InvalidRequest(
-                "sampling_params.stop has an empty string, which would stop everything; leave it out, "
+                "stop has an empty string, which would stop everything; leave it out, "
                 "or send [] to switch all stops off"
             )
-        if isinstance(item, int) and not 0 <= item < limits.vocab_size:
-            raise InvalidRequest(f"sampling_params.stop has the token id {item}; {vocabulary(limits)}")
+        size = len(string.encode())
+        if size > bounds.stop_string_bytes:
+            raise InvalidRequest(
+                f"stop has a string of {size} bytes; at most {bounds.stop_string_bytes} are taken "
+                "(the operator raises the limit stop_string_bytes)"
+            )
 
 
 def _check_length(prompt_length: int, max_tokens: int | None, limits: Limits) -> None:

@@ -171,3 +171,9 @@ async def test_json_that_does_not_fit_names_the_place(oai):
 async def test_the_models_are_the_base_model_and_what_was_saved_for_sampling(services, oai):
     (model,) = (await oai.get("models")).json()["data"]
     assert (model["id"], model["object"]) == (BASE_MODEL, "model")
+
+
+async def test_stop_strings_are_as_long_as_everywhere(oai):
+    refused = await oai.post("completions", json=completion(stop=["x" * 1025]))
+    assert (refused.status_code, "at most 1024" in refused.text) == (400, True)
+    assert (await oai.post("completions", json=completion(stop=["x" * 1024]))).status_code == 200

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from spmd_tx.coordinator.sample_text import Detokenizer
 from spmd_tx.coordinator.stops import StopRule, StopWatch, stop_rule
 
 END_OF_TEXT = (7, 9)
@@ -14,12 +15,19 @@ VOCABULARY = {text: id for id, text in enumerate(dict.fromkeys(ALPHABET + WORDS)
 TOKENIZER = Tokenizer(models.BPE(vocab=VOCABULARY, merges=[]))
 TOKENIZER.decoder = decoders.ByteLevel()
 
+HALVES = [ALPHABET[200], ALPHABET[130]]  # bytes that are no character by themselves
+
 
 def ids(text):
     """One token per byte."""
     tokenizer = Tokenizer(models.BPE(vocab=VOCABULARY, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer.encode(text).ids
+
+
+def tokens_of(word):
+    """One token for what is a word or a byte, one per byte for a character of several."""
+    return ids(word) if word in "é€" else [VOCABULARY[word]]
 
 
 @pytest.mark.parametrize(
@@ -71,12 +79,14 @@ def test_the_string_wins_when_it_is_complete_before_the_stop_token():
 
 
 @given(
-    text=st.lists(st.sampled_from(["a", "b", "ab", "abc", "é", "Ċ", "ĊĊ", "Ġend"]), max_size=20),
-    cuts=st.sets(st.integers(0, 20)),
-    stop=st.sampled_from(["ab", "abab", "\n\n", "é", "b\n", " end"]),
+    text=st.lists(
+        st.sampled_from(["a", "b", "ab", "abc", "é", "€", "Ċ", "ĊĊ", "Ġend", *HALVES]), max_size=30
+    ),
+    cuts=st.sets(st.integers(0, 30)),
+    stop=st.sampled_from(["ab", "abab", "\n\n", "é", "b\n", " end", "é€", "ba€b", "aab" * 3]),
 )
 def test_the_end_is_the_same_however_the_tokens_are_dealt_out(text, cuts, stop):
-    tokens = [id for word in text for id in ([VOCABULARY[word]] if word != "é" else ids("é"))]
+    tokens = [id for word in text for id in tokens_of(word)]
     whole = [TOKENIZER.decode(tokens[:count], skip_special_tokens=False) for count in range(len(tokens) + 1)]
     expected = next((count for count, decoded in enumerate(whole) if stop in decoded), None)
 
@@ -88,3 +98,35 @@ def test_the_end_is_the_same_however_the_tokens_are_dealt_out(text, cuts, stop):
             break
         start = cut
     assert found == expected
+
+
+class CountingDecoder:
+    """Counts the tokens that it decodes."""
+
+    def __init__(self):
+        self.count = 0
+
+    def decode(self, ids, skip_special_tokens=True):
+        self.count += len(ids)
+        return TOKENIZER.decode(ids, skip_special_tokens)
+
+
+@pytest.mark.parametrize("word", ["a", "é", HALVES[0], "Ċ"])
+@pytest.mark.parametrize("length", [1, 1000])
+def test_the_work_per_token_depends_on_neither_the_strings_nor_the_sample(word, length):
+    decoder = CountingDecoder()
+    watch = StopWatch(stop_rule(["x" * length, "y" * length], ()), decoder)
+    tokens = tokens_of(word) * 3200
+    for start in range(0, len(tokens), 16):
+        assert watch.end(tokens[start : start + 16]) is None
+    assert decoder.count < 8 * len(tokens)
+
+
+@pytest.mark.parametrize("word", ["a", "é", HALVES[0]])
+def test_the_work_per_token_of_a_text_does_not_grow(word):
+    decoder = CountingDecoder()
+    detokenizer = Detokenizer(decoder)
+    tokens = tokens_of(word) * 3200
+    text = "".join(detokenizer.add(tokens[start : start + 16]) for start in range(0, len(tokens), 16))
+    assert text + detokenizer.end() == TOKENIZER.decode(tokens)
+    assert decoder.count < 20 * len(tokens)
