@@ -28,7 +28,7 @@ requests = typer.Typer(
 RequestId = Annotated[str, typer.Argument(metavar="ID", help="Of the request, or the beginning of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
-SHOWN_OF_ID = 12  # characters, in tables; enough to name it
+SHOWN = 8  # characters of ids in tables; spmd-tx requests takes the beginning of one
 LOSSES = ("losses", "by command", "of the server")
 
 
@@ -84,7 +84,7 @@ def show(
         return
     for name, value in facts.items():
         if value is not None:
-            typer.echo(f"{name + ':':<20} {value}")
+            typer.echo(f"{name + ':':<23} {value}")
     typer.echo("body:")
     for line in body:
         typer.echo(f"  {line}")
@@ -214,10 +214,11 @@ def _print_table(found: "list[Overview]") -> None:
     for each in found:
         row = each.row
         losses = row.losses, row.losses_by_command, row.coordinator_losses
+        line = f"{row.line[:SHOWN]}...{row.line.removeprefix(row.session_id)}"
         cells = (
-            row.id,
+            row.id[:SHOWN],
             row.kind,
-            row.line,
+            line,
             row.seq_id,
             each.owner,
             _age(row.created_at),

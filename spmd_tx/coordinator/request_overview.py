@@ -28,7 +28,7 @@ class Overview(NamedTuple):
     def state(self) -> str:
         row = self.row
         if row.finished_at is None:
-            return "queued" if row.given_up is None else "given up, not yet failed"
+            return "unfinished" if row.given_up is None else "given up, not yet failed"
         if row.content_type is not None:
             return "finished" if row.never_again is None else "finished, its model given up"
         return "failed" if row.given_up is None else "given up"

@@ -102,12 +102,14 @@ class Scheduler:
         if request is None:
             return True
         failed = Failed(by_operator(why), "server")
-        if self._execution is not None:
-            return self._execution.give_up(request, failed)
-        self._given_up.add(request_id)
-        self._suspects.discard(request_id)
-        self._unfinished.remove(request)
-        self._log.resolve(request_id, failed)
+        if self._execution is None:
+            self._given_up.add(request_id)
+            self._suspects.discard(request_id)
+            self._unfinished.remove(request)
+            self._log.resolve(request_id, failed)
+        elif not self._execution.give_up(request, failed):
+            return False
+        logger.warning("%s %d of %s is %s", request.kind, request.seq_id, request.line, failed.error)
         return True
 
     def session_ended(self, session_id: str) -> None:

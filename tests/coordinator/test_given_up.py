@@ -34,11 +34,12 @@ async def bench(tmp_path):
 # --- what the scheduler does ----------------------------------------------------------------------------
 
 
-async def test_what_waits_behind_a_gap_fails_at_once_and_the_line_goes_on_without_it(bench):
+async def test_what_waits_behind_a_gap_fails_at_once_and_the_line_goes_on_without_it(bench, caplog):
     await bench.result(bench.create(A))
     stuck = bench.train(A, 2, 10)
     assert bench.scheduler.give_up(stuck, WHY)
     assert await bench.failure(stuck, "server") == TOLD
+    assert f"forward_backward 2 of {A} is {TOLD}" in caplog.text
     bench.train(A, 1, 10)
     await bench.result(bench.step(A, 3))
     assert len(bench.workers.sent(ForwardBackward)) == 1
