@@ -55,7 +55,8 @@ class CustomLossCatalog:
     async def open(self, loss_id: str, session_id: str) -> StoredLoss:
         """Raises InvalidRequest when this session has no such loss."""
         stored = await self._open(loss_id, session_id)
-        return replace(stored, refusal=self._given_up.get(loss_id))
+        refusal = self._given_up.get(loss_id)
+        return stored if refusal is None else replace(stored, refusal=refusal)
 
     def give_up(self, loss_id: str, why: str) -> None:
         """Run a loss no more."""
