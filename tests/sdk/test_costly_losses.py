@@ -1,0 +1,138 @@
+"""Losses that take long to compile or to run: who has sent them waits, and nobody else does."""
+
+import secrets
+import shutil
+
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from tests.sdk.examples import SECONDS, batch, prompt, random_tokens, train
+from tests.sdk.raw_api import RawApi
+from tests.sdk.server import BASE_MODEL, COMPILED, serving
+
+TOKENS = 8
+ROUNDS = 12  # of a neighbour; each takes a few hundredths of a second, and a costly loss many seconds
+SORTS = 30
+PRODUCTS = 20
+WIDTH = 400  # of the matrices
+
+
+def node(target, *args, op="call_function", name, **kwargs):
+    return {"op": op, "name": name, "target": target, "args": list(args), "kwargs": kwargs}
+
+
+def ref(name):
+    return {"ref": name}
+
+
+def definition(nodes, last):
+    """The loss is the sum of the logprobs times the mean of the last node; ``w`` is [T, K]."""
+    output = {"tuple": [ref("loss"), {"dict": {}}]}
+    return {
+        "name": "costly",
+        "inputs": [{"name": "logprobs", "rank": 1}, {"name": "w", "rank": 2}],
+        "graph": {
+            "nodes": [
+                node("logprobs", op="placeholder", name="logprobs"),
+                node("w", op="placeholder", name="w"),
+                *nodes,
+                node("torch.mean", ref(last), name="mean"),
+                node("torch.sum", ref("logprobs"), name="sum"),
+                node("operator.mul", ref("sum"), ref("mean"), name="loss"),
+                node("output", output, op="output", name="output"),
+            ]
+        },
+    }
+
+
+def slow_to_compile():
+    """No two runs of this test find the other's programs in a cache."""
+    nodes = [
+        node("torch.unsqueeze", ref("logprobs"), 1, name="column"),
+        node("operator.add", ref("w"), ref("column"), name="added"),
+        node("operator.mul", ref("added"), 1 + secrets.randbelow(10**9) / 10**9, name="sin_0"),
+    ]
+    for number in range(SORTS):
+        nodes += [
+            node("torch.sort", ref(f"sin_{number}"), -1, name=f"sort_{number}"),
+            node("operator.getitem", ref(f"sort_{number}"), 0, name=f"sorted_{number}"),
+            node("torch.sin", ref(f"sorted_{number}"), name=f"sin_{number + 1}"),
+        ]
+    return definition(nodes, f"sin_{SORTS}"), range(4, 24)
+
+
+def slow_to_run():
+    nodes = [
+        node("torch.t", ref("w"), name="turned"),
+        node("torch.matmul", ref("turned"), ref("w"), name="matrix"),
+        node("operator.mul", ref("matrix"), 1.0, name="product_0"),
+    ]
+    for number in range(PRODUCTS):
+        nodes.append(
+            node("torch.matmul", ref(f"product_{number}"), ref("matrix"), name=f"product_{number + 1}")
+        )
+    return definition(nodes, f"product_{PRODUCTS}"), [WIDTH] * 350
+
+
+def data(widths):
+    """A datum for each width of its input ``w``."""
+    data = []
+    for width in widths:
+        tokens = random_tokens(TOKENS, width)
+        values = types.TensorData(data=[1 / WIDTH] * TOKENS * width, dtype="float32", shape=[TOKENS, width])
+        data.append(
+            types.Datum(
+                model_input=prompt(tokens),
+                loss_fn_inputs={
+                    "target_tokens": types.TensorData(data=tokens, dtype="int64", shape=[TOKENS]),
+                    "w": values,
+                },
+            )
+        )
+    return data
+
+
+@pytest.fixture(scope="module")
+def own_server(model_dir, tmp_path_factory):
+    """It ends in the middle of what it does, and what it has compiled goes with it."""
+    data_dir = tmp_path_factory.mktemp("costly") / "data"
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(COMPILED, data_dir / "compilation_cache")
+    with serving(model_dir, data_dir, drain_seconds=0) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture
+def tenants(own_server):
+    """A greedy one and a neighbour."""
+    clients = [tinker.ServiceClient(base_url=own_server.url, api_key="tml-test") for _ in range(2)]
+    yield clients
+    for client in clients:
+        client.holder.close()
+
+
+@pytest.mark.parametrize("loss", [slow_to_compile, slow_to_run])
+def test_neighbours_train_and_sample_while_a_costly_loss_is_compiled_and_run(own_server, tenants, loss):
+    greedy, neighbour = tenants
+    trainers = [
+        each.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS) for each in tenants
+    ]
+    sampler = neighbour.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+
+    def go_on() -> None:
+        sampler.sample(prompt(random_tokens(9, 0)), 1, types.SamplingParams(max_tokens=4)).result(SECONDS)
+        assert np.isfinite(train(trainers[1], batch(0)))
+
+    go_on()  # which compiles what it needs
+    graph, widths = loss()
+    api = RawApi(own_server.url, BASE_MODEL)
+    body = {"session_id": greedy.holder.get_session_id(), "custom_loss_seq_id": 0, **graph}
+    loss_id = api.retrieve(api.post("create_custom_loss", **body)["request_id"]).json()["loss_id"]
+    costly = trainers[0].forward_backward(data(widths), "custom", {"loss_id": loss_id})
+    for _ in range(ROUNDS):
+        go_on()
+    assert not costly.future().done()
+    api.close()
