@@ -112,6 +112,18 @@ def rotate(
     typer.echo(new.token)
 
 
+@keys.command()
+def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
+    """Go back to a server without keys, which lets everyone in: delete all, and that there were any.
+
+    A server that runs lets nobody in from then on, and everyone from its next start.
+    """
+    from spmd_tx.coordinator import keys_seen
+
+    removed = _in_existing(data_dir, database_url, lambda db: keys_seen.forget(db, data_dir))
+    typer.echo(f"removed {removed} keys; the next start of the server lets everyone in")
+
+
 def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
     """Print keys as a table; beside a key that is printed itself, to where errors go."""
     from rich.console import Console

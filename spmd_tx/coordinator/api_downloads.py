@@ -149,7 +149,7 @@ def _link(request: Request, services: Services, access: Access, found: _Found, r
     caller, owner = access.caller, found.manifest.owner
     reader = owner if caller.sees(owner) else caller.owner
     path = "/".join([PREFIX + route, *found.path, found.manifest.version, *file])
-    return services.signed_urls.sign(signed_urls.base_url(request), path, reader)
+    return services.signed_urls.sign(signed_urls.base_url(request), path, reader, caller.key_id)
 
 
 def _answer(request: Request, services: Services, found: _Found, content: _Content) -> Response:

@@ -25,7 +25,7 @@ class TracesController(Controller):
         if export.path is None:
             return TraceExportResponse("pending")
         path = f"/api/v1/sessions/{session_id}/trace"
-        url = services.signed_urls.sign(base_url(request), path, session.owner)
+        url = services.signed_urls.sign(base_url(request), path, session.owner, access.caller.key_id)
         return TraceExportResponse("ready", url=url)
 
     @get("/sessions/{session_id:str}/trace", opt=SIGNED)

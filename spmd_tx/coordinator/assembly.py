@@ -158,7 +158,7 @@ async def open_parts(
         health=health,
         storage=storage,
         reaper=reaper,
-        keyring=await open_keyring(database),
+        keyring=await open_keyring(database, config.data_dir),
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         traces=TraceExports(database, config.data_dir),
         allowances=Allowances(database, catalog, queue),

@@ -14,8 +14,8 @@ BEARER = "bearer "
 async def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
     """Find out who calls, or refuse them: 401 without a valid key, 403 beyond its role, 429 too often.
 
-    403, too, for a URL that is not, or no longer, signed. It never waits, but a guard that is no coroutine
-    would run in a thread, which costs more than all that it does.
+    403, too, for a URL that is not signed, or no longer by a valid key. It never waits, but a guard that is
+    no coroutine would run in a thread, which costs more than all that it does.
     """
     if IS_OPEN in route.opt:
         return
@@ -23,9 +23,9 @@ async def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
         raise InvalidRequest("the address holds the character NUL, which no name has; leave it out")
     services: Services = connection.app.state.services
     if IS_SIGNED in route.opt:
-        connection.scope["auth"] = services.signed_urls.caller(
-            connection.scope["path"], connection.query_params
-        )
+        reader = services.signed_urls.caller(connection.scope["path"], connection.query_params)
+        services.keyring.vouch(reader)
+        connection.scope["auth"] = reader
         return
     caller = services.keyring.caller(presented_key(connection.headers))
     method = connection.scope.get("method")

@@ -1,53 +1,71 @@
 """The keys as a running server knows them: in memory, looked at again every second, so that no request waits.
 
-While the database does not answer, the keys that were last seen count.
+While the database does not answer, the keys that were last seen count. Where keys were seen, an empty table
+lets nobody in: it is another database, a restored one, or a damaged one.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NoReturn
 
 from sqlalchemy import update
 
-from spmd_tx.coordinator import keys
+from spmd_tx.coordinator import keys, keys_seen
 from spmd_tx.coordinator.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.metrics import KEYS_MISSING_SECONDS
 from spmd_tx.coordinator.storage import OUTAGES
 from spmd_tx.coordinator.tables import ApiKey
-from spmd_tx.errors import Unauthorized
+from spmd_tx.errors import Forbidden, Unauthorized
 
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_NOTES = 60.0  # of when a key was used last
+LOOKS_BETWEEN_ERRORS = 60  # that say that all keys are gone
 
 MISSING = (
     "this server wants an API key, and the request has none; set TINKER_API_KEY to one that the operator has "
     "made with: spmd-tx keys create"
 )
+GONE = (
+    "this server had API keys and finds none in its database now, so it lets nobody in; its operator must "
+    "restore the database, or make new keys with: spmd-tx keys create (docs/keys.md)"
+)
 UNKNOWN = "this server does not know this API key; see that it is complete, or ask the operator for one"
 
 
 class Keyring:
-    """All keys. Without any, everyone is let in."""
+    """All keys. A server that has never had any lets everyone in."""
 
-    def __init__(self, database: Database, rows: Iterable[ApiKey]) -> None:
+    def __init__(
+        self, database: Database, data_dir: Path, rows: Iterable[ApiKey], were_seen: bool = False
+    ) -> None:
+        """``were_seen``: whether there were keys before, whatever there is now."""
         self._database = database
+        self._data_dir = data_dir
         self._rows: dict[str, ApiKey] = {}  # by hash
+        self._by_id: dict[str, ApiKey] = {}
         self._used_at: dict[str, float] = {}  # by id; what is not stored yet
+        self._were_seen = were_seen
+        self._is_noted = were_seen
+        self._empty_looks = 0  # in a row
         self._take(rows)
 
     @property
-    def is_empty(self) -> bool:
-        """Keys that are not valid any more count: the end of the last one opens the server to nobody."""
-        return not self._rows
+    def is_open(self) -> bool:
+        """Whether everyone is let in. Neither the end of the last key opens the server, nor its loss."""
+        return not self._were_seen
 
     def caller(self, token: str | None) -> Caller:
         """Who holds a key. Raises Unauthorized. Every key, right or wrong, costs one hash and one look-up."""
-        if self.is_empty:
+        if self.is_open:
             return EVERYONE
+        if not self._rows:
+            raise Unauthorized(GONE)
         if not token:
             raise Unauthorized(MISSING)
         row, now = self._rows.get(keys.digest(token)), time.time()
@@ -59,6 +77,21 @@ class Keyring:
         self._used_at[row.id] = now
         limits = KeyLimits(row.adapters, row.queued_requests, row.queued_tokens, row.requests_per_second)
         return Caller(row.owner, row.role, row.id, limits)
+
+    def vouch(self, caller: Caller) -> None:
+        """See that the key still holds with which a caller was given a signed URL. Raises Forbidden.
+
+        A URL that was given without a key ends when there are keys.
+        """
+        row = self._by_id.get(caller.key_id or "")
+        if caller.key_id is None and self.is_open:
+            return
+        if row is None or keys.problem(row, time.time()) is not None:
+            raise Forbidden(
+                "the API key with which this URL was made is not valid any more; ask for a new one"
+            )
+        if row.role != "admin" and row.owner != caller.owner:
+            raise Forbidden(f"API key {row.id} does not see what belongs to {caller.owner!r} any more")
 
     async def watch(self) -> NoReturn:
         """Keep up with the database, for ever. Raises StartError when it must not be used any more."""
@@ -76,11 +109,28 @@ class Keyring:
 
     async def look(self) -> None:
         """See which keys are new, and which were revoked."""
-        was_empty = self.is_empty
+        was_open = self.is_open
         async with self._database.reading() as db:
             self._take(await keys.listed(db))
-        if was_empty and not self.is_empty:
+        if was_open and not self.is_open:
             logger.warning("from now on every request needs an API key")
+        await self.note_keys()
+        if self._rows or self.is_open:
+            self._empty_looks = 0
+            return
+        KEYS_MISSING_SECONDS.inc(SECONDS_BETWEEN_LOOKS)
+        if self._empty_looks % LOOKS_BETWEEN_ERRORS == 0:
+            logger.error(
+                "all API keys are gone from the database, and nobody is let in: restore it, or make new ones;"
+                " to serve everyone again, stop this server and call: spmd-tx keys remove-all"
+            )
+        self._empty_looks += 1
+
+    async def note_keys(self) -> None:
+        """Remember for the next start that there are keys."""
+        if self._were_seen and not self._is_noted:
+            await keys_seen.note(self._database, self._data_dir)
+            self._is_noted = True
 
     async def note_uses(self) -> None:
         """Write down when keys were used, of each at most once a minute."""
@@ -95,9 +145,13 @@ class Keyring:
             self._used_at = {id: at for id, at in self._used_at.items() if at > uses.get(id, 0.0)}
 
     def _take(self, rows: Iterable[ApiKey]) -> None:
-        self._rows = {row.hash: row for row in rows}
+        self._by_id = {row.id: row for row in rows}
+        self._rows = {row.hash: row for row in self._by_id.values()}
+        self._were_seen = self._were_seen or bool(self._rows)
 
 
-async def open_keyring(database: Database) -> Keyring:
+async def open_keyring(database: Database, data_dir: Path) -> Keyring:
     async with database.reading() as db:
-        return Keyring(database, await keys.listed(db))
+        keyring = Keyring(database, data_dir, await keys.listed(db), await keys_seen.were_seen(db, data_dir))
+    await keyring.look()
+    return keyring

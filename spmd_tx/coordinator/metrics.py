@@ -20,6 +20,11 @@ RECLAIMED_BYTES = Counter(
 STORAGE_IS_PAUSED = Gauge(
     "spmd_tx_storage_paused", "1 while no new work is taken for want of storage.", registry=REGISTRY
 )
+KEYS_MISSING_SECONDS = Counter(
+    "spmd_tx_keys_missing_seconds",
+    "Seconds in which nobody was let in, because all API keys were gone from the database.",
+    registry=REGISTRY,
+)
 UNFINISHED_REQUESTS = Gauge(
     "spmd_tx_unfinished_requests", "Requests that were accepted and have no result yet.", registry=REGISTRY
 )

@@ -76,12 +76,12 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
         )
 
 
-def check_keys(config: ServerConfig, address: str, has_keys: bool) -> str | None:
+def check_keys(config: ServerConfig, address: str, is_open: bool) -> str | None:
     """Refuse to serve everyone on a network; what is dangerous all the same is returned, for the log.
 
-    ``address`` is what the server listens on.
+    ``address`` is what the server listens on; it is open when there have never been keys.
     """
-    if has_keys:
+    if not is_open:
         return None
     if ipaddress.ip_address(address).is_loopback:
         return f"there are no API keys: everyone on this machine has access; {MAKE_KEY}"

@@ -59,8 +59,8 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
             port = WorkerPort(config.worker_host, config.worker_port, Keys.of(secret))
             stack.callback(port.close, LINGER_SECONDS)
             parts = await open_parts(config, model, port, stack)
-            has_keys = not parts.services.keyring.is_empty
-            warning = check_keys(config, listening.getsockname()[0], has_keys)
+            is_open = parts.services.keyring.is_open
+            warning = check_keys(config, listening.getsockname()[0], is_open)
             if warning is not None:
                 logger.warning("%s", warning)
             agents = [

@@ -1,8 +1,9 @@
 """URLs that let whoever has them read one thing for a while, without an API key.
 
-The signature (HMAC-SHA256) covers the path, the time of expiry and the owner. A route with the mark SIGNED
-gets a caller who sees what the owner sees, and may only read (authentication.py); that the thing still
-exists, and is the owner's, is for the route to find out.
+The signature (HMAC-SHA256) covers the path, the time of expiry, the owner and the API key with which the URL
+was made. A route with the mark SIGNED gets a caller who sees what the owner sees, and may only read
+(authentication.py), for as long as that key is valid; that the thing still exists, and is the owner's, is for
+the route to find out.
 """
 
 import hmac
@@ -35,24 +36,28 @@ class SignedUrls:
         self._secret = secret
         self._clock = clock
 
-    def sign(self, base: str, path: str, owner: str, lifetime: float = LIFETIME_SECONDS) -> str:
-        """The URL of a path, not yet quoted, at a server's base URL; good for ``lifetime`` seconds."""
-        expires = str(int(self._clock() + lifetime))
-        query = {"expires": expires, "owner": owner, "signature": self._signature(path, expires, owner)}
+    def sign(self, base: str, path: str, owner: str, key_id: str | None) -> str:
+        """The URL of a path, not yet quoted, at a server's base URL.
+
+        ``key_id`` is the key of who asks for it; without keys there is none.
+        """
+        expires, key = str(int(self._clock() + LIFETIME_SECONDS)), key_id or ""
+        query = {"expires": expires, "owner": owner, "key": key}
+        query["signature"] = self._signature(path, *query.values())
         return f"{base.rstrip('/')}{quote(path)}?{urlencode(query)}"
 
     def caller(self, path: str, query: Mapping[str, str]) -> Caller:
-        """Who has signed. Raises Forbidden when nobody has, or when it was too long ago."""
-        expires, owner = query.get("expires", ""), query.get("owner", "")
-        expected = self._signature(path, expires, owner)
+        """For whom it was signed, with which key. Raises Forbidden when it was not, or too long ago."""
+        expires, owner, key = (query.get(name, "") for name in ("expires", "owner", "key"))
+        expected = self._signature(path, expires, owner, key)
         if not hmac.compare_digest(expected.encode(), query.get("signature", "").encode()):
             raise Forbidden("the signature does not fit this URL; use the whole URL as the server gave it")
         if float(expires) <= self._clock():
             raise Forbidden("this URL has expired; ask the server for a new one")
-        return Caller(owner, "read-only")
+        return Caller(owner, "read-only", key or None)
 
-    def _signature(self, path: str, expires: str, owner: str) -> str:
-        text = "\n".join((quote(path), quote(expires), quote(owner)))  # so that no part runs into the next
+    def _signature(self, *parts: str) -> str:
+        text = "\n".join(map(quote, parts))  # so that no part runs into the next
         return hmac.new(self._secret, text.encode(), sha256).hexdigest()
 
 

@@ -184,6 +184,7 @@ class ServerState(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)  # 1
     generation: Mapped[int] = mapped_column(BigInteger)  # of workers, the last one that was started
+    had_keys: Mapped[bool] = mapped_column(default=False)  # there were API keys, whether or not there are any
 
 
 class ApiKey(Base):

@@ -147,7 +147,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         health=FakeHealth(),
         storage=Storage(data_dir),
         reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
-        keyring=await open_keyring(database),
+        keyring=await open_keyring(database, data_dir),
         signed_urls=open_signed_urls(data_dir),
         traces=TraceExports(database, data_dir),
         allowances=Allowances(database, catalog, queue),

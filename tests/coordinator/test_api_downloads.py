@@ -39,9 +39,9 @@ async def anybody(app):
 
 
 async def test_an_export_is_downloaded_by_its_links_alone(api, anybody, model_id, client_for):
-    path = await export(api, model_id)
-    links = await urls_of(api, path)
-    await client_for("somebody")  # from now on the server wants keys
+    owner = await client_for("local")
+    path = await export(owner, model_id)
+    links = await urls_of(owner, path)
     assert list(links) == [FILE]
     answer = await anybody.get(links[FILE])
     assert (answer.status_code, answer.content) == (200, CONTENT)

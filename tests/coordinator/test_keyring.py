@@ -1,15 +1,19 @@
 import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from sqlalchemy import delete, update
 
 from spmd_tx.coordinator import keyring as keyring_module
-from spmd_tx.coordinator import keys
+from spmd_tx.coordinator import keys, keys_seen, metrics
 from spmd_tx.coordinator.callers import EVERYONE, KeyLimits
 from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.keys import Wish
-from spmd_tx.errors import Unauthorized
+from spmd_tx.coordinator.signed_urls import SignedUrls
+from spmd_tx.coordinator.tables import ApiKey, ServerState
+from spmd_tx.errors import Forbidden, Unauthorized
 
 
 @pytest.fixture
@@ -31,8 +35,8 @@ def revoke(database):
 
 
 @pytest.fixture
-async def keyring(database):
-    return await open_keyring(database)
+async def keyring(database, tmp_path):
+    return await open_keyring(database, tmp_path)
 
 
 @pytest.fixture
@@ -77,11 +81,11 @@ async def test_once_there_is_a_key_nobody_comes_in_without_one(make, keyring, to
         keyring.caller(token)
 
 
-async def test_the_end_of_the_last_key_opens_the_server_to_nobody(make, revoke, keyring, database):
+async def test_the_end_of_the_last_key_opens_the_server_to_nobody(make, revoke, keyring, database, tmp_path):
     token, row = await make()
     await revoke(row.id)
     await keyring.look()
-    for ring in (keyring, await open_keyring(database)):
+    for ring in (keyring, await open_keyring(database, tmp_path)):
         with pytest.raises(Unauthorized, match=f"API key {row.id} of 'alice' was revoked"):
             ring.caller(token)
 
@@ -152,3 +156,126 @@ async def test_the_last_use_is_written_down_at_most_once_a_minute(make, keyring,
     assert await use_at(0) == {"alice": 1e9, "idle": None}
     assert await use_at(59) == {"alice": 1e9, "idle": None}
     assert await use_at(60) == {"alice": 1e9 + 60, "idle": None}
+
+
+async def remove_rows(database):
+    """What a bad restore does."""
+    async with database.transaction() as db:
+        await db.execute(delete(ApiKey))
+
+
+@pytest.mark.parametrize("lost", ["the file", "the flag", "nothing"])
+async def test_once_there_were_keys_an_empty_table_opens_the_server_to_nobody(
+    make, keyring, database, tmp_path, caplog, lost
+):
+    token, _ = await make()
+    await keyring.look()
+    await remove_rows(database)
+    if lost == "the file":
+        (tmp_path / keys_seen.FILE).unlink()
+    elif lost == "the flag":
+        async with database.transaction() as db:
+            await db.execute(update(ServerState).values(had_keys=False))
+    await keyring.look()
+    for ring in (keyring, await open_keyring(database, tmp_path)):
+        for shown in (token, None):
+            with pytest.raises(Unauthorized, match="had API keys and finds none"):
+                ring.caller(shown)
+    assert "all API keys are gone" in caplog.text
+    again, _ = await make()
+    await keyring.look()
+    assert keyring.caller(again).owner == "alice"
+
+
+async def test_that_all_keys_are_gone_is_said_again_and_again_and_counted(make, keyring, database, caplog):
+    def missing():
+        return metrics.REGISTRY.get_sample_value("spmd_tx_keys_missing_seconds_total")
+
+    await make()
+    await keyring.look()
+    before = missing()
+    await remove_rows(database)
+    for _ in range(keyring_module.LOOKS_BETWEEN_ERRORS + 1):
+        await keyring.look()
+    assert caplog.text.count("all API keys are gone") == 2
+    assert missing() - before == keyring_module.LOOKS_BETWEEN_ERRORS + 1
+
+
+async def test_an_operator_can_go_back_to_a_server_without_keys(make, keyring, database, tmp_path):
+    await make()
+    await keyring.look()
+    async with database.transaction() as db:
+        assert await keys_seen.forget(db, tmp_path) == 1
+    await keyring.look()
+    with pytest.raises(Unauthorized):  # it may listen on a network
+        keyring.caller(None)
+    assert (await open_keyring(database, tmp_path)).caller(None) == EVERYONE
+
+
+async def test_that_there_are_keys_is_noted_once_the_disk_is_back(make, keyring, tmp_path, monkeypatch):
+    await make()
+    (tmp_path / keys_seen.FILE).mkdir()
+    with pytest.raises(IsADirectoryError):
+        await keyring.look()
+    (tmp_path / keys_seen.FILE).rmdir()
+    await keyring.look()
+    assert (tmp_path / keys_seen.FILE).is_file()
+
+
+@pytest.fixture
+def urls():
+    return SignedUrls(b"secret" * 6)
+
+
+@pytest.fixture
+def open_url(urls, keyring):
+    """What the guard of all routes does with a signed URL."""
+
+    def open_url(url):
+        split = urlsplit(url)
+        reader = urls.caller(split.path, dict(parse_qsl(split.query)))
+        keyring.vouch(reader)
+        return reader.owner
+
+    return open_url
+
+
+@pytest.mark.parametrize("owner, role", [("bob", "user"), ("root", "admin")])
+async def test_a_signed_url_ends_with_the_key_that_it_was_made_with(
+    make, revoke, keyring, urls, open_url, owner, role
+):
+    _, row = await make(owner, role=role)
+    await make("bob")
+    await keyring.look()
+    url = urls.sign("http://server", "/a", "bob", row.id)
+    assert open_url(url) == "bob"
+    await revoke(row.id)
+    await keyring.look()
+    with pytest.raises(Forbidden, match="API key with which this URL was made"):
+        open_url(url)
+
+
+async def test_a_signed_url_ends_when_its_key_expires(make, keyring, urls, open_url, clock):
+    _, row = await make("bob", lifetime=60.0)
+    await keyring.look()
+    url = urls.sign("http://server", "/a", "bob", row.id)
+    assert open_url(url) == "bob"
+    clock.now += 60
+    with pytest.raises(Forbidden):
+        open_url(url)
+
+
+async def test_a_key_signs_for_others_only_as_admin(make, keyring, urls, open_url):
+    _, row = await make("mallory")
+    await keyring.look()
+    with pytest.raises(Forbidden, match="does not see what belongs to 'bob'"):
+        open_url(urls.sign("http://server", "/a", "bob", row.id))
+
+
+async def test_a_url_that_was_made_without_keys_ends_when_there_are_keys(make, keyring, urls, open_url):
+    url = urls.sign("http://server", "/a", "local", None)
+    assert open_url(url) == "local"
+    await make()
+    await keyring.look()
+    with pytest.raises(Forbidden):
+        open_url(url)

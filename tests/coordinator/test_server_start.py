@@ -93,17 +93,17 @@ async def test_a_network_is_not_served_without_keys(complete, tmp_path, host):
 
 
 @pytest.mark.parametrize(
-    "address, options, has_keys, warning",
+    "address, options, is_open, warning",
     [
-        ("127.0.0.1", {}, False, "everyone on this machine has access"),
-        ("::1", {}, False, "everyone on this machine has access"),
-        ("0.0.0.0", {"host": "0.0.0.0", "insecure_no_auth": True}, False, "can reach 0.0.0.0 has access"),
-        ("0.0.0.0", {"host": "0.0.0.0"}, True, None),
-        ("127.0.0.1", {}, True, None),
+        ("127.0.0.1", {}, True, "everyone on this machine has access"),
+        ("::1", {}, True, "everyone on this machine has access"),
+        ("0.0.0.0", {"host": "0.0.0.0", "insecure_no_auth": True}, True, "can reach 0.0.0.0 has access"),
+        ("0.0.0.0", {"host": "0.0.0.0"}, False, None),
+        ("127.0.0.1", {}, False, None),
     ],
 )
-def test_whom_a_server_lets_in_is_said(address, options, has_keys, warning):
-    said = check_keys(ServerConfig(base_model="m", **options), address, has_keys)
+def test_whom_a_server_lets_in_is_said(address, options, is_open, warning):
+    said = check_keys(ServerConfig(base_model="m", **options), address, is_open)
     assert said is None if warning is None else warning in said
 
 

@@ -1,0 +1,46 @@
+"""That there were API keys: remembered beside the data and in the database.
+
+When the keys are lost with one of the two, the other one still tells that the server is not for everyone.
+"""
+
+import os
+from pathlib import Path
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator import audit
+from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.tables import ApiKey, ServerState
+
+FILE = "keys_seen"  # in the data directory
+TEXT = "This server has had API keys. Without any it lets nobody in. See docs/keys.md.\n"
+
+
+async def were_seen(db: AsyncSession, data_dir: Path) -> bool:
+    """Whether there ever were keys, as far as is known."""
+    if (data_dir / FILE).exists():
+        return True
+    return bool(await db.scalar(select(ServerState.had_keys)))
+
+
+async def note(database: Database, data_dir: Path) -> None:
+    """Remember that there are keys. Raises an outage (storage.py) when that is impossible now."""
+    async with database.transaction() as db:
+        row = await db.get(ServerState, 1)
+        if row is None:  # a database of which somebody has emptied every table
+            db.add(row := ServerState(id=1, generation=0))
+        row.had_keys = True
+    with (data_dir / FILE).open("w") as file:
+        file.write(TEXT)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+async def forget(db: AsyncSession, data_dir: Path) -> int:
+    """Delete all keys, and that there were any; how many there were."""
+    removed = (await db.execute(delete(ApiKey).returning(ApiKey.id))).all()
+    await db.execute(update(ServerState).values(had_keys=False))
+    audit.add(db, audit.Deed("keys_removed", audit.OPERATOR, audit.OPERATOR.owner, {"keys": len(removed)}))
+    (data_dir / FILE).unlink(missing_ok=True)
+    return len(removed)
