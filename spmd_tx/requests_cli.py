@@ -29,7 +29,7 @@ RequestId = Annotated[str, typer.Argument(metavar="ID", help="Of the request, or
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 SHOWN = 8  # characters of ids in tables; spmd-tx requests takes the beginning of one
-LOSSES = ("losses", "by command", "of the server")
+LOSSES = ("losses", "by command", "of server")
 
 
 @requests.command("list")
@@ -208,7 +208,7 @@ def _print_table(found: "list[Overview]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
+    table = Table(box=None, pad_edge=False)
     for name in ("id", "kind", "line", "seq_id", "owner", "age", *LOSSES, "state"):
         table.add_column(name, overflow="fold")
     for each in found:
