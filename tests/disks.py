@@ -1,5 +1,6 @@
 """Real file systems of a given size for tests, which can be made full or read-only."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,3 +34,17 @@ def fill(disk: Path) -> Path:
                 file.write(bytes(4096))
         except OSError:
             return ballast
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What is made durable from now on, in order."""
+    paths = []
+    sync = os.fsync
+
+    def fsync(descriptor):
+        sync(descriptor)
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths

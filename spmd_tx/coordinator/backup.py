@@ -11,7 +11,7 @@ from spmd_tx.errors import StartError
 
 DATABASE = "spmd_tx.db"
 FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability")
-UNFINISHED = (".partial", ".deleted", ".tmp", "lock")
+UNFINISHED = (".staged", ".partial", ".deleted", ".tmp", "lock")
 
 
 def back_up(data_dir: Path, destination: Path) -> int:

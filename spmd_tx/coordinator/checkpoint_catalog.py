@@ -73,7 +73,8 @@ class CheckpointCatalog:
         """
         manifest = await self._do(self._store.manifest, path)
         earlier = manifest if manifest is not None and manifest.saved_by == options.request_id else None
-        if manifest is None or earlier is None or staged.exists():
+        is_new = await asyncio.to_thread(checkpoint_files.is_to_be_published, staged, options.request_id)
+        if manifest is None or earlier is None or is_new:
             files = await asyncio.to_thread(checkpoint_files.sizes, staged)
             manifest = self._manifest(path, adapter, options, files, await self._owner(path.run_id))
             if earlier is not None and options.request_id is not None:
@@ -93,9 +94,10 @@ class CheckpointCatalog:
             return
         opened = await self.open(source)
         staged = await self.begin(target, options)
+        shared = await asyncio.to_thread(folder_links.share, source, opened.folder, staged)
         now = time.time()
         manifest = msgspec.structs.replace(
-            opened.manifest,
+            shared,
             run_id=target.run_id,
             created_at=now,
             expires_at=_expiry(now, options.ttl_seconds),
@@ -104,7 +106,6 @@ class CheckpointCatalog:
             is_public=False,
             copied_from=str(source),
         )
-        await asyncio.to_thread(folder_links.share, opened.folder, staged)
         await self._do(self._store.commit, target, staged, manifest)
         await self._list(target, manifest)
 

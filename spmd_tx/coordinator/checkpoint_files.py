@@ -1,13 +1,16 @@
 """Checkpoint folders: where they are, and the manifest that tells a complete one. All functions block.
 
 A checkpoint is written beside its place and moved there when it is complete, so that a folder under its
-own name is always whole, and an overwritten one is there until the new one is.
+own name is always whole, and an overwritten one is there until the new one is. Each attempt to write one
+has a place of its own: workers that were given up, but still live, write where nobody looks.
 """
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from spmd_tx.coordinator.callers import LOCAL_OWNER
-from spmd_tx.coordinator.folder_manifest import digest, sync
+from spmd_tx.coordinator.folder_manifest import digest
+from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec
 
@@ -26,7 +30,9 @@ KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 
 MAX_NAME_BYTES = 200  # file systems take 255
 MANIFEST = "checkpoint.json"
+STAGED = "staged"  # suffix of what is being written
 FORMAT = 1  # to be raised when an older version could not read the files; read those of all earlier ones
+STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
 
 
 class CheckpointPath(NamedTuple):
@@ -116,11 +122,9 @@ def check_name(of_what: str, name: str) -> None:
 
 
 def prepare(folder: Path) -> Path:
-    """Where to write a checkpoint that is to become ``folder``. The place is free; it is not yet created."""
-    partial = _beside(folder, "partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    return partial
+    """Where to write a checkpoint that is to become ``folder``: a place of its own, not yet made."""
+    make_folder(folder.parent)
+    return unique_beside(folder, STAGED)
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -134,27 +138,36 @@ def with_digests(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, digests=digests)
 
 
-def publish(partial: Path, folder: Path, manifest: Manifest) -> None:
-    """Declare a written checkpoint complete, and put it in place of an earlier one of that name."""
-    manifest = with_digests(partial, manifest)
-    (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-    for path in [*_files(partial), partial / MANIFEST]:
-        sync(path)
-    if folder.exists():
-        delete(folder)
-    partial.rename(folder)
-    sync(folder.parent)
+def publish(
+    staged: Path,
+    folder: Path,
+    manifest: Manifest,
+    alone: AbstractContextManager[object] = nullcontext(),
+) -> None:
+    """Declare a written checkpoint complete, and put it in place of an earlier one of that name.
+
+    ``alone`` is entered for the moment in which the one takes the place of the other.
+    """
+    manifest = with_digests(staged, manifest)
+    sync_tree(staged)
+    write_file(staged / MANIFEST, msgspec.json.encode(manifest))
+    with alone:
+        replaced = put_in_place(staged, folder)
+    if replaced is not None:
+        shutil.rmtree(replaced)
+
+
+def is_to_be_published(staged: Path, saved_by: str | None) -> bool:
+    """Whether what a request has written is there still, and not the checkpoint that it has replaced."""
+    manifest = read_manifest(staged)
+    return staged.exists() and (manifest is None or manifest.saved_by == saved_by)
 
 
 def change_manifest(folder: Path, **values: object) -> None:
     """Say something else of a checkpoint than before. Other folders may share the file: it is replaced."""
     manifest = read_manifest(folder)
     if manifest is not None:
-        changed = folder / f".{MANIFEST}.tmp"
-        changed.write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **values)))
-        sync(changed)
-        changed.rename(folder / MANIFEST)
-        sync(folder)
+        write_file(folder / MANIFEST, msgspec.json.encode(msgspec.structs.replace(manifest, **values)))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -178,7 +191,10 @@ def read_part(folder: Path, manifest: Manifest, name: str, start: int, size: int
 def verify(path: CheckpointPath, folder: Path) -> Manifest:
     """Read the manifest and compare the files with it. Raises InvalidRequest when they are not as written."""
     manifest = manifest_of(path, folder)
-    problem = _first_problem(folder, manifest)
+    try:
+        problem = _first_problem(folder, manifest)
+    except FileNotFoundError as error:
+        problem = f"{error.filename} is missing"
     if problem is not None:
         raise InvalidRequest(
             f"checkpoint {path} is damaged: {problem}; restore the file or use another checkpoint"
@@ -219,8 +235,7 @@ def _first_problem(folder: Path, manifest: Manifest) -> str | None:
 
 
 def delete(folder: Path) -> None:
-    deleted = _beside(folder, "deleted")
-    shutil.rmtree(deleted, ignore_errors=True)
+    deleted = unique_beside(folder, "deleted")
     folder.rename(deleted)  # at once; the rest may be interrupted
     shutil.rmtree(deleted)
 
@@ -228,10 +243,12 @@ def delete(folder: Path) -> None:
 def tidy(checkpoints_dir: Path) -> dict[CheckpointPath, Manifest]:
     """End what was interrupted, and return the complete checkpoints."""
     for kind in KINDS:
-        for partial in checkpoints_dir.glob(f"*/{kind}/.*.partial"):
-            folder = partial.with_name(partial.name[1:].removesuffix(".partial"))
-            if read_manifest(partial) is not None and not folder.exists():
-                partial.rename(folder)
+        for staged in checkpoints_dir.glob(f"*/{kind}/.*"):
+            name = STAGED_NAME.fullmatch(staged.name)
+            if name is not None and read_manifest(staged) is not None:
+                folder = staged.with_name(name["old"] or name["name"])
+                if not folder.exists():
+                    staged.rename(folder)
         for leftover in checkpoints_dir.glob(f"*/{kind}/.*"):
             shutil.rmtree(leftover)
     folders = [folder for kind in KINDS for folder in checkpoints_dir.glob(f"*/{kind}/*")]
@@ -241,10 +258,6 @@ def tidy(checkpoints_dir: Path) -> dict[CheckpointPath, Manifest]:
         for folder, manifest in manifests.items()
         if manifest is not None
     }
-
-
-def _beside(folder: Path, suffix: str) -> Path:
-    return folder.with_name(f".{folder.name}.{suffix}")
 
 
 def _files(folder: Path) -> Iterator[Path]:

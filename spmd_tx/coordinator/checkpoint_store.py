@@ -1,5 +1,6 @@
 """Where named checkpoints are: in a directory, or elsewhere (remote_checkpoints.py). All methods block."""
 
+import threading
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,6 +8,9 @@ from typing import NamedTuple, Protocol
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.errors import InvalidRequest
+
+TRIES = 5  # to read a checkpoint that is overwritten again and again
 
 
 class OpenCheckpoint(NamedTuple):
@@ -64,25 +68,37 @@ class LocalStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._moment = threading.Lock()  # in which one checkpoint takes the place of another
 
     def stage(self, path: CheckpointPath) -> Path:
         return checkpoint_files.prepare(self._folder(path))
 
     def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
-        checkpoint_files.publish(staged, self._folder(path), manifest)
+        checkpoint_files.publish(staged, self._folder(path), manifest, self._moment)
 
     def manifest(self, path: CheckpointPath) -> Manifest | None:
-        return checkpoint_files.read_manifest(self._folder(path))
+        with self._moment:
+            return checkpoint_files.read_manifest(self._folder(path))
 
     def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
-        folder = self._folder(path)
-        return OpenCheckpoint(folder, checkpoint_files.verify(path, folder))
+        """One that is overwritten while it is read is read again, at last with nobody who could do so."""
+        for _ in range(TRIES):
+            before = self.manifest(path)
+            try:
+                return self._verified(path)
+            except InvalidRequest:
+                after = self.manifest(path)
+                if before is None or after is None or before.version == after.version:
+                    raise
+        with self._moment:
+            return self._verified(path)
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
         return checkpoint_files.read_part(self._folder(path), manifest, name, start, size)
 
     def change(self, path: CheckpointPath, **values: object) -> None:
-        checkpoint_files.change_manifest(self._folder(path), **values)
+        with self._moment:
+            checkpoint_files.change_manifest(self._folder(path), **values)
 
     def delete(self, path: CheckpointPath) -> None:
         if self._folder(path).exists():
@@ -90,6 +106,10 @@ class LocalStore:
 
     def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
         return checkpoint_files.tidy(self._directory)
+
+    def _verified(self, path: CheckpointPath) -> OpenCheckpoint:
+        folder = self._folder(path)
+        return OpenCheckpoint(folder, checkpoint_files.verify(path, folder))
 
     def _folder(self, path: CheckpointPath) -> Path:
         return path.folder(self._directory)

@@ -279,7 +279,7 @@ class Execution:
             if problem is None:
                 if not await self._are_stored(self._unfinished.of_line(model.id), seq_id):
                     return
-                path = self._snapshots.place(model.id, seq_id)
+                path = self._snapshots.staged(model.id, seq_id)
                 await self._snapshots.record(model.id, seq_id, path, adapter)
         except MeshError:
             return

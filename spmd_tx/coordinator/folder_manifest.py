@@ -4,11 +4,12 @@ The seal is a file with the sizes and digests of all the others. It is written l
 without one is incomplete.
 """
 
-import os
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
 import msgspec
+
+from spmd_tx.durable_files import sync_name, sync_tree, write_file
 
 MANIFEST = "contents.json"
 FORMAT = 1  # to be raised when an older version could not read the folder; read those of all earlier ones
@@ -34,18 +35,16 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def write_manifest(folder: Path) -> None:
-    """Make all files durable and write down what they are; from then on the folder outlives a crash."""
+def write_manifest(folder: Path, base: Path) -> None:
+    """Make all files durable and write down what they are; from then on the folder outlives a crash.
+
+    ``base`` is the folder around it whose own name is durable.
+    """
     paths = _files(folder)
     entries = {str(path.relative_to(folder)): FileEntry(path.stat().st_size, digest(path)) for path in paths}
-    for path in [*paths, *(path for path in folder.rglob("*") if path.is_dir())]:
-        sync(path)
-    unfinished = folder / f".{MANIFEST}.tmp"
-    unfinished.write_bytes(msgspec.json.encode(FolderManifest(files=entries)))
-    sync(unfinished)
-    unfinished.rename(folder / MANIFEST)
-    sync(folder)
-    sync(folder.parent)
+    sync_tree(folder)
+    write_file(folder / MANIFEST, msgspec.json.encode(FolderManifest(files=entries)))
+    sync_name(folder, base)
 
 
 def is_intact(folder: Path) -> str | None:
@@ -89,12 +88,3 @@ def digest(path: Path) -> str:
     """Of a file's content."""
     with path.open("rb") as file:
         return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or a folder's names, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

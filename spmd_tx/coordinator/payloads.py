@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 import zstandard
 
 from spmd_tx.coordinator import server_lock
-from spmd_tx.coordinator.folder_manifest import sync
+from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class PayloadFiles:
         """Take the directory for this process alone. Raises StartError when another one has it."""
         self._directory = directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             self._lock = server_lock.take(directory / "lock", f"the folder {directory}", "--data-dir")
             for unfinished in directory.glob("*.tmp"):
                 unfinished.unlink()

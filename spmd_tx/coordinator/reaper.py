@@ -108,7 +108,8 @@ class Reaper:
                 await savepoint.rollback()
         doomed.append(await asyncio.to_thread(self._compilation_cache))
         doomed.append(_Doomed("traces", await asyncio.to_thread(trace_export.old_files, self._data_dir)))
-        doomed.append(_Doomed("old folders", list(self._data_dir.glob("scratch"))))
+        old = ["scratch", "idle_adapters"] if at_rest else ["scratch"]
+        doomed.append(_Doomed("old folders", [path for name in old for path in self._data_dir.glob(name)]))
         versions = self._data_dir / "versions"
         retired = [versions / folder_name(id) for id in superseded if (versions / folder_name(id)).exists()]
         doomed.append(_Doomed("superseded versions", retired))

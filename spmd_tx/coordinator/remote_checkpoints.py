@@ -21,8 +21,8 @@ from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
 from spmd_tx.coordinator.checkpoint_files import KINDS, MANIFEST, CheckpointPath, Manifest
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
-from spmd_tx.coordinator.folder_manifest import sync
 from spmd_tx.coordinator.remote_files import RemoteFiles
+from spmd_tx.durable_files import write_file
 from spmd_tx.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -198,8 +198,5 @@ def server_id(data_dir: Path) -> str:
     """Of a data directory; made when there is none."""
     file = data_dir / "server_id"
     if not file.exists():
-        unfinished = data_dir / ".server_id.tmp"
-        unfinished.write_text(uuid.uuid4().hex)
-        sync(unfinished)
-        unfinished.rename(file)
+        write_file(file, uuid.uuid4().hex.encode())
     return file.read_text()

@@ -95,6 +95,7 @@ class GroupWriter:
                 if outcome.notes:  # before the result: who knows a sample may train on it at once
                     self._notes.write(request.session_id, request.id, outcome.notes)
                 results[request.id] = outcome.body
+        self._notes.finish()
         bodies = [*(each.payload for each in submissions), *results.values()]
         places = self._files.write(bodies) if bodies else []
         self._placed |= zip(results, places[len(submissions) :], strict=True)

@@ -15,6 +15,7 @@ import zstandard
 
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.payloads import Recent
+from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody
 
 ROUTING, STABILITY = "routing", "stability"  # kinds of notes; each has a folder in the data directory
@@ -39,12 +40,13 @@ class NoteWriter:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
+        self._unsynced: set[Path] = set()  # folders with new names
 
     def write(self, session_id: str, request_id: str, notes: Mapping[str, bytes]) -> None:
-        """Durable when it returns; the same again changes nothing. ``notes`` are contents by kind."""
+        """The same again changes nothing. ``notes`` are contents by kind."""
         for kind, contents in notes.items():
             path = path_of(self._data_dir / kind, session_id, request_id)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             unfinished = path.with_suffix(".tmp")
             with unfinished.open("wb") as file:
                 file.write(contents)
@@ -52,6 +54,13 @@ class NoteWriter:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.rename(path)
+            self._unsynced.add(path.parent)
+
+    def finish(self) -> None:
+        """What was written is durable when this returns: one sync for all notes of a session."""
+        for folder in self._unsynced:
+            sync(folder)
+        self._unsynced.clear()
 
 
 class NoteFiles(Generic[Note]):

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 from litestar import Request
 
 from spmd_tx.coordinator.callers import Caller
+from spmd_tx.durable_files import sync
 from spmd_tx.errors import Forbidden, StartError
 
 SECRET_FILE = "url_secret"  # in the data directory
@@ -91,6 +92,7 @@ def open_signed_urls(data_dir: Path) -> SignedUrls:
             file.write(secrets.token_bytes(SECRET_BYTES))
             os.fsync(file.fileno())
         unfinished.replace(path)
+        sync(data_dir)
     secret = path.read_bytes()
     if len(secret) != SECRET_BYTES:
         raise StartError(f"{path} has {len(secret)} bytes instead of {SECRET_BYTES}; delete it for a new one")

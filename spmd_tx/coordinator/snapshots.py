@@ -3,6 +3,9 @@
 A snapshot is a model's state right behind one of its requests. It only shortens a restoration: the
 requests behind it are run again. The two newest ones of each model are kept, should one be damaged. A
 snapshot behind a request that has no answer yet cannot be started from, and does not count.
+
+Workers write it beside its place, under a name that workers of other generations do not know; it is moved
+when its files are complete.
 """
 
 import asyncio
@@ -22,6 +25,7 @@ from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.folder_manifest import is_intact, write_manifest
 from spmd_tx.coordinator.tables import RequestRow, SnapshotRow
+from spmd_tx.durable_files import put_in_place, unique_beside
 from spmd_tx.protocol import AdapterSpec
 from spmd_tx.reports import Written
 
@@ -50,6 +54,7 @@ class Snapshots:
     clock: Callable[[], float]
     _taken_at: dict[str, float] = field(default_factory=dict)  # by model
     _behind: dict[str, int] = field(default_factory=dict)  # by model: the request the newest one is behind
+    _staged: dict[tuple[str, int], Path] = field(default_factory=dict)  # by model and seq_id
     _writing: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)  # by path
 
     def is_due(self, model_id: str) -> bool:
@@ -64,8 +69,13 @@ class Snapshots:
     def place(self, model_id: str, seq_id: int) -> Path:
         return self.directory / folder_name(model_id) / str(seq_id)
 
-    def begin(self, model_id: str, path: Path) -> asyncio.Future[str | None]:
+    def staged(self, model_id: str, seq_id: int) -> Path:
+        """Where the snapshot that was begun last is written."""
+        return self._staged[model_id, seq_id]
+
+    def begin(self, model_id: str, seq_id: int) -> asyncio.Future[str | None]:
         """Expect the files of a snapshot: None when they are complete, or what went wrong."""
+        path = self._staged[model_id, seq_id] = unique_beside(self.place(model_id, seq_id), "staged")
         self._taken_at[model_id] = self.clock()
         written: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._writing[str(path)] = written
@@ -87,16 +97,17 @@ class Snapshots:
     async def record(
         self, model_id: str, seq_id: int, path: Path, adapter: AdapterSpec, *, optimizer: bool = True
     ) -> None:
-        """Make a complete folder count, and give up the model's older snapshots."""
-        await asyncio.to_thread(write_manifest, path)
-        size = await asyncio.to_thread(_size, path)
+        """Make a complete folder, staged or in place, count, and give up the model's older snapshots."""
+        self._staged.pop((model_id, seq_id), None)
+        place = self.place(model_id, seq_id)
+        size = await asyncio.to_thread(self._seal, path, place)
         this_one = (SnapshotRow.model_id == model_id, SnapshotRow.seq_id == seq_id)
         async with self.database.transaction() as db:
             await db.execute(delete(SnapshotRow).where(*this_one))
             values = {
                 "model_id": model_id,
                 "seq_id": seq_id,
-                "path": str(path),
+                "path": str(place),
                 "optimizer": optimizer,
                 "adapter": msgspec.to_builtins(adapter),
                 "created_at": time.time(),
@@ -116,6 +127,15 @@ class Snapshots:
         metrics.SNAPSHOT_SECONDS.observe(self.clock() - self._taken_at.get(model_id, self.clock()))
         for row in outdated:
             await asyncio.to_thread(shutil.rmtree, self.place(model_id, row.seq_id), ignore_errors=True)
+
+    def _seal(self, path: Path, place: Path) -> int:
+        """Blocks. The result is the size in bytes."""
+        write_manifest(path, self.directory.parent)
+        if path != place:
+            replaced = put_in_place(path, place)
+            if replaced is not None:
+                shutil.rmtree(replaced)
+        return _size(place)
 
     async def newest(self, model_id: str, before: int | None) -> tuple[Found | None, str | None]:
         """The newest good snapshot behind a request earlier than ``before``; else why there is none."""

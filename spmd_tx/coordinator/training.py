@@ -183,8 +183,8 @@ class Training:
         What is only on the device, and which a restoration from the snapshot could not make again, is
         written to disk before.
         """
-        path, adapter = self.snapshots.place(model.id, seq_id), model.adapter
-        written = self.snapshots.begin(model.id, path)
+        adapter, written = model.adapter, self.snapshots.begin(model.id, seq_id)
+        path = self.snapshots.staged(model.id, seq_id)
         model.request_id = ""
 
         def commands() -> list[AnyCommand]:
@@ -213,10 +213,10 @@ class Training:
                 f"checkpoint {path} cannot be trained; use one that save_state has saved "
                 f"(tinker://RUN/{WEIGHTS}/NAME)"
             )
-        folder, manifest = await self.checkpoints.open(path)
-        check_rank(path, manifest.adapter, self.limits.max_rank)
+        folder, _ = await self.checkpoints.open(path)
         place = self.snapshots.place(model.id, request.seq_id)
-        await asyncio.to_thread(folder_links.link, path, folder, place)
+        manifest = await asyncio.to_thread(folder_links.link, path, folder, place)
+        check_rank(path, manifest.adapter, self.limits.max_rank)
         # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. What
         # is behind a request that has no result yet, like this one, does not count (snapshots.py).
         await self.snapshots.record(

@@ -188,17 +188,25 @@ class Versions:
         if before is not None and (before in self._linked or await self._link_is_there(before, sampler)):
             self._use(before, sampler.session_id)
             return before
-        folder, manifest = await self._checkpoints.open(path)
-        check_rank(path, manifest.adapter, self._max_rank)
-        version = self._published.get(path, f"{path}#{manifest.created_at}")
-        if version not in self._linked:
-            place = self._directory / folder_name(version)
-            await asyncio.to_thread(folder_links.link, path, folder, place)
-            self._bank.register(version, manifest.adapter, str(place))
-            self._linked.add(version)
+        version = await self._link(path)
         await self._samplers.set_version(sampler, version)
         self._use(version, sampler.session_id)
         return version
+
+    async def _link(self, path: CheckpointPath) -> VersionKey:
+        """Have the files of a checkpoint; once more if it is overwritten meanwhile, as another version."""
+        while True:
+            folder, opened = await self._checkpoints.open(path)
+            check_rank(path, opened.adapter, self._max_rank)
+            version = self._published.get(path, f"{path}#{opened.created_at}")
+            if version in self._linked:
+                return version
+            place = self._directory / folder_name(version)
+            linked = await asyncio.to_thread(folder_links.link, path, folder, place)
+            if linked.version == opened.version:
+                self._bank.register(version, linked.adapter, str(place))
+                self._linked.add(version)
+                return version
 
     async def _link_is_there(self, version: VersionKey, sampler: Sampler) -> bool:
         is_there = await self.find_on_disk(version, sampler.session_id)

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from spmd_tx.durable_files import make_folder, put_in_place, sync, unique_beside
 from spmd_tx.errors import MeshError
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import ATTENTION, MLP, UNEMBED, Adapters, Lora, lead, rank_of, widths
@@ -143,26 +144,14 @@ def _config(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> dict[s
 
 def _write_folder(path: Path, contents: dict[str, bytes]) -> None:
     """Write beside the folder's place, then move there."""
-    partial, earlier = (path.with_name(f".{path.name}.{kind}") for kind in ("partial", "earlier"))
-    for left_over in (partial, earlier):
-        shutil.rmtree(left_over, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = unique_beside(path, "partial")  # a process that was given up may be writing the same
+    make_folder(partial)
     for name, content in contents.items():
         with open(partial / name, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    _sync_directory(partial)
-    if path.exists():
-        path.rename(earlier)
-    partial.rename(path)
-    _sync_directory(path.parent)
-    shutil.rmtree(earlier, ignore_errors=True)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(partial)
+    replaced = put_in_place(partial, path)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)

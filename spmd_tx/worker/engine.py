@@ -24,7 +24,7 @@ from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.host_memory import idle_budget
-from spmd_tx.worker.idle_adapters import IdleAdapters
+from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.loss_lanes import ChildProcess, LossLanes
 from spmd_tx.worker.memory import plan_memory
 from spmd_tx.worker.menu import Menu
@@ -57,8 +57,8 @@ class Engine:
         self._custom_losses = LossLanes(
             start, setup.loss_processes, lambda kind, **fields: self.report_aside(kind, **fields)
         )
-        place = f"process-{jax.process_index()}"
-        self._idle = IdleAdapters(Path(setup.idle_adapters) / place, idle_budget(setup.num_processes))
+        place = place_of(Path(setup.idle_adapters), setup.generation, jax.process_index())
+        self._idle = IdleAdapters(place, idle_budget(setup.num_processes))
 
     @classmethod
     def start(cls, setup: Setup, programs: Programs, progress: Callable[[str], None]) -> "Engine":

@@ -43,6 +43,17 @@ class _Idle:
         return 4 * sum(self.sizes)  # bytes
 
 
+def place_of(directory: Path, generation: int, process: int) -> Path:
+    """Where a process keeps its vectors. What earlier generations have left goes.
+
+    Should a worker of one of them still live, it loses its files, and cannot write over those of this one.
+    """
+    for folder in directory.glob("generation-*"):
+        if int(folder.name.rpartition("-")[2]) < generation:
+            shutil.rmtree(folder, ignore_errors=True)
+    return directory / f"generation-{generation}" / f"process-{process}"
+
+
 class IdleAdapters:
     """Vectors of uint32 (swap_steps.py) by the name of their model. For one thread."""
 

@@ -1,9 +1,13 @@
+import asyncio
+import os
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from spmd_tx.coordinator import checkpoint_files
+from spmd_tx import durable_files
+from spmd_tx.coordinator import checkpoint_files, folder_links
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath
 from spmd_tx.coordinator.patience import is_outage
@@ -58,6 +62,90 @@ async def test_an_interrupted_overwrite_leaves_the_old_checkpoint(checkpoints, d
     folder, _ = await restarted.open(PATH)
     assert (folder / "inner" / "shard.bin").read_bytes() == b"old"
     assert [path.name for path in folder.parent.iterdir()] == ["step-1"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("can_exchange", [True, False])
+async def test_who_reads_while_a_checkpoint_is_overwritten_gets_one_or_the_other(
+    checkpoints, tmp_path, monkeypatch, can_exchange
+):
+    if not can_exchange:
+        monkeypatch.setattr(durable_files, "_exchange", lambda *_: False)
+    await save(checkpoints, content=b"0" * 10_000)
+    is_over, reads = False, 0
+
+    async def overwrite():
+        nonlocal is_over
+        for number in range(1, 16):
+            content = str(number).encode() * 10_000
+            await save(checkpoints, content=content, overwrite=True, request_id=str(number))
+        is_over = True
+
+    async def read(reader):
+        nonlocal reads
+        while not is_over:
+            folder, _ = await checkpoints.open(PATH)
+            await checkpoints.describe(PATH)
+            link = tmp_path / "links" / f"{reader}-{reads}"
+            manifest = await asyncio.to_thread(folder_links.link, PATH, folder, link)
+            number = (link / "inner" / "shard.bin").read_bytes()[:10_000:10_000].decode()
+            assert manifest.saved_by is None or manifest.saved_by.startswith(number)
+            reads += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for work in (overwrite(), *(read(number) for number in range(3))):
+            tasks.create_task(work)
+    assert reads > 10
+    assert os.listdir(tmp_path / "checkpoints" / "s_train_0" / "weights") == ["step-1"]
+
+
+async def test_each_attempt_to_save_has_a_place_of_its_own(checkpoints):
+    """A worker that was given up, but lives, cannot touch what its successor writes."""
+    options = SaveOptions(request_id="request")
+    of_the_earlier = await checkpoints.begin(PATH, options)
+    of_the_later = await checkpoints.begin(PATH, options)
+    of_the_earlier.mkdir()
+    (of_the_earlier / "shard.bin").write_bytes(b"half")
+    of_the_later.mkdir()
+    (of_the_later / "shard.bin").write_bytes(b"weights")
+    await checkpoints.complete(PATH, of_the_later, ADAPTER, options)
+    (of_the_earlier / "shard.bin").write_bytes(b"more than half")
+    folder, manifest = await checkpoints.open(PATH)
+    assert manifest.files == {"shard.bin": 7}
+    assert (folder / "shard.bin").read_bytes() == b"weights"
+
+
+async def test_a_checkpoint_that_was_replaced_does_not_come_back_when_its_save_is_completed_again(
+    checkpoints, monkeypatch
+):
+    """The disk fails between the change of names and the end."""
+    await save(checkpoints, content=b"old", request_id="first")
+    options = SaveOptions(overwrite=True, request_id="second")
+    staged = await checkpoints.begin(PATH, options)
+    staged.mkdir()
+    (staged / "shard.bin").write_bytes(b"new")
+    rename = Path.rename
+
+    def broken(self, target):
+        if str(target).endswith(".deleted"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            await checkpoints.complete(PATH, staged, ADAPTER, options)
+    await checkpoints.complete(PATH, staged, ADAPTER, options)
+    folder, manifest = await checkpoints.open(PATH)
+    assert (manifest.saved_by, (folder / "shard.bin").read_bytes()) == ("second", b"new")
+
+
+async def test_a_saved_checkpoint_is_durable_with_all_its_names(checkpoints, tmp_path, synced):
+    await save(checkpoints)
+    base = tmp_path / "checkpoints"
+    staged = next(path.parent for path in synced if path.name == "inner")
+    assert {staged / "inner", staged / "inner" / "shard.bin", staged} <= set(synced)
+    assert {tmp_path, base, base / "s_train_0", base / "s_train_0" / "weights"} <= set(synced)
 
 
 async def test_a_truncated_file_is_named(checkpoints):
@@ -178,9 +266,10 @@ async def test_rows_follow_the_folders_after_a_crash(checkpoints, database, tmp_
 async def test_a_checkpoint_that_was_whole_when_the_server_died_is_kept(checkpoints, database, tmp_path):
     await save(checkpoints)
     folder, _ = await checkpoints.open(PATH)
-    folder.rename(folder.with_name(".step-1.partial"))
-    restarted = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
-    await restarted.open(PATH)
+    for name in (".step-1.0123456789abcdef.staged", ".step-1.partial"):  # the latter by earlier versions
+        folder.rename(folder.with_name(name))
+        restarted = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
+        await restarted.open(PATH)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ def folder(tmp_path):
     (folder / "inner").mkdir(parents=True)
     (folder / "inner" / "weights").write_bytes(b"weights" * 1000)
     (folder / "step").write_text("3")
-    write_manifest(folder)
+    write_manifest(folder, folder.parent)
     return folder
 
 
@@ -22,7 +22,7 @@ def test_a_sealed_folder_is_intact(folder):
 
 def test_sealing_again_takes_in_what_has_changed(folder):
     (folder / "step").write_text("44")
-    write_manifest(folder)
+    write_manifest(folder, folder.parent)
     assert is_intact(folder) is None
 
 
@@ -71,3 +71,12 @@ def test_fields_that_a_newer_version_has_added_are_no_damage(folder):
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps(manifest | {"written_by": "9.9"}))
     assert is_intact(folder) is None
+
+
+def test_a_sealed_folder_is_durable_as_far_as_its_base(tmp_path, synced):
+    folder = tmp_path / "snapshots" / "model" / "3"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "weights").write_bytes(b"weights")
+    write_manifest(folder, tmp_path)
+    around = {folder.parent, folder.parent.parent, tmp_path}
+    assert {folder / "inner" / "weights", folder / "inner", folder} | around <= set(synced)

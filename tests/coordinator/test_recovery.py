@@ -1,13 +1,16 @@
 import asyncio
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from spmd_tx.coordinator import scheduler
+from spmd_tx.coordinator.folder_manifest import MANIFEST, is_intact
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol import (
+    AdapterSpec,
     CreateAdapter,
     ForwardBackward,
     LoadState,
@@ -17,6 +20,7 @@ from spmd_tx.protocol import (
     SaveState,
     Snapshot,
 )
+from spmd_tx.reports import Written
 from tests.coordinator.test_scheduler import FakeSampling, slots
 from tests.coordinator.training_bench import FakeTrainer, logprobs, running
 
@@ -223,7 +227,30 @@ async def test_draining_takes_a_snapshot_of_what_has_moved_on(bench):
     bench.train(B, 1, 10)
     await bench.settled()
     await bench.scheduler.drain()
-    assert [command.path for command in bench.workers.sent(Snapshot)] == [str(bench.snapshots.place(A, 1))]
+    (snapshot,) = bench.workers.sent(Snapshot)
+    assert Path(snapshot.path).parent == bench.snapshots.place(A, 1).parent
+    assert (bench.snapshots.place(A, 1) / MANIFEST).exists()
+
+
+async def test_workers_of_an_earlier_generation_cannot_touch_what_later_ones_write(bench):
+    """They may still live when they cannot be reached: every attempt has a place of its own."""
+    bench.snapshots.begin(A, 1)
+    of_the_earlier = bench.snapshots.staged(A, 1)
+    bench.snapshots.abandon()
+    written = bench.snapshots.begin(A, 1)
+    of_the_later = bench.snapshots.staged(A, 1)
+    assert of_the_earlier != of_the_later
+    for path in (of_the_earlier, of_the_later):
+        path.mkdir(parents=True)
+        (path / "state").write_text(path.name)
+    bench.snapshots.written(Written(generation=1, process=0, path=str(of_the_earlier)))
+    assert not written.done()
+    bench.snapshots.written(Written(generation=2, process=0, path=str(of_the_later)))
+    assert await written is None
+    await bench.snapshots.record(A, 1, of_the_later, AdapterSpec(rank=4))
+    (of_the_earlier / "state").write_text("half")
+    assert is_intact(bench.snapshots.place(A, 1)) is None
+    assert (bench.snapshots.place(A, 1) / "state").read_text() == of_the_later.name
 
 
 async def test_draining_waits_for_a_snapshot_that_is_being_taken(bench):

@@ -90,3 +90,14 @@ def test_a_damaged_file_is_named(files, tmp_path, kept):
 
 def test_without_spans_nothing_is_replayed(files):
     assert files.replayed(SESSION, [], 4) is None
+
+
+def test_notes_are_durable_with_their_names_once_the_writer_is_finished(tmp_path, synced):
+    writer = NoteWriter(tmp_path)
+    for request in ("first", "second"):
+        writer.write(SESSION, request, {"routing": encode(None, OF_SAMPLES)})
+    folder = tmp_path / "routing" / "session_1"
+    assert {tmp_path, tmp_path / "routing", folder / "first.tmp", folder / "second.tmp"} <= set(synced)
+    synced.clear()
+    writer.finish()
+    assert synced == [folder]

@@ -132,7 +132,7 @@ def test_a_server_that_is_killed_during_an_upload_saves_again(model_dir, tmp_pat
         train(trainer, batch(seed=0))
         endpoint[1].send_signal(signal.SIGSTOP)
         saving = trainer.save_state("state")
-        while not list((server.data_dir / "checkpoints").glob("*/weights/.state.partial/*")):
+        while not list((server.data_dir / "checkpoints").glob("*/weights/.state.*.staged/*")):
             pass
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait()

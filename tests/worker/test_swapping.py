@@ -13,7 +13,7 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import is_weight, shardings
 from spmd_tx.worker import swap_steps
-from spmd_tx.worker.idle_adapters import IdleAdapters
+from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.optimizer import AdamWInputs
 from spmd_tx.worker.train_state import TrainState, train_weights
 from tests.tiny_engine import (
@@ -185,3 +185,12 @@ def one_slot(state: TrainState, slot: int) -> TrainState:
         return np.ascontiguousarray(np.moveaxis(stack, max(0, stack.ndim - 3), 0)[slot])
 
     return jax.tree.map(leaf, state)
+
+
+def test_generations_have_folders_of_their_own_and_what_earlier_ones_left_goes(tmp_path):
+    earlier = place_of(tmp_path, generation=9, process=1)
+    earlier.mkdir(parents=True)
+    later = place_of(tmp_path, generation=10, process=1)
+    later.mkdir(parents=True)
+    assert place_of(tmp_path, generation=10, process=0) != later
+    assert [folder.name for folder in tmp_path.iterdir()] == [later.parent.name]
