@@ -5,6 +5,7 @@ import logging
 from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator import request_overview
+from spmd_tx.coordinator.containment import contained
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.storage import OUTAGES
 
@@ -38,10 +39,11 @@ class OperatorsWishes:
         """Look again and again. Raises StartError when the database must not be used any more."""
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-            try:
-                await self.look()
-            except OUTAGES as error:  # whatever pauses for it says so
-                logger.debug("cannot see which requests were given up: %s", error)
+            with contained("looking for requests that the operator has given up"):
+                try:
+                    await self.look()
+                except OUTAGES as error:  # whatever pauses for it says so
+                    logger.debug("cannot see which requests were given up: %s", error)
 
     async def look(self) -> None:
         given_up = await self._log.given_up()
@@ -58,4 +60,6 @@ class OperatorsWishes:
             request_id,
         )
         async with self._database.transaction() as db:
-            request_overview.note(db, "request_give_up_late", await request_overview.find(db, request_id))
+            request = await request_overview.with_id(db, request_id)
+            if request is not None:
+                request_overview.note(db, "request_give_up_late", request)

@@ -82,6 +82,11 @@ async def find(db: AsyncSession, beginning: str) -> Overview:
     return found[0]
 
 
+async def with_id(db: AsyncSession, request_id: str) -> Overview | None:
+    row = (await db.execute(_with_owner().where(RequestRow.id == request_id))).first()
+    return None if row is None else Overview(row[0], row[1] or UNKNOWN_OWNER)
+
+
 def _with_owner() -> "Select[RequestRow, str]":
     return select(RequestRow, Session.owner).outerjoin(Session, Session.id == RequestRow.session_id)
 

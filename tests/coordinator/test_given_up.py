@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator import request_overview
+from spmd_tx.coordinator.database import beside
 from spmd_tx.coordinator.given_up import OperatorsWishes
 from spmd_tx.coordinator.request_queue import Failed, Finished
 from spmd_tx.coordinator.tables import AuditRow, RequestRow, Session
@@ -225,6 +226,23 @@ async def test_a_model_is_refused_rather_than_a_request_run_again(queue, databas
     assert (await queue.history(A, after=-1)).refusal == expected
 
 
+async def test_an_operator_looks_in_and_gives_up_beside_a_queue_that_writes(queue, database_url, tmp_path):
+    ids = [await add(queue, seq_id) for seq_id in (1, 2, 3)]
+    await finish(queue, ids[2])
+
+    async def read(beside):
+        async with beside.reading() as db:
+            return await request_overview.listed(db, request_overview.Choice(owner=None, most=1))
+
+    async def write(beside):
+        return await give_up(beside, ids[1][:8])
+
+    found, count = await beside(database_url, tmp_path, read)
+    assert ([each.row.id for each in found], count) == (ids[:1], 2)
+    assert await beside(database_url, tmp_path, write)
+    assert await queue.given_up() == {ids[1]: WHY}
+
+
 class Told:
     """A scheduler that has begun with some."""
 
@@ -263,9 +281,9 @@ async def test_wishes_are_passed_on_and_who_comes_too_late_is_told_so_once(queue
 # --- what a server does ---------------------------------------------------------------------------------
 
 
-def fail_from_outside(data_dir, request_id):
+def fail_from_outside(data_dir, request_id, *options):
     command = ["-c", "from spmd_tx.cli import main; main()", "requests", "fail", request_id, "--yes"]
-    options = ["--reason", WHY, "--data-dir", str(data_dir)]
+    options = ["--reason", WHY, "--data-dir", str(data_dir), *options]
     subprocess.run([sys.executable, *command, *options], check=True, timeout=60)
 
 
@@ -283,6 +301,31 @@ def train(server, model_id, seq_id):
     return server.post("forward_backward", model_id=model_id, seq_id=seq_id, forward_backward_input=body)[
         "request_id"
     ]
+
+
+def test_a_model_is_given_up_for_a_request_that_must_not_be_run_again(model_dir, tmp_path):
+    with serving(model_dir, tmp_path) as server:
+        server.wait_until_ready()
+        session_id = server.session()
+        models = [
+            server.retrieve(server.create_model(session_id, number, seed=5)).json()["model_id"]
+            for number in range(2)
+        ]
+        trained = [train(server, model_id, 1) for model_id in models]
+        for request_id in trained:
+            server.retrieve(request_id).raise_for_status()
+        server.process.kill()
+        server.end()
+    fail_from_outside(tmp_path, trained[0], "--refuse-model")
+    with serving(model_dir, tmp_path) as server:
+        server.wait_until_ready()
+        refused = server.retrieve(train(server, models[0], 2)).json()
+        assert refused["error"] == (
+            f"{models[0]} cannot be restored: request 1 is not run again, it was {TOLD}"
+        )
+        answer = server.retrieve(train(server, models[1], 2))
+        assert answer.headers["content-type"] == "application/x-protobuf"
+        assert server.retrieve(trained[0]).headers["content-type"] == "application/x-protobuf"
 
 
 def test_a_stuck_request_is_failed_while_the_server_runs_and_on_a_stopped_one(model_dir, tmp_path):
