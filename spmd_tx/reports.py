@@ -8,6 +8,7 @@ from spmd_tx.programs_protocol import CompileReport
 
 PROTOCOL_VERSION = 10  # of commands and reports
 
+FRAME_BYTES = 256 << 10  # of a report; longer ones come in several frames
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
 
 
@@ -89,6 +90,16 @@ class Failure(Report, frozen=True, tag="failure"):
     sequence: int | None = None  # of the command that was being carried out
     is_consequence: bool = False  # it only follows from the loss of another worker
     is_final: bool = False  # it will not go away until the operator changes something
+
+
+def in_frames(report: bytes) -> list[memoryview]:
+    """An encoded report as the frames of one message.
+
+    The coordinator takes no longer frame from anybody: whoever reaches its port can make it take one, before
+    it is known who they are.
+    """
+    whole = memoryview(report)
+    return [whole[at : at + FRAME_BYTES] for at in range(0, len(report), FRAME_BYTES)] or [whole]
 
 
 AnyReport = Hello | Beat | Progress | Ready | Reply | Written | CustomLossNews | CustomLossEnd | Failure

@@ -11,6 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 from spmd_tx.agent_protocol import AgentReport, AnyOrder, decode_order
 from spmd_tx.coordinator.worker_port import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from spmd_tx.protocol import encode
+from spmd_tx.reports import in_frames
 from spmd_tx.secret import Keys
 
 CONNECT_MS = 3_000  # for one attempt; the system's own retries wait ever longer
@@ -68,7 +69,7 @@ class AgentLink:
     def send(self, report: AgentReport) -> None:
         """Send, if there is anybody."""
         if self.is_connected:
-            self._socket.send(encode(report))
+            self._socket.send_multipart(in_frames(encode(report)))
 
     async def close(self) -> None:
         for task in self._tasks:

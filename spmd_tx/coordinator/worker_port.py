@@ -12,7 +12,7 @@ from zmq.utils import z85
 
 from spmd_tx.agent_protocol import AnyAgentReport, decode_any_report
 from spmd_tx.errors import StartError
-from spmd_tx.reports import AnyReport
+from spmd_tx.reports import FRAME_BYTES, AnyReport
 from spmd_tx.secret import Keys
 
 logger = logging.getLogger(__name__)
@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 # What a connection may be silent until it is closed. ZeroMQ asks and answers in threads of its own.
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 15_000
+
+# What strangers can make the port take: a connection for a while, and of a frame no more than this.
+HANDSHAKE_MS = 5_000
+LONGEST_FRAME = FRAME_BYTES + 1024  # with what encryption adds
 
 
 class WorkerPort:
@@ -33,6 +37,8 @@ class WorkerPort:
         self._socket = self._context.socket(zmq.ROUTER)
         keys.guard(self._socket)
         self._socket.set_hwm(0)  # a dropped command would be a gap
+        self._socket.maxmsgsize = LONGEST_FRAME
+        self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.router_mandatory = True  # sending to somebody who is gone is an error
         self._socket.heartbeat_ivl = HEARTBEAT_MS
         self._socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS

@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from spmd_tx.errors import CommandGap, MeshError
 from spmd_tx.protocol import Envelope, Setup, decode_to_worker, encode
-from spmd_tx.reports import Hello, Report
+from spmd_tx.reports import Hello, Report, in_frames
 from spmd_tx.secret import Keys
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Inbox:
 
     def report(self, kind: type[Report], **fields: Any) -> None:
         """Send a report of this worker."""
-        self._socket.send(encode(kind(**self._origin, **fields)))
+        self._socket.send_multipart(in_frames(encode(kind(**self._origin, **fields))))
 
     def report_aside(self, kind: type[Report], **fields: Any) -> None:
         """Send a report from any thread, over a connection of its own."""
@@ -89,13 +89,15 @@ class Inbox:
             report(kind, **fields)
 
     @contextmanager
-    def aside(self) -> Iterator[Callable[..., None]]:
+    def aside(self) -> Iterator[Callable[..., object]]:
         """A function like ``report``, for the thread that enters this, over a connection of its own."""
         with self._context.socket(zmq.DEALER) as socket:
             self._keys.introduce(socket)
             socket.linger = LINGER_MS
             socket.connect(self._coordinator)
-            yield lambda kind, **fields: socket.send(encode(kind(**self._origin, **fields)))
+            yield lambda kind, **fields: socket.send_multipart(
+                in_frames(encode(kind(**self._origin, **fields)))
+            )
 
     def close(self) -> None:
         """Send what has not been sent, if that is soon possible, and disconnect."""

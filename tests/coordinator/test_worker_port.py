@@ -1,18 +1,22 @@
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import zmq
 import zmq.asyncio
 
+from spmd_tx.coordinator import worker_port
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import StartError
 from spmd_tx.protocol import encode
-from spmd_tx.reports import Hello
+from spmd_tx.reports import FRAME_BYTES, Hello, Reply, in_frames
 from spmd_tx.secret import Keys
 
 KEYS = Keys.of("the secret of this test")
 OTHERS = Keys.of("another secret of this test")
+SECONDS = 15.0  # until a test gives up: less than ZeroMQ's own patience
 HELLO = Hello(generation=1, process=0)
 
 
@@ -84,6 +88,52 @@ async def test_sending_to_somebody_who_is_gone_says_so(port, connect):
     while port.send(identity, b"are you there"):
         await asyncio.sleep(0.01)
     assert not port.send(b"nobody", b"are you there")
+
+
+async def test_a_report_of_any_length_arrives(port, connect):
+    socket = connect(KEYS)
+    values = np.arange(3 * FRAME_BYTES, dtype=np.float32)
+    reply = Reply(generation=1, process=0, sequence=0, arrays={"logprobs": values})
+    await socket.send_multipart(in_frames(encode(reply)))
+    _, report = await port.receive()
+    assert np.array_equal(report.arrays["logprobs"], values)
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+LONG_FRAME = b"\x02" + (2 << 30).to_bytes(8, "big")  # ZMTP 3.1
+
+
+async def hung_up(reader):
+    """Read until the other end is gone."""
+    async with asyncio.timeout(SECONDS):
+        with suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                pass
+
+
+@pytest.mark.parametrize("command", [b"\x02", b"\x06"], ids=["message", "command"])
+async def test_a_stranger_who_announces_a_long_frame_is_cut_off_before_it_comes(port, command):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.write(GREETING)
+    await reader.readexactly(len(GREETING))
+    writer.write(command + LONG_FRAME[1:] + bytes(1 << 16))
+    await hung_up(reader)
+    writer.close()
+
+
+@pytest.fixture
+def short_handshake(monkeypatch):
+    monkeypatch.setattr(worker_port, "HANDSHAKE_MS", 100)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", GREETING[:10], GREETING], ids=["nothing", "half a greeting", "greeting"]
+)
+async def test_who_does_not_say_who_they_are_is_cut_off(short_handshake, port, said):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.write(said)
+    await hung_up(reader)
+    writer.close()
 
 
 @pytest.mark.parametrize(
