@@ -23,6 +23,18 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop_strings: Annotated[int, Meta(ge=0, description="Stop strings of a sample request.")] = 64
     stop_string_bytes: Annotated[int, Meta(ge=1, description="Bytes of one stop string, in UTF-8.")] = 1024
     stop_tokens: Annotated[int, Meta(ge=0, description="Stop tokens of a sample request.")] = 1024
+
+    prompt_text_bytes: Annotated[
+        int,
+        Meta(ge=1 << 10, description="Bytes of text in the prompts, or messages, of a call of OpenAI's API."),
+    ] = 4 << 20
+    text_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds for which such a text may be rendered and made into tokens.")
+    ] = 30.0
+    text_memory_bytes: Annotated[
+        int, Meta(ge=512 << 20, description="Memory that may take, in a process of its own.")
+    ] = 3 << 30
+
     seq_ids_ahead: Annotated[
         int,
         Meta(ge=1, description="How far a training request's `seq_id` may be ahead of its model's others."),

@@ -55,7 +55,9 @@ class OpenAIController(Controller):
     ) -> Response[Any]:
         """Go on with a text."""
         openai_requests.check(data)
-        prompts = await asyncio.to_thread(openai_requests.completion_prompts, data, services.tokenizer)
+        given = openai_requests.completion_prompts(data)
+        tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
+        prompts = [each if isinstance(each, list) else next(tokens) for each in given]
         return await _answer(await _begin(data, prompts, services, access), request)
 
     @post("/chat/completions", status_code=HTTP_200_OK, guards=[takes_work])
@@ -64,8 +66,8 @@ class OpenAIController(Controller):
     ) -> Response[Any]:
         """Say the next thing in a conversation."""
         openai_requests.check(data)
-        template, tokenizer = services.chat_template, services.tokenizer
-        prompt = await asyncio.to_thread(openai_requests.chat_prompt, data, template, tokenizer)
+        messages, options = openai_requests.chat_messages(data), data.chat_template_kwargs or {}
+        prompt = await services.prompt_texts.of_conversation(messages, options)
         return await _answer(await _begin(data, [prompt], services, access), request)
 
 

@@ -43,6 +43,7 @@ from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.progress import Progress
+from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
 from spmd_tx.coordinator.request_queue import open_queue
@@ -163,7 +164,9 @@ async def open_parts(
         traces=TraceExports(database, config.data_dir),
         allowances=Allowances(database, catalog, queue),
         tokenizer=model.tokenizer,
-        chat_template=model.chat_template,
+        prompt_texts=PromptTexts(
+            model.directory, model.tokenizer, model.chat_template, model.max_context, config.bounds
+        ),
         progress=progress,
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),

@@ -5,6 +5,7 @@ functions and tags. Importing transformers for it would take seconds and may bri
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -35,11 +36,23 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = special_tokens
 
-    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Sequence[Message], options: Mapping[str, Any], most_characters: int, seconds: float
+    ) -> str:
         """The prompt for the assistant's next message. Raises InvalidRequest."""
         variables = {**self._special_tokens, **options, "messages": messages, "add_generation_prompt": True}
+        pieces: list[str] = []
+        length, end = 0, time.monotonic() + seconds
         try:
-            return self._template.render(variables)
+            for piece in self._template.generate(variables):
+                pieces.append(piece)
+                length += len(piece)
+                if length > most_characters or time.monotonic() > end:
+                    raise InvalidRequest(
+                        "the model's chat template makes too much of this conversation: more than "
+                        f"{most_characters} characters, or {seconds:g} s of work; shorten it"
+                    )
+            return "".join(pieces)
         except TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"the model's chat template cannot render this conversation: {error}; change messages or "

@@ -19,7 +19,6 @@ from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.catalog import Catalog
-from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath
@@ -31,6 +30,7 @@ from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
+from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.signed_urls import SignedUrls
@@ -106,7 +106,7 @@ class Services:
     traces: TraceExports
     allowances: Allowances
     tokenizer: Tokenizer
-    chat_template: ChatTemplate
+    prompt_texts: PromptTexts
     progress: Progress
     implicit_samplers: ImplicitSamplers
     notices: Notices

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from tokenizers import Tokenizer
 
 from spmd_tx.coordinator import validation
-from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, Parameters
 from spmd_tx.coordinator.prompt_wishes import MOST_PER_TOKEN
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
@@ -59,28 +57,32 @@ def _top_logprobs(request: Parameters) -> int:
     return (request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0
 
 
-def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """The tokens of each prompt. Text is tokenized as the model's tokenizer does by default."""
+def completion_prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """Each prompt, as text or as tokens."""
     if isinstance(request.prompt, str):
-        return [tokenizer.encode(request.prompt).ids]
+        return [request.prompt]
     if not request.prompt:
         raise InvalidRequest("prompt is an empty list; send at least one prompt")
     ids = [item for item in request.prompt if isinstance(item, int)]
     prompts = [item for item in request.prompt if not isinstance(item, int)]
     if ids and prompts:
         raise InvalidRequest("prompt mixes token ids with prompts; send one list of ids for each prompt")
-    return [ids] if ids else [_tokens(prompt, tokenizer) for prompt in prompts]
+    _check_choices(request, len(prompts))
+    return [ids] if ids else prompts
 
 
-def _tokens(prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:
-    return prompt if isinstance(prompt, list) else tokenizer.encode(prompt).ids
+def _check_choices(request: Parameters, prompts: int) -> None:
+    choices = (request.n or 1) * prompts
+    if choices > MAX_SAMPLES:
+        raise InvalidRequest(
+            f"{prompts} prompts with n {request.n or 1} make {choices} choices; at most {MAX_SAMPLES} "
+            "are taken, so send fewer prompts at once"
+        )
 
 
-def chat_prompt(request: ChatRequest, template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of the conversation; the template writes all special tokens."""
-    messages = [_message(number, message) for number, message in enumerate(request.messages)]
-    text = template.render(messages, request.chat_template_kwargs or {})
-    return tokenizer.encode(text, add_special_tokens=False).ids
+def chat_messages(request: ChatRequest) -> list[dict[str, Any]]:
+    """For the chat template."""
+    return [_message(number, message) for number, message in enumerate(request.messages)]
 
 
 def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -121,12 +123,6 @@ def sample_requests(
     limits: Limits,
 ) -> list[SampleRequest]:
     """One for each prompt. The end of a text stops a sample in any case, as OpenAI's clients expect it."""
-    choices = (request.n or 1) * len(prompts)
-    if choices > MAX_SAMPLES:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts with n {request.n or 1} make {choices} choices; at most {MAX_SAMPLES} "
-            "are taken, so send fewer prompts at once"
-        )
     stops = stop_strings(request)
     validation.check_stop_strings(stops, limits.bounds)
     params = SamplingParams(

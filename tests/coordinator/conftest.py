@@ -29,6 +29,7 @@ from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.progress import Progress
+from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
 from spmd_tx.coordinator.signed_urls import open_signed_urls
@@ -125,6 +126,16 @@ def tokenizer() -> Tokenizer:
     return tiny_tokenizer()
 
 
+def tiny_prompt_texts(directory: Path, config: ServerConfig) -> PromptTexts:
+    """With its files, which are written when they are not there."""
+    if not directory.exists():
+        directory.mkdir()
+        tiny_tokenizer().save(str(directory / "tokenizer.json"))
+        (directory / "chat_template.jinja").write_text(tiny_model.CHAT_TEMPLATE)
+    template = ChatTemplate(tiny_model.CHAT_TEMPLATE, {})
+    return PromptTexts(directory, tiny_tokenizer(), template, TINY_MODEL.max_positions, config.bounds)
+
+
 @asynccontextmanager
 async def run_services(database: Database, queue: RequestQueue, data_dir: Path) -> AsyncIterator[Services]:
     """A server of a tiny model without workers: FakeScheduler answers."""
@@ -152,7 +163,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         traces=TraceExports(database, data_dir),
         allowances=Allowances(database, catalog, queue),
         tokenizer=tiny_tokenizer(),
-        chat_template=ChatTemplate(tiny_model.CHAT_TEMPLATE, {}),
+        prompt_texts=tiny_prompt_texts(data_dir / "model", config),
         progress=Progress(),
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),

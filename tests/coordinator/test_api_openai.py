@@ -177,3 +177,16 @@ async def test_stop_strings_are_as_long_as_everywhere(oai):
     refused = await oai.post("completions", json=completion(stop=["x" * 1025]))
     assert (refused.status_code, "at most 1024" in refused.text) == (400, True)
     assert (await oai.post("completions", json=completion(stop=["x" * 1024]))).status_code == 200
+
+
+@pytest.mark.parametrize("prompt", ["x" * (1 << 20), ["a", "x" * (1 << 20)]], ids=["one", "of several"])
+async def test_a_text_that_cannot_fit_is_refused_by_its_bytes(services, oai, prompt):
+    refused = await oai.post("completions", json=completion(prompt=prompt))
+    assert (refused.status_code, "it has 1048576 bytes" in refused.text) == (400, True)
+    assert services.scheduler.arrived == []
+
+
+async def test_a_conversation_that_cannot_fit_is_refused(services, oai):
+    body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "x" * (5 << 20)}]}
+    refused = await oai.post("chat/completions", json=body)
+    assert (refused.status_code, "more than 4.0 MiB" in refused.text) == (400, True)

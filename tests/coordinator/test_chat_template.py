@@ -10,7 +10,7 @@ HELLO = [{"role": "user", "content": "Hello <you>"}]
 
 
 def render(source, **options):
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(HELLO, options)
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(HELLO, options, 1000, 10.0)
 
 
 def test_a_conversation_ends_where_the_assistant_begins():
@@ -62,11 +62,20 @@ def test_what_cannot_be_rendered_is_refused(source, complaint):
 )
 def test_the_template_is_found_where_models_have_it(tmp_path, config, text):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert read_chat_template(tmp_path).render(HELLO, {}) == text
+    assert read_chat_template(tmp_path).render(HELLO, {}, 1000, 10.0) == text
     (tmp_path / "chat_template.jinja").write_text("a file goes first")
-    assert read_chat_template(tmp_path).render(HELLO, {}) == "a file goes first"
+    assert read_chat_template(tmp_path).render(HELLO, {}, 1000, 10.0) == "a file goes first"
 
 
 def test_a_model_without_any_says_so_when_it_is_asked(tmp_path):
     with pytest.raises(InvalidRequest, match=r"chat_template\.jinja"):
-        read_chat_template(tmp_path).render(HELLO, {})
+        read_chat_template(tmp_path).render(HELLO, {}, 1000, 10.0)
+
+
+@pytest.mark.parametrize(
+    "source, seconds",
+    [("{% for _ in range(2000) %}x{% endfor %}", 10.0), ("{{ messages[0].content }}", -1.0)],
+)
+def test_too_much_text_and_too_much_work_are_refused(source, seconds):
+    with pytest.raises(InvalidRequest, match="makes too much of this conversation"):
+        ChatTemplate(source, {}).render(HELLO, {}, 1000, seconds)

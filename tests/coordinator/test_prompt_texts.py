@@ -1,0 +1,86 @@
+import pytest
+
+from spmd_tx import tiny_model
+from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator.chat_template import ChatTemplate
+from spmd_tx.coordinator.prompt_texts import SHORT_BYTES, PromptTexts, longest_token
+from spmd_tx.errors import InvalidRequest
+
+CONTEXT = 1 << 20
+LONG = "hello world, " * 8000  # beyond SHORT_BYTES
+
+
+class Untouched:
+    """A tokenizer whose longest token has 8 bytes; it must not see any text."""
+
+    normalizer = None
+
+    def get_vocab(self, with_added_tokens):
+        return {"a": 0, "12345678": 1, "\xf6": 2}
+
+
+@pytest.fixture
+def model_files(tmp_path, tokenizer):
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(tiny_model.CHAT_TEMPLATE)
+    return tmp_path
+
+
+@pytest.fixture
+def make(model_files, tokenizer):
+    def make(tokenizer=tokenizer, context=CONTEXT, source=tiny_model.CHAT_TEMPLATE, **bounds):
+        template = ChatTemplate(source, {})
+        return PromptTexts(model_files, tokenizer, template, context, Bounds(**bounds))
+
+    return make
+
+
+@pytest.mark.parametrize("text", ["x" * 81, "\xf6" * 41, "x" * (1 << 20)], ids=len)
+async def test_a_text_that_no_tokens_of_the_context_can_be_is_refused_untouched(make, text):
+    with pytest.raises(InvalidRequest, match="the 10 tokens that the context holds are 80 bytes at most"):
+        await make(Untouched(), context=10).tokens([text])
+
+
+async def test_a_conversation_is_measured_as_the_template_writes_it(make):
+    template = "{% for _ in range(9) %}{{ messages[0].content }}{% endfor %}"
+    texts = make(Untouched(), context=10, source=template)
+    with pytest.raises(InvalidRequest, match="it has 90 bytes"):
+        await texts.of_conversation([{"role": "user", "content": "x" * 10}], {})
+
+
+async def test_all_texts_of_a_call_are_bounded_together(make):
+    texts = make(Untouched(), prompt_text_bytes=2048)
+    with pytest.raises(InvalidRequest, match="limit prompt_text_bytes"):
+        await texts.tokens(["x" * 1024] * 3)
+    with pytest.raises(InvalidRequest, match="limit prompt_text_bytes"):
+        await texts.of_conversation([{"role": "user", "content": "x"}], {"more": "x" * 2048})
+
+
+@pytest.mark.parametrize("texts", [["hello"], ["a", LONG], [LONG, "\xf6\ufffd\0"], []], ids=len)
+async def test_the_tokens_are_those_of_the_tokenizer_wherever_they_are_made(make, tokenizer, texts):
+    assert await make().tokens(texts) == [tokenizer.encode(text).ids for text in texts]
+
+
+@pytest.mark.parametrize("content", ["hello", LONG, "x" * (SHORT_BYTES - 90)], ids=len)
+async def test_a_conversation_is_the_same_wherever_it_is_rendered(make, tokenizer, content):
+    """The last one becomes long by what the template adds."""
+    messages = [{"role": "user", "content": content}]
+    text = ChatTemplate(tiny_model.CHAT_TEMPLATE, {}).render(messages, {}, 1 << 20, 10.0)
+    wanted = tokenizer.encode(text, add_special_tokens=False).ids
+    assert await make().of_conversation(messages, {"number": 10**30}) == wanted
+
+
+async def test_a_long_text_beyond_the_context_is_refused_by_its_tokens(make):
+    with pytest.raises(InvalidRequest, match="tokens and the context holds 30000"):
+        await make(context=30_000).tokens([LONG])
+
+
+@pytest.mark.parametrize("bounds", [{"text_seconds": 0.01}, {"text_memory_bytes": 1 << 20}], ids=str)
+async def test_a_text_that_takes_too_much_fails_its_own_call(make, bounds):
+    with pytest.raises(InvalidRequest, match=r"could not be made into tokens within .*; shorten it"):
+        await make(**bounds).tokens([LONG])
+
+
+def test_the_longest_token_is_measured_in_bytes(tokenizer):
+    assert longest_token(Untouched()) == 8
+    assert longest_token(tokenizer) >= max(len(text) for text in tokenizer.get_vocab())
