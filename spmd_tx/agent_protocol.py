@@ -33,6 +33,7 @@ class WorkerEnded(AgentReport, frozen=True, tag="worker_ended"):
     generation: int
     code: int  # negative: the signal that killed it
     last_lines: list[str]
+    is_out_of_memory: bool = False  # the kernel has killed processes of its host or container just then
 
 
 class AgentRefuses(AgentReport, frozen=True, tag="agent_refuses"):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from spmd_tx.agent_protocol import (
 from spmd_tx.coordinator.agent_link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
 from spmd_tx.coordinator.model_files import find_model
 from spmd_tx.coordinator.model_fingerprint import check_same
+from spmd_tx.coordinator.oom_kills import OomKills
 from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit
 from spmd_tx.errors import StartError
 from spmd_tx.reports import BEAT_SECONDS
@@ -51,11 +53,14 @@ class AgentOptions:
 class Agent:
     """The agent of one worker process."""
 
-    def __init__(self, options: AgentOptions, worker: Sequence[str] = WORKER) -> None:
+    def __init__(
+        self, options: AgentOptions, worker: Sequence[str] = WORKER, oom_kills: OomKills | None = None
+    ) -> None:
         self._options = options
         self._worker = worker
         self._instance = secrets.token_hex(8)
         self._supervisor = Supervisor(options.process)
+        self._oom_kills = oom_kills or OomKills()
         self._has_met = False  # a coordinator, ever
         self._alone_since: float | None = None
         self._rejected_since: float | None = None
@@ -174,13 +179,18 @@ class Agent:
     def _report_end(self, generation: int, exit: WorkerExit) -> None:
         self._link.send(
             WorkerEnded(
-                process=exit.worker, generation=generation, code=exit.code, last_lines=list(exit.last_lines)
+                process=exit.worker,
+                generation=generation,
+                code=exit.code,
+                last_lines=list(exit.last_lines),
+                is_out_of_memory=exit.code == -signal.SIGKILL and self._oom_kills.were_recent(),
             )
         )
 
     async def _beat(self) -> None:
         while True:
             self._link.send(AgentBeat(process=self._options.process))
+            self._oom_kills.note()
             await asyncio.sleep(BEAT_SECONDS)
 
     def _now(self) -> float:

@@ -60,7 +60,7 @@ class AgentRoster:
         agent.silent = 0.0
         if isinstance(report, WorkerEnded) and report.generation == agent.runs:
             agent.runs = None
-            exit = WorkerExit(report.process, report.code, tuple(report.last_lines))
+            exit = WorkerExit(report.process, report.code, tuple(report.last_lines), report.is_out_of_memory)
             self.on_sign(of_exit(exit, agent.hello.host))
         elif isinstance(report, AgentRefuses):
             logger.error("the agent of %s has left: %s", self.place(report.process), report.reason)

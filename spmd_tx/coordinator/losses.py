@@ -8,7 +8,7 @@ from enum import IntEnum
 from spmd_tx.coordinator.supervisor import WorkerExit
 from spmd_tx.reports import Failure
 
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs, the kernel out of memory
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs
 PEER_IS_GONE = (
     "the JAX distributed service detected fatal errors"  # how JAX ends a process whose peer is gone
 )
@@ -16,6 +16,11 @@ PEER_IS_GONE = (
 OUT_OF_MEMORY = (
     "A device has no memory left: lower --train-tokens if it was training, else --decode-rows or "
     "--kv-cache-tokens; --max-lora-adapters, --max-lora-rank and --sampler-slots make room, too"
+)
+
+OUT_OF_HOST_MEMORY = (
+    "its host or container has no memory left, and the kernel killed it: give it more, or leave less to "
+    "others; fewer --max-lora-adapters and a smaller --max-lora-rank take less, and so does --warm-up off"
 )
 
 
@@ -67,12 +72,15 @@ def of_exit(exit: WorkerExit, host: str) -> Sign:
         suspicion = Suspicion.KILLED
     else:
         suspicion = Suspicion.EXITED
+    is_starved = number == signal.SIGKILL and exit.is_out_of_memory
     text = str(exit).replace(f"worker {exit.worker} ", f"worker {exit.worker} on {host} ", 1)
+    if is_starved:
+        text += f": {OUT_OF_HOST_MEMORY}"
     return Sign(
         suspicion,
         exit.worker,
         text,
-        by_command=exit.code != 0 and number not in FROM_OUTSIDE and not follows,
+        by_command=exit.code != 0 and (is_starved or number not in FROM_OUTSIDE) and not follows,
         last_lines=exit.last_lines,
     )
 

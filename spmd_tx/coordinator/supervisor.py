@@ -14,13 +14,17 @@ STACK_FRAME = "    @ "  # of a C++ library that aborts; the reason stands before
 LONGEST_LINE = 1 << 16  # bytes; more is cut into several
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a worker that hangs in a collective needs the latter
 
-# Runs first in the new process: the kernel kills it when this process is gone, however that happened.
+# Runs first in the new process: the kernel kills it when this process is gone, however that happened, and
+# before this process when there is no memory left.
 DIE_WITH_PARENT = """\
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
+VICTIM = 500  # without memory, the kernel takes a worker: that is mended sooner than the server
 parent, *command = sys.argv[1:]
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with open("/proc/self/oom_score_adj", "r+") as score:
+        score.write(str(min(1000, int(score.read()) + VICTIM)))
 if os.getppid() == int(parent):
     os.execv(command[0], command)
 """
@@ -33,6 +37,7 @@ class WorkerExit:
     worker: int
     code: int  # negative: the signal that killed it
     last_lines: tuple[str, ...] = ()
+    is_out_of_memory: bool = False  # killed by the kernel, as far as can be told
 
     def __str__(self) -> str:
         if self.code < 0:

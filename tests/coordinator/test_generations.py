@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from spmd_tx.coordinator import agent_roster, generations, watchdog
+from spmd_tx.coordinator.oom_kills import OomKills
 from spmd_tx.errors import CrashLoop, StartError, WorkerLost
 from tests.coordinator import fake_worker
 from tests.coordinator.worker_group import worker_group, write_model
@@ -72,6 +73,21 @@ async def test_a_worker_that_fails_is_followed_by_a_new_one_and_its_command_is_b
         assert lost.value.by_command
         await group.until_ready()
         await group.create()
+
+
+async def test_a_command_that_takes_all_memory_of_the_host_is_blamed(model_dir, tmp_path):
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 0\n")
+    async with worker_group(model_dir, agents=[]) as group:
+        group.agent(0, OomKills([counter]))
+        await group.until_ready()
+        hanging = asyncio.create_task(group.create(fake_worker.HANG))
+        await asyncio.sleep(0.1)
+        counter.write_text("oom_kill 1\n")
+        os.kill(group.worker_pid(), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"has no memory left.*during command 0") as lost:
+            await hanging
+        assert lost.value.by_command
 
 
 @pytest.mark.parametrize("stopped", [0, 1])

@@ -17,6 +17,7 @@ def failed(worker, message, **fields):
 
 
 KILLED = ended(1, -signal.SIGKILL)
+STARVED = of_exit(WorkerExit(1, -signal.SIGKILL, is_out_of_memory=True), "node-b")
 CRASHED = ended(1, -signal.SIGSEGV)
 ABORTED = ended(0, -signal.SIGABRT)
 LEFT_ALONE = ended(
@@ -32,6 +33,7 @@ VANISHED = of_agent(1, "node-b", "has lost its connection")
     "signs, expected",
     [
         ([FOLLOWED, ABORTED, KILLED], KILLED),
+        ([FOLLOWED, ABORTED, STARVED], STARVED),
         ([FOLLOWED, RAISED, EXITED], RAISED),
         ([ABORTED, VANISHED], VANISHED),
         ([FOLLOWED, EXITED], EXITED),
@@ -49,6 +51,8 @@ def test_the_cause_is_told_from_what_follows(signs, expected):
     [
         (KILLED, False),
         (ended(1, -signal.SIGTERM), False),
+        (STARVED, True),
+        (of_exit(WorkerExit(1, -signal.SIGTERM, is_out_of_memory=True), "node-b"), False),
         (CRASHED, True),
         (ABORTED, True),
         (LEFT_ALONE, False),
@@ -65,6 +69,7 @@ def test_a_command_is_blamed_only_for_what_it_may_have_done(sign, by_command):
 
 def test_a_sign_names_worker_host_and_what_happened():
     assert KILLED.text == "worker 1 on node-b was killed by signal 9 (SIGKILL)"
+    assert "SIGKILL): its host or container has no memory left" in STARVED.text
     assert EXITED.text == "worker 1 on node-b exited with code 1"
     assert RAISED.text == "worker 1 on node-b failed: ValueError: boom"
     assert VANISHED.text == "the agent of worker 1 on node-b has lost its connection"

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -147,3 +148,11 @@ asyncio.run(main())
 async def test_workers_do_not_share_the_terminal_of_the_coordinator(start):
     running = await start("import os; print(os.getsid(0) == os.getpid())")
     assert (await running.ended).last_lines == ("True",)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_without_memory_the_kernel_takes_a_worker_before_its_parent(start):
+    program = "print(open('/proc/self/oom_score_adj').read())"
+    (told,) = (await (await start(program)).ended).last_lines
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert int(told) == min(1000, own + 500)

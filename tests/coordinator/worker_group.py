@@ -75,10 +75,10 @@ class WorkerGroup:
     def running(self):
         return self.tasks[2]
 
-    def agent(self, process, **options):
+    def agent(self, process, oom_kills=None, **options):
         """Run an agent in this process; gives its task."""
         fields = {"coordinator": self.port.local_address, "process": process, "secret": SECRET} | options
-        self.agents.append(Agent(AgentOptions(**fields), FAKE_WORKER))
+        self.agents.append(Agent(AgentOptions(**fields), FAKE_WORKER, oom_kills))
         self.tasks.append(asyncio.create_task(self.agents[-1].run()))
         return self.tasks[-1]
 
