@@ -57,7 +57,21 @@ def _make_engine(url: URL, name: str, **options: Any) -> AsyncEngine:
         "command_timeout": STATEMENT_SECONDS,
         "server_settings": {"application_name": name, **KEEP_ALIVE},
     }
-    return create_async_engine(url, pool_pre_ping=True, connect_args=arguments, **options)
+    engine = create_async_engine(url, pool_pre_ping=True, connect_args=arguments, **options)
+    event.listen(engine.sync_engine, "connect", _wait_for_disks)
+    return engine
+
+
+def _wait_for_disks(connection: Any, _: object) -> None:
+    """A commit that returns before it is on a disk would break every promise. The other levels stay."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute("SHOW synchronous_commit")
+        if cursor.fetchone()[0] == "off":
+            cursor.execute("SET synchronous_commit TO on")
+    finally:
+        cursor.close()
+        connection.commit()
 
 
 def _connection_name() -> str:

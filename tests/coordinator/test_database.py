@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator import database as database_module
 from spmd_tx.coordinator import sqlite
-from spmd_tx.coordinator.database import open_database
+from spmd_tx.coordinator.database import open_beside, open_database
 from spmd_tx.coordinator.tables import Base
 from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, StartError
 from tests.disks import fill, make_read_only
@@ -238,6 +238,21 @@ async def test_postgres_may_be_restarted_under_a_running_server(mortal_postgres,
     with pytest.raises(StartError, match="in use by another running server"):
         await open_database(url, tmp_path)
     await database.close()
+
+
+async def test_commits_are_on_a_disk_even_if_postgres_is_told_not_to_wait(mortal_postgres, tmp_path):
+    mortal_postgres.psql("ALTER DATABASE postgres SET synchronous_commit = off;")
+    url = mortal_postgres.get_uri()
+    server = await open_database(url, tmp_path)
+    command = await open_beside(url, tmp_path)
+    try:
+        for database in (server, command):
+            async with database.transaction() as db:
+                assert await db.scalar(text("SHOW synchronous_commit")) == "on"
+    finally:
+        await command.close()
+        await server.close()
+        mortal_postgres.psql("ALTER DATABASE postgres RESET synchronous_commit;")
 
 
 async def test_whoever_loses_the_lock_cannot_write_any_more(mortal_postgres, tmp_path, fast_refusal):
