@@ -58,6 +58,10 @@ class CustomLossCatalog:
         refusal = self._given_up.get(loss_id)
         return stored if refusal is None else replace(stored, refusal=refusal)
 
+    async def body(self, request: Request) -> bytes:
+        """Of a request that has waited to run a loss, which is not kept in memory meanwhile."""
+        return await self._log.payload(request)
+
     def give_up(self, loss_id: str, why: str) -> None:
         """Run a loss no more."""
         self._given_up[loss_id] = why

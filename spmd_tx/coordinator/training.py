@@ -1,8 +1,8 @@
 """What each kind of training request does: from its body to commands, from their replies to its outcome."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -49,6 +49,7 @@ from spmd_tx.coordinator.validation import (
 )
 from spmd_tx.coordinator.versions import Versions, check_rank
 from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
+from spmd_tx.custom_loss_limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.protocol import (
     AnyCommand,
@@ -72,6 +73,8 @@ class CustomLosses(Protocol):
     async def open(self, loss_id: str, session_id: str) -> StoredLoss: ...
 
     def give_up(self, loss_id: str, why: str) -> None: ...
+
+    async def body(self, request: Request) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,17 @@ class Training:
         return self.turns if kind in CHUNKED_KINDS else nullcontext()
 
     async def begin(
-        self, model: TrainedModel, request: Request, body: bytes, layout: str | None = None
+        self,
+        model: TrainedModel,
+        request: Request,
+        body: bytes,
+        layout: str | None = None,
+        *,
+        is_again: bool = False,
     ) -> Begun:
         """Raises RequestError when the request cannot be carried out; then nothing with an effect was sent.
 
-        ``layout`` is how its micro-batches were cut the first time, if this is not the first time.
+        ``layout`` is how its micro-batches were cut the first time, if it is known and this is not the first.
         """
         if model.refusal is not None:
             raise InvalidRequest(model.refusal)
@@ -115,10 +124,19 @@ class Training:
                 return await self._load(model, request, read_body(body, schemas.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 size = 0 if len(body) < SMALL_BYTES else PACKED * len(body)
-                with ExitStack() as stack:
-                    stack.callback(self.room.give_back, await self.room.take(size))
-                    begun = await self._loss(model, request, body, layout, stack)
-                    return Begun(partial(_closing, stack.pop_all(), begun.outcome), begun.next_waits)
+                with ExitStack() as held:
+                    held.callback(self.room.give_back, await self.room.take(size))
+                    sent = await compute(len(body), decode_forward_backward, body)
+                    if sent.loss_fn != custom_training.LOSS:
+                        begun = await self._loss(model, sent, layout)
+                    elif is_again:
+                        begun = await self._custom(model, request, sent, layout, limits=None)
+                    else:
+                        if size:
+                            del sent, body  # it may wait for long, and is read again then
+                            sent = None
+                        begun = await self._custom_in_turn(model, request, sent, size, held)
+                    return Begun(partial(_closing, held.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
                 return self._optim_step(model, read_body(body, schemas.OptimStepRequest))
             case "save_weights":
@@ -133,17 +151,8 @@ class Training:
             case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
-    async def _loss(
-        self, model: TrainedModel, request: Request, body: bytes, layout: str | None, held: ExitStack
-    ) -> Begun:
+    async def _loss(self, model: TrainedModel, sent: ForwardBackwardRequest, layout: str | None) -> Begun:
         grid = self.grid.as_recorded(layout)
-        sent = await compute(len(body), decode_forward_backward, body)
-        if sent.loss_fn == custom_training.LOSS:
-            held.close()  # others go on while it waits for its loss, so it takes room and turn from its like
-            size = 0 if len(body) < SMALL_BYTES else PACKED * len(body)
-            async with self._turn_given_back():
-                held.callback(self.loss_room.give_back, await self.loss_room.take(size))
-                return await self._custom(model, request, sent, grid, is_again=layout is not None)
         packed = await compute(self._size(sent), self._pack, model, sent, grid, layout is not None)
         outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
         return Begun(partial(outcome_of_loss, packed, outputs, grid.layout))
@@ -161,7 +170,7 @@ class Training:
             self.versions.answered(model.id, request.seq_id)
             if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
-        return await self.begin(model, request, body, layout)
+        return await self.begin(model, request, body, layout, is_again=True)
 
     @property
     def _saves(self) -> Saves:
@@ -239,29 +248,45 @@ class Training:
 
         return Begun(outcome, next_waits=True)
 
-    @asynccontextmanager
-    async def _turn_given_back(self) -> AsyncIterator[None]:
-        """Let others begin meanwhile."""
+    async def _custom_in_turn(
+        self,
+        model: TrainedModel,
+        request: Request,
+        sent: ForwardBackwardRequest | None,
+        size: int,
+        held: ExitStack,
+    ) -> Begun:
+        """Others go on while it waits for its loss: it takes turn and room from its like only."""
+        held.close()
         self.turns.release()
         try:
-            yield
+            held.callback(self.loss_room.give_back, await self.loss_room.take(size))
+            if sent is None:
+                body = await self.custom_losses.body(request)
+                sent = await compute(len(body), decode_forward_backward, body)
+                del body
+            return await self._custom(model, request, sent, None, self.loss_runs.limits)
         finally:
             await self.turns.acquire()
 
     async def _custom(
-        self, model: TrainedModel, request: Request, sent: ForwardBackwardRequest, grid: Grid, is_again: bool
+        self,
+        model: TrainedModel,
+        request: Request,
+        sent: ForwardBackwardRequest,
+        layout: str | None,
+        limits: LossLimits | None,
     ) -> Begun:
         """Its steps are sent one after the other; after the last one the model's next request may begin.
 
-        What is run again was within the limits when it was run first, and must not fail now.
+        What is run again was within the limits when it was run first; it has none, and must not fail now.
         """
+        grid, is_again = self.grid.as_recorded(layout), limits is None
         loss_id = custom_training.loss_id(sent)
         stored = await self.custom_losses.open(loss_id, model.session_id)
         if stored.refusal is not None and not is_again:
             raise InvalidRequest(stored.refusal)
-        pack = partial(self._pack, model, grid=grid)
-        limits = None if is_again else self.loss_runs.limits
-        run = partial(self.loss_runs.run, model)
+        pack, run = partial(self._pack, model, grid=grid), partial(self.loss_runs.run, model)
         try:
             done = await custom_training.differentiate(model, sent, stored, pack, limits, run)
         except GivenUp as error:

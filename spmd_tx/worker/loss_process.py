@@ -90,7 +90,7 @@ class LossProcess:
 def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
     """Follow orders until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the coordinator
-    _be_modest(memory_bytes)
+    _be_modest()
     _configure_jax(compilation_cache)
     pipe = Connection(descriptor)
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -102,6 +102,7 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
 
     process = LossProcess(tell)
     jax.devices()
+    _limit_memory(memory_bytes)
     tell(Up())
     while True:
         order = read_order(orders.get())
@@ -128,13 +129,21 @@ def _read(pipe: Connection, orders: queue.SimpleQueue[bytes]) -> None:
         os._exit(0)
 
 
-def _be_modest(memory_bytes: int) -> None:
+def _be_modest() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
+
+
+def _limit_memory(most: int) -> None:
+    """Bytes beyond what Python and JAX take, which grows with the number of processors."""
+    if sys.platform != "linux":
+        return
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    most += int(status["VmData"].split()[0]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def _configure_jax(compilation_cache: str) -> None:

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator import training
+from spmd_tx.coordinator.training import BEGUN_AT_ONCE
 from spmd_tx.protocol import CustomLoss, Forward, ForwardBackward, OptimStep
 from tests.coordinator.test_recovery import next_generation
 from tests.coordinator.training_bench import FakeCustomLosses, forward_backward, logprobs, running
@@ -139,3 +141,97 @@ async def test_workers_that_are_lost_in_any_of_the_steps_leave_nothing_half_done
     await bench.result(stepped)
     assert bench.workers.weights[0] == pytest.approx(-output.metrics["loss:sum"])
     assert training_commands(bench) == [Forward, CustomLoss, ForwardBackward, OptimStep]
+
+
+async def test_workers_that_are_lost_while_a_loss_runs_beside_the_commands_leave_nothing_half_done(bench):
+    bench.workers.holds_losses = True
+    trained, stepped = train(bench, A, 1, 10), bench.step(A, 2, learning_rate=1.0)
+    await bench.until(lambda: bench.workers.losses)
+    await next_generation(bench)
+    output = await bench.result(trained)
+    await bench.result(stepped)
+    assert bench.workers.weights[0] == pytest.approx(-output.metrics["loss:sum"])
+    assert training_commands(bench) == [Forward, CustomLoss, ForwardBackward, OptimStep]
+
+
+async def test_who_waits_for_a_loss_is_told_what_becomes_of_it(bench):
+    bench.workers.holds_losses = True
+    trained = train(bench, A, 1, 10)
+    await bench.until(lambda: bench.workers.losses)
+    (number,) = bench.workers.losses
+    bench.workers.tell_of_loss(number, "compiling custom loss 'fake'")
+    assert bench.scheduler.status(trained).reason == "compiling custom loss 'fake'"
+    assert bench.scheduler.status(trained).queue_state == "active"
+    bench.workers.end_loss(number)
+    await bench.result(trained)
+    bench.workers.tell_of_loss(number, "compiling custom loss 'fake'")  # late
+    waiting = train(bench, A, 2, 10)
+    await bench.until(lambda: bench.workers.losses)
+    assert bench.scheduler.status(waiting).reason is None
+
+
+async def test_however_many_losses_run_another_model_trains(bench):
+    """As many as may begin at once, and more."""
+    bench.workers.holds_losses = True
+    models = [f"mallory:train:{number}" for number in range(2 * BEGUN_AT_ONCE)]
+    for model in models:
+        await bench.result(bench.create(model))
+    for model in models:
+        train(bench, model, 1, 10)
+    await bench.until(lambda: len(bench.workers.losses) == len(models))
+    await bench.result(bench.train(A, 1, 10))
+    assert len(bench.workers.losses) == len(models)
+
+
+async def test_a_large_request_that_waits_for_its_loss_keeps_no_room_from_the_large_requests_of_others(
+    bench, monkeypatch
+):
+    monkeypatch.setattr(training, "SMALL_BYTES", 0)
+    monkeypatch.setattr(training, "PACKED", 1 << 40)  # each takes all the room
+    bench.workers.holds_losses = True
+    await bench.result(bench.create(B))
+    waiting = train(bench, B, 1, 10)
+    await bench.until(lambda: bench.workers.losses)
+    await bench.result(bench.train(A, 1, 10))
+    bench.workers.end_loss(*bench.workers.losses)
+    assert (await bench.result(waiting)).metrics["num_tokens:sum"] == 10
+
+
+async def test_a_loss_that_was_given_up_is_not_run_again_for_any_request(bench):
+    bench.workers.holds_losses = True
+    first = train(bench, A, 1, 10)
+    await bench.until(lambda: bench.workers.losses)
+    (number,) = bench.workers.losses
+    bench.workers.end_loss(number, arrays={}, problem="compiling it takes too long", is_given_up=True)
+    assert await bench.failure(first) == "compiling it takes too long"
+    assert await bench.failure(train(bench, A, 2, 10)) == "compiling it takes too long"
+    assert training_commands(bench) == [Forward, CustomLoss]
+    await bench.result(bench.step(A, 3))
+
+
+async def test_what_was_trained_with_a_loss_is_run_again_without_limits_even_if_the_loss_was_given_up(bench):
+    trained = train(bench, A, 1, 10)
+    await bench.result(trained)
+    await bench.result(bench.step(A, 2, learning_rate=0.25))
+    (command,) = bench.workers.sent(CustomLoss)
+    assert command.limits is not None
+    assert command.session == "alice"
+    bench.custom_losses.give_up(FakeCustomLosses.ID, "it takes too long")
+    weights = bench.workers.weights[0]
+    await next_generation(bench)
+    await bench.result(bench.step(A, 3, learning_rate=0.0))
+    assert bench.workers.weights == {0: weights}
+    (again,) = bench.workers.sent(CustomLoss)
+    assert again.limits is None
+
+
+async def test_an_error_of_the_servers_own_fails_the_request_and_adds_nothing(bench):
+    bench.workers.holds_losses = True
+    trained = train(bench, A, 1, 10)
+    await bench.until(lambda: bench.workers.losses)
+    (number,) = bench.workers.losses
+    bench.workers.end_loss(number, arrays={}, problem="an error of the server's", is_ours=True)
+    outcome = await bench.outcome(trained)
+    assert (outcome.error, outcome.category) == ("an error of the server's", "server")
+    assert not bench.workers.sent(ForwardBackward)
+    await bench.result(bench.step(A, 2))

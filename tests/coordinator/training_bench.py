@@ -258,8 +258,9 @@ class FakeCustomLosses:
         ),
     )
 
-    def __init__(self):
+    def __init__(self, log):
         self.given_up = {}
+        self.body = log.payload
 
     async def open(self, loss_id, session_id):
         if loss_id != self.ID:
@@ -318,7 +319,7 @@ class TrainingBench:
         clock = asyncio.get_running_loop().time
         self.snapshots = Snapshots(database, directory / "snapshots", 3600.0, clock)
         self.models = BenchModels(self.log)
-        self.custom_losses = FakeCustomLosses()
+        self.custom_losses = FakeCustomLosses(self.log)
         self.scheduler = Scheduler(self.log, self.models, self.snapshots, self.equip, clock)
 
     def equip(self, workers, plan):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from spmd_tx import protocol
+from spmd_tx.custom_loss_limits import LossLimits
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.worker import custom_loss, loss_runs
 from spmd_tx.worker.custom_loss import inputs_of
@@ -211,6 +212,81 @@ def test_datums_may_have_different_numbers_of_targets(custom_losses):
     results = custom_losses.run(body, data)
     np.testing.assert_allclose(results.losses_D, [3 * (np.log(2) - 1), 5 * (np.log(4) - 1)], rtol=1e-6)
     assert [gradient.shape for gradient in results.gradients] == [(3, 2), (5, 4)]
+
+
+WIDE = graph(
+    node("torch.logsumexp", ref("logprobs"), -1, name="node"),
+    node("torch.sum", ref("node"), name="loss"),
+    rank=2,
+)
+PLENTY = {
+    "operations_per_datum": 1e9,
+    "operations": 1e9,
+    "programs": 99,
+    "compile_seconds": 9,
+    "run_seconds": 9,
+}
+
+
+def refusal(custom_losses, body, data, **bound):
+    with pytest.raises(LossProblem) as refused:
+        custom_losses.open(body, data, LossLimits(**PLENTY | bound))
+    return str(refused.value)
+
+
+def test_a_request_is_compiled_into_so_many_programs_and_no_more(custom_losses):
+    """Datums of one width are two programs: for one datum, and for up to four."""
+    data = [[np.zeros((3, width), np.float32)] for width in (1, 2, 3, 3)]
+    assert len(custom_losses.open(WIDE, data, LossLimits(**PLENTY | {"programs": 3})).pieces) == 3
+    message = refusal(custom_losses, WIDE, data, programs=2)
+    assert "loss 'mine' would have to be compiled 3 times" in message
+    assert "at most 2 are taken in one request (the limit custom_loss_programs)" in message
+
+
+def test_the_widths_of_a_request_are_counted_before_any_is_traced(custom_losses, monkeypatch):
+    monkeypatch.setattr(loss_runs, "Program", None)
+    data = [[np.zeros((3, width), np.float32)] for width in range(1, 101)]
+    assert "compiled 100 times" in refusal(custom_losses, WIDE, data)
+
+
+PRODUCTS = graph(
+    node("torch.unsqueeze", ref("logprobs"), 1, name="column"),
+    node("torch.t", ref("column"), name="row"),
+    node("torch.matmul", ref("column"), ref("row"), name="square"),
+    node("torch.matmul", ref("square"), ref("square"), name="cube"),
+    node("torch.sum", ref("cube"), name="loss"),
+)
+
+
+def test_products_of_matrices_are_counted_by_what_they_multiply(custom_losses):
+    """[32, 32] times [32, 32], where datums have up to 32 tokens, are 2 x 32^3 operations; values are few."""
+    program = custom_losses.open(PRODUCTS, datums(20)).pieces[0].program
+    assert 2 * 32**3 < program.operations < 2 * 32**3 + 10_000
+    operations = program.operations
+    message = refusal(custom_losses, PRODUCTS, datums(20), operations_per_datum=operations - 1)
+    assert f"datum 0: loss 'mine' takes {operations:,} operations for it" in message
+    assert f"at most {operations - 1:,} are taken (the limit custom_loss_datum_operations)" in message
+
+
+def test_the_operations_of_all_datums_are_counted(custom_losses):
+    operations = custom_losses.open(PRODUCTS, datums(20)).pieces[0].program.operations
+    three = LossLimits(**PLENTY | {"operations": 3 * operations})
+    assert custom_losses.open(PRODUCTS, datums(20, 21, 22), three)
+    message = refusal(custom_losses, PRODUCTS, datums(20, 21, 22, 23), operations=3 * operations)
+    assert f"takes {4 * operations:,} operations for these datums; at most {3 * operations:,}" in message
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("torch.sort", ref("logprobs"), name="both"), node("operator.getitem", ref("both"), 0)],
+        [node("torch.cumsum", ref("logprobs"), 0)],
+    ],
+)
+def test_sorts_and_cumulative_sums_count_for_more_than_their_elements(custom_losses, nodes):
+    plain = custom_losses.open(summing(node("torch.exp", ref("logprobs"))), datums(20)).pieces[0].program
+    program = custom_losses.open(summing(*nodes), datums(20)).pieces[0].program
+    assert program.operations > plain.operations + 32 * 5
 
 
 def test_what_jax_refuses_is_an_error_of_the_loss(custom_losses, monkeypatch):
