@@ -14,6 +14,7 @@ MAY_BE_ZERO = (
     "train_tokens",
     "port",
     "worker_port",
+    "jax_port",
     "local_processes",
     "drain_seconds",
     "snapshot_seconds",
@@ -52,6 +53,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     worker_host: str = "127.0.0.1"
     worker_port: int = 0
+    jax_port: int = 0
     secret_file: Path | None = None  # None: SPMD_TX_SECRET, or a secret of this run
     local_processes: int | None = None  # None: all
     command_timeout: float = 600.0  # seconds

@@ -54,6 +54,8 @@ HELP = {
     "Hosts": {
         "worker_host": "Address where workers connect; other hosts need one that they can reach, or 0.0.0.0.",
         "worker_port": "TCP port where workers connect; 0 takes a free one.",
+        "jax_port": "TCP port on the host of worker 0 where the other workers find JAX's own service, which "
+        "asks nobody who they are; 0 takes a free one.",
         "secret_file": "File with the secret that all hosts share. Default: SPMD_TX_SECRET, or, when all "
         "processes are on this host, a new one.",
         "local_processes": "Worker processes to start on this host, from number 0; the others join by "

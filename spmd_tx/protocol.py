@@ -319,6 +319,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     generation: int
     num_processes: int
     jax_coordinator: str  # host:port of jax.distributed's service, hosted by process 0
+    jax_port: int = 0  # this port; 0: the one that process 0 has said is free
     model_dir: str  # Hugging Face layout
     model_name: str = ""  # what exported adapters name as their base model
     dtype: str  # "bfloat16", "float32" or "auto": float32 on CPU, else bfloat16

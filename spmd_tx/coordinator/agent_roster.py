@@ -129,11 +129,14 @@ class AgentRoster:
         return f"worker {process} on {self.host(process)}"
 
     def leader_address(self) -> str:
-        """Where other hosts reach the host of process 0.
+        """Where the other processes reach the host of process 0: over loopback, if they are there, too.
 
         Its own agent may know a loopback address only, if that is the coordinator's host, too.
         """
         leader = self._agents[0].hello
+        places = {(agent.hello.host, agent.hello.address) for agent in self._agents.values()}
+        if len(places) == 1:
+            return "127.0.0.1"
         names = [
             agent.hello.coordinator for agent in self._agents.values() if agent.hello.host != leader.host
         ]

@@ -231,7 +231,7 @@ class _Generation:
         leader = self._workers.get(0)
         if leader is None:
             return  # whoever joins has to know where
-        address = f"{self.setup.jax_coordinator}:{leader.jax_port}"
+        address = f"{self.setup.jax_coordinator}:{self.setup.jax_port or leader.jax_port}"
         setup = encode(msgspec.structs.replace(self.setup, jax_coordinator=address))
         waiting = self._workers.values() if hello.process == 0 else [self._workers[hello.process]]
         for worker in waiting:

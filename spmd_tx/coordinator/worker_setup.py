@@ -13,6 +13,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -
         generation=0,  # each has its own number, and address
         num_processes=config.num_processes,
         jax_coordinator="",
+        jax_port=config.jax_port,
         model_dir=str(directory or ""),
         model_name=config.model_name,
         dtype=config.dtype,

@@ -20,6 +20,7 @@ from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.protocol import Setup
 from spmd_tx.reports import Failure, Progress, Ready, Written
 from spmd_tx.secret import Keys, read_secret
+from spmd_tx.worker import mesh_address
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.execute import Steps
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
 
 def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, programs: Programs) -> None:
     is_leader = options.process_id == 0
-    setup = inbox.hello(HELLO_SECONDS, jax_port=_free_port() if is_leader else 0)
+    setup = inbox.hello(HELLO_SECONDS, jax_port=mesh_address.free_port() if is_leader else 0)
     if options.model_dir is not None:
         setup = msgspec.structs.replace(setup, model_dir=options.model_dir)
 
@@ -120,8 +121,12 @@ def configure_jax(setup: Setup, devices: int) -> None:
 
 def _join(setup: Setup, options: argparse.Namespace) -> None:
     """Become part of the mesh. All processes end soon when one of them does."""
+    service = setup.jax_coordinator
+    if mesh_address.is_local(service):
+        mesh_address.keep_nccl_local()
     jax.distributed.initialize(
-        setup.jax_coordinator,
+        service,
+        coordinator_bind_address=mesh_address.bind_address(service) if options.process_id == 0 else None,
         num_processes=setup.num_processes,
         process_id=options.process_id,
         local_device_ids=options.device_ids,
@@ -142,11 +147,6 @@ def _leave() -> None:
     jax.distributed.shutdown()  # together with the other processes; it does nothing when there is only one
     sys.stderr.flush()
     os._exit(0)
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def _fail(inbox: Inbox, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

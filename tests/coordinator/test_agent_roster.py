@@ -94,6 +94,14 @@ async def test_process_0_is_where_other_hosts_reach_it(roster, address, host_of_
     assert roster.leader_address() == expected
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1"])
+async def test_processes_of_one_host_meet_over_loopback(roster, address):
+    """Nobody else can reach them there."""
+    join(roster, 0, address=address)
+    join(roster, 1, address=address)
+    assert roster.leader_address() == "127.0.0.1"
+
+
 async def test_a_worker_that_ended_is_a_sign(roster):
     identity = join(roster, 0, "node-b")
     start(roster, generation=4)

@@ -81,6 +81,12 @@ async def test_workers_wait_for_the_setup_until_process_0_has_said_where_jax_wil
         assert [answer.jax_coordinator for answer in worker.received()] == ["node-a:77"]
 
 
+async def test_the_port_of_jax_can_be_set(hub):
+    hub.begin(msgspec.structs.replace(setup(1), jax_port=8471))
+    (answer,) = FakeWorker(hub, 0).join()
+    assert answer.jax_coordinator == "node-a:8471"
+
+
 async def test_all_are_ready_when_the_last_one_is(pair):
     first, second = FakeWorker(pair, 0), FakeWorker(pair, 1)
     assert pair.busy == "starting"

@@ -1,11 +1,14 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import zmq
 
@@ -78,8 +81,8 @@ class Group:
         return report
 
     def next_report(self):
-        identity, message = self.socket.recv_multipart()
-        report = decode_report(message)
+        identity, *frames = self.socket.recv_multipart()
+        report = decode_report(b"".join(frames))
         if isinstance(report, Hello):
             self.identities[report.process] = identity
             if report.process == 0:
@@ -176,6 +179,30 @@ def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
     group.send(Shutdown())
     group.until(Reply)
     assert [process.wait(SECONDS) for process in group.processes] == [0, 0]
+
+
+def listening(process):
+    """The addresses where a process can be reached."""
+    sockets = psutil.Process(process.pid).net_connections(kind="inet")
+    return {each.laddr.ip.removeprefix("::ffff:") for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_processes_of_one_host_cannot_be_reached_from_others(start, count):
+    group = start(count)
+    group.until(Ready)
+    group.send(number(1))
+    group.until(Reply)
+    reached = [listening(process) for process in group.processes]
+    assert reached == [set()] if count == 1 else reached[0] >= {"127.0.0.1"}
+    assert all(addresses <= {"127.0.0.1", *own_address()} for addresses in reached)
+
+
+def own_address():
+    """Where Gloo listens, which does the collectives of CPUs: JAX does not let anybody choose."""
+    with suppress(OSError):
+        return {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None)}
+    return set()
 
 
 @pytest.mark.parametrize(
