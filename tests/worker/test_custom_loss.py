@@ -286,7 +286,7 @@ def test_the_operations_of_all_datums_are_counted(custom_losses):
 def test_sorts_and_cumulative_sums_count_for_more_than_their_elements(custom_losses, nodes):
     plain = custom_losses.open(summing(node("torch.exp", ref("logprobs"))), datums(20)).pieces[0].program
     program = custom_losses.open(summing(*nodes), datums(20)).pieces[0].program
-    assert program.operations > plain.operations + 32 * 5
+    assert program.operations > plain.operations + 32 * 4
 
 
 def test_what_jax_refuses_is_an_error_of_the_loss(custom_losses, monkeypatch):
@@ -300,6 +300,8 @@ def test_what_jax_refuses_is_an_error_of_the_loss(custom_losses, monkeypatch):
 
 def test_a_command_is_taken_apart_as_it_was_put_together():
     command = protocol.CustomLoss(
+        number=0,
+        session="s",
         definition=graph(
             node("torch.sum", ref("logprobs"), name="loss"), rank=2, others=[("a", 1), ("s", 0)]
         ),
