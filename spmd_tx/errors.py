@@ -19,6 +19,7 @@ SpmdTxError
 ├── CrashLoop             the workers end again and again: the server gives up, with a diagnosis
 └── MeshError             the worker processes may disagree about state; the generation must end
     ├── CommandGap        a command was lost on its way to a worker
+    ├── ServerFault       the coordinator failed in work that it does for several requests at once
     └── WorkerLost        a worker process died, hung or reported an exception
 """
 
@@ -113,6 +114,14 @@ class CrashLoop(SpmdTxError):
 
 class MeshError(SpmdTxError):
     """Processes may no longer agree. Never recovered from inside a generation."""
+
+
+class ServerFault(MeshError):
+    """An error that nobody foresaw, in what the coordinator does for several requests at once."""
+
+    def __init__(self, message: str, has_suspects: bool) -> None:
+        super().__init__(message)
+        self.has_suspects = has_suspects  # whether it is known for which requests it was at work
 
 
 class CommandGap(MeshError):

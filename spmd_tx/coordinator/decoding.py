@@ -14,12 +14,13 @@ from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.admission import Admission
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.buckets import Menu, decode_steps
+from spmd_tx.coordinator.containment import failure, let_pass
 from spmd_tx.coordinator.decode_rows import decode_command
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.prefill import Segment
 from spmd_tx.coordinator.queue_status import counted
 from spmd_tx.coordinator.reading import Reading
-from spmd_tx.coordinator.request_queue import Outcome
+from spmd_tx.coordinator.request_queue import Failed, Outcome
 from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.schemas import SampleRequest
@@ -50,6 +51,10 @@ class _Drawn:
     sample: Sample
     column: int
     count: int  # tokens, unless it stops earlier
+
+
+# The segment's row, and whether more is wanted of it than keys and values
+_Written = list[tuple[Reading, Segment, int, bool]]
 
 
 class SampleBatch:
@@ -152,7 +157,7 @@ class SampleBatch:
         ]
         jobs = admitted.started | {reading.job for reading, _, _ in admitted.read}
         requests = frozenset(job.request_id for job in jobs)
-        absorb = partial(_absorb_prefill, written)
+        absorb = partial(self._absorb_prefill, written)
         self._planned.append(Dispatch(command, command.rows.tokens.size, absorb, requests))
 
     def _plan_decode(self) -> None:
@@ -203,28 +208,18 @@ class SampleBatch:
 
     def _absorb_decode(self, drawn: list[_Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
-        tokens, logprobs = reply.arrays["tokens"], reply.arrays["logprobs"]
-        experts = reply.arrays.get("experts")
-        tops = [reply.arrays.get(name) for name in ("top_tokens", "top_logprobs")]
         ended: list[tuple[str, Outcome]] = []
         for each in drawn:
             sample, job = each.sample, each.sample.job
             sample.outstanding -= each.count
             if job.is_over or sample.stop_reason is not None:
                 continue
-            known = [token for token in tokens[: each.count, each.column].tolist() if token >= 0]
-            used = None if experts is None else experts[: len(known), each.column]
-            top = [array[: len(known), each.column, : job.top] for array in tops if array is not None]
-            sample.extend(
-                known,
-                logprobs[: len(known), each.column].tolist(),
-                used,
-                TopLogprobs(*top) if top else None,
-            )
-            self._listener(sample)
-            job.passed_over = 0
+            try:
+                self._extend(each, reply)
+            except BaseException as error:  # of the text in it, perhaps
+                ended.append((job.request_id, self._fail(job, error)))
+                continue
             if sample.stop_reason is None:
-                _check_complete(len(known), each)
                 self._wait_again(sample)
                 continue
             if sample.is_resident:
@@ -233,8 +228,49 @@ class SampleBatch:
                 self._shards[sample.shard].remember_what_is_left(sample)
             if all(other.stop_reason is not None for other in job.samples):
                 self._end(job)
-                ended.append((job.request_id, job.result()))
+                ended.append((job.request_id, self._result(job)))
         return ended
+
+    def _extend(self, each: _Drawn, reply: Reply) -> None:
+        """Give a sample what was drawn for it."""
+        sample, job, arrays = each.sample, each.sample.job, reply.arrays
+        column = arrays["tokens"][: each.count, each.column].tolist()
+        known = [token for token in column if token >= 0]
+        experts = arrays.get("experts")
+        tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
+        top = [array[: len(known), each.column, : job.top] for array in tops if array is not None]
+        sample.extend(
+            known,
+            arrays["logprobs"][: len(known), each.column].tolist(),
+            None if experts is None else experts[: len(known), each.column],
+            TopLogprobs(*top) if top else None,
+        )
+        self._listener(sample)
+        job.passed_over = 0
+        if sample.stop_reason is None:
+            _check_complete(len(known), each)
+
+    def _absorb_prefill(self, written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
+        ended: list[tuple[str, Outcome]] = []
+        for reading, segment, row, is_scored in written:
+            try:
+                reading.absorb(segment, row, reply.arrays, is_scored)
+            except BaseException as error:
+                let_pass(error)
+                if not reading.job.is_over:
+                    ended.append((reading.job.request_id, self._fail(reading.job, error)))
+        return ended
+
+    def _result(self, job: SampleJob) -> Outcome:
+        try:
+            return job.result()
+        except BaseException as error:
+            return failure(error, f"the result of sample request {job.request_id}")
+
+    def _fail(self, job: SampleJob, error: BaseException) -> Failed:
+        failed = failure(error, f"sample request {job.request_id}")
+        self._end(job)
+        return failed
 
     def _wait_again(self, sample: Sample) -> None:
         """A sample that had to make room starts again as soon as all of its tokens are known."""
@@ -260,16 +296,6 @@ class SampleBatch:
         for sample in job.samples:
             if sample.is_resident:
                 self._leave(sample)
-
-
-# The segment's row, and whether more is wanted of it than keys and values
-_Written = list[tuple[Reading, Segment, int, bool]]
-
-
-def _absorb_prefill(written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
-    for reading, segment, row, is_scored in written:
-        reading.absorb(segment, row, reply.arrays, is_scored)
-    return []
 
 
 def _nothing(_: Reply) -> list[tuple[str, Outcome]]:

@@ -114,6 +114,8 @@ class Dispatcher:
         self._on_reply = on_reply
         self._note = note
         self._sent: deque[_Sent] = deque()
+        self._taken: list[Step] = []  # from their models, and not sent yet
+        self._at_work_for: Callable[[], Iterable[str]] = tuple  # requests
         self._sides = FairShares(SHARES)
         self._sessions = FairShares()
         self._turns = 0
@@ -135,8 +137,15 @@ class Dispatcher:
         """The requests whose command may be why the workers are lost."""
         return set().union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
 
+    @property
+    def at_work_for(self) -> set[str]:
+        """If ``absorb`` or ``dispatch`` has raised: the requests that it was at work for just then."""
+        return {request_id for request_id in self._at_work_for() if request_id}
+
     def lose(self, error: MeshError) -> None:
         """There will be no more replies."""
+        for step in self._taken:
+            step.lose(error)
         while self._sent:
             for step in self._sent.popleft().steps:
                 step.lose(error)
@@ -145,10 +154,16 @@ class Dispatcher:
         """Take in the replies that are there. Raises MeshError when there will be no more."""
         outcomes: Outcomes = []
         while self._sent and self._sent[0].reply.done():
-            reply = self._sent[0].reply.result()  # of a lost one, the requests must still be known
-            sent = self._sent.popleft()
-            self._note("replied", sent.requests)
-            outcomes += sent.absorb(reply)
+            outcomes += self._absorb(self._sent[0])
+            self._sent.popleft()  # only now: of one that is lost, the requests must still be known
+        return outcomes
+
+    def _absorb(self, sent: _Sent) -> Outcomes:
+        reply = sent.reply.result()
+        self._at_work_for = lambda: sent.requests
+        self._note("replied", sent.requests)
+        outcomes = sent.absorb(reply)
+        self._at_work_for = tuple
         return outcomes
 
     def dispatch(self, models: list[TrainedModel]) -> None:
@@ -158,6 +173,7 @@ class Dispatcher:
         most = 1 if self.suspects else MOST_IN_FLIGHT
         while len(self._sent) < most and self._send_next([each for each in models if each.unsent]):
             pass
+        self._at_work_for = tuple
 
     def _send_next(self, models: list[TrainedModel]) -> bool:
         sides = [TRAINING] if models else []
@@ -183,6 +199,8 @@ class Dispatcher:
         if not order:
             return None  # there is a reply to wait for
         step = order[0].unsent[0]
+        heads = {step.request_id}
+        self._at_work_for = lambda: heads
         if isinstance(step, CommandStep):
             cost = COMMAND_COST + (self._seat(order[0]) if step.needs_slot else 0)
             self._charge({order[0]: cost})
@@ -196,12 +214,15 @@ class Dispatcher:
             head = model.unsent[0]
             if not isinstance(head, ChunkStep) or not self._may_meet(step, head):
                 continue
+            heads.add(head.request_id)
             if batch.fits(head.chunk) and (model.has_slot or self._slots.has_place(beside=swapping)):
                 swapping[model] = self._seat(model, beside=swapping)
                 batch.join(head.chunk.in_slot(model.slot))
+            else:
+                heads.discard(head.request_id)
         trained = zip(swapping.items(), batch.chunks, strict=True)
         self._charge({model: cost + chunk.tokens for (model, cost), chunk in trained})
-        steps = [model.take() for model in swapping]
+        self._taken = steps = [model.take() for model in swapping]
         make = Forward if step.chunk.forward_only else ForwardBackward
         command = make(rows=batch.rows(), loss=batch.loss())
         parts = [step for step in steps if isinstance(step, ChunkStep)]
@@ -217,6 +238,7 @@ class Dispatcher:
 
     def _send_step(self, model: TrainedModel) -> None:
         step = model.take()
+        self._taken = [step]
         assert isinstance(step, CommandStep)
         *before, command = step.make()
         for other in before:
@@ -229,6 +251,7 @@ class Dispatcher:
     def _send_sampling(self) -> float | None:
         """Send the next command of the sample batch, after those that it takes to prepare it."""
         cost = None
+        self._at_work_for = self._sampling.unanswered
         while (dispatch := self._sampling.next_dispatch()) is not None:
             self._send(SAMPLING, dispatch.command, dispatch.absorb, requests=dispatch.requests)
             command, cost = dispatch.command, (cost or 0) + dispatch.tokens
@@ -251,12 +274,14 @@ class Dispatcher:
         requests |= {step.request_id for step in steps}
         self._note("sent", requests)
         self._sent.append(_Sent(reply, absorb, side, requests, tuple(steps)))
+        if steps:
+            self._taken = []
 
     def _replied(self, command: AnyCommand, sent_at: float, reply: asyncio.Future[Reply]) -> None:
+        self._on_reply()
         began_at, self._replied_at = max(sent_at, self._replied_at), time.monotonic()
         if isinstance(command, SwapOut | SwapIn) and not reply.cancelled() and reply.exception() is None:
             _measure(command, reply.result(), self._replied_at - began_at)
-        self._on_reply()
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """By what their sessions are owed; the models of a session take turns."""

@@ -1,7 +1,6 @@
 """Requests and one generation of workers: lines move on, commands go out, outcomes are stored."""
 
 import asyncio
-import logging
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
@@ -10,26 +9,27 @@ from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from spmd_tx.coordinator.containment import contained, failure, let_pass, report
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
-from spmd_tx.coordinator.json_bodies import read_body
-from spmd_tx.coordinator.model_line import ModelLine, WaitingLines
+from spmd_tx.coordinator.lines import CHUNKED_KINDS
+from spmd_tx.coordinator.model_line import CHANGES_STATE, ModelLine, WaitingLines
 from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.recovery import Restoration
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
+from spmd_tx.coordinator.sample_gate import SampleGate
 from spmd_tx.coordinator.samples import SampleJob
-from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.coordinator.unfinished import Unfinished
-from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, RequestError
-
-logger = logging.getLogger(__name__)
+from spmd_tx.errors import Abandoned, DamagedBody, InvalidRequest, MeshError, RequestError, ServerFault
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
+HALF_DONE = "the server failed in the middle of one of its requests"
 
 Result = TypeVar("Result")
 
@@ -66,22 +66,23 @@ class Execution:
         self._clock = clock
         self._suspects = suspects
         self._jobs = jobs
+        versions, sampling = equipment.versions, equipment.sampling
+        self._gate = SampleGate(
+            log, versions, sampling, unfinished, suspects, jobs, self._attempt, self._spawn, self._wake
+        )
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
-        self._held: list[Request] = []  # samples that wait until those before them were seen to do no harm
         self._at_work: set[str] = set()  # requests of models that have begun
         self._given_up: dict[str, str] = {}  # those that have failed before their turn, and why
-        self._alone: str | None = None  # the suspected sample that is on the device
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keeping: set[asyncio.Task[None]] = set()  # snapshots that are being taken
-        self._waiting_tasks: set[asyncio.Task[None]] = set()  # for outcomes: they end with the workers
+        self._keeper = SnapshotKeeper(
+            log, snapshots, equipment.training, unfinished, self._spawn, self._is_lost, self._notice_bug
+        )
         self._bug: BaseException | None = None
         self._loss: MeshError | None = None
         shards, slots = self._training.grid.data_shards, self._training.slots
-        self._dispatcher = Dispatcher(
-            self._workers, self._sampling, slots, shards, self._work.set, log.note, suspects
-        )
+        self._dispatcher = Dispatcher(self._workers, sampling, slots, shards, self._wake, log.note, suspects)
         self._replay = Replay(log, self._training, self._spawn, self._is_lost)
         self._view = QueueView(unfinished, self.lines, self._sampling, slots)
         self._versions.restored = self._restored
@@ -131,7 +132,7 @@ class Execution:
         self._arrivals = [request for request in self._unfinished if request.id not in in_line]
         try:
             while True:
-                self._advance()
+                self._advance_or_fail()
                 await self._work.wait()
                 self._work.clear()
         except (MeshError, asyncio.CancelledError) as end:
@@ -142,13 +143,16 @@ class Execution:
             self._stop()
 
     async def take_all_snapshots(self) -> None:
-        """Of every model whose state is that behind an optimizer step; one after the other."""
-        for entry in list(self.lines.values()):
-            while self._keeping:  # perhaps the very one that is wanted
-                await asyncio.wait(self._keeping)
-            seq_id = entry.stepped
-            if seq_id is not None and not self._snapshots.is_behind(entry.model.id, seq_id):
-                await self._keep(entry, seq_id, self._training.take_snapshot(entry.model, seq_id))
+        await self._keeper.take_all(list(self.lines.values()))
+
+    def _advance_or_fail(self) -> None:
+        """An error that nobody foresaw ends the generation: the next one finds out whose fault it is."""
+        try:
+            self._advance()
+        except BaseException as error:
+            what = "the workers are started again, with care for the requests that were under way"
+            text = report(error, "driving the workers", what)
+            raise ServerFault(text, bool(self._dispatcher.at_work_for)) from error
 
     def _advance(self) -> None:
         """Do all that can be done now."""
@@ -162,7 +166,7 @@ class Execution:
         arrivals, self._arrivals = self._arrivals, []
         for request in arrivals:
             self._take_in(request)
-        self._admit_those_who_may()
+        self._gate.admit_those_who_may()
         self._release()
         ready = [self.lines[model_id].model for model_id in self._ready if model_id in self.lines]
         self._dispatcher.dispatch(ready)
@@ -170,7 +174,7 @@ class Execution:
 
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
-            self._held.append(request)
+            self._gate.arrive(request)
             return
         try:
             entry = self._line_of(request)
@@ -178,6 +182,8 @@ class Execution:
             self._waiting.add(entry)
         except RequestError as error:
             self._finish(request, Failed(str(error), "user"))
+        except BaseException as error:
+            self._finish(request, failure(error, _name(request)))
 
     def _line_of(self, request: Request) -> ModelLine:
         entry = self.lines.get(request.line)
@@ -198,6 +204,9 @@ class Execution:
         self._ready[model_id] = None
         self._work.set()
 
+    def _wake(self) -> None:
+        self._work.set()
+
     def _release(self) -> None:
         """Move the lines on that can, and set the alarm for the first gap that may have to be closed."""
         now = self._clock()
@@ -207,27 +216,14 @@ class Execution:
         if wake_at is not None:
             self._alarm = asyncio.get_running_loop().call_later(max(0.0, wake_at - now), self._work.set)
 
-    def _admit_those_who_may(self) -> None:
-        """All waiting samples; but suspects first, each of them alone on the device."""
-        if self._alone is not None:
-            return
-        suspects = [request for request in self._held if request.id in self._suspects]
-        if not suspects:
-            held, self._held = self._held, []
-            for request in held:
-                self._spawn(self._admit(request))
-        elif not self._sampling.waiting():
-            self._alone = suspects[0].id
-            self._held.remove(suspects[0])
-            self._spawn(self._admit(suspects[0]))
-
     async def _carry_out(self, entry: ModelLine) -> None:
         """Begin the requests of a model, one after the other."""
         if entry.start is not None:
             try:
                 self._training.restore(entry.model, entry.start)
-            except RequestError as error:
-                entry.refuse(f"{entry.model.id} cannot be restored: {error}")
+            except BaseException as error:
+                why = str(error) if isinstance(error, RequestError) else report(error, "a restoration")
+                entry.refuse(f"{entry.model.id} cannot be restored: {why}")
         while (request := await entry.next()) is not None:
             await entry.model.room()
             if request.id in entry.again:
@@ -243,7 +239,7 @@ class Execution:
 
     async def _begin(self, entry: ModelLine, request: Request) -> Begun | None:
         """None for one that the operator has given up meanwhile."""
-        model = entry.model
+        model, effects = entry.model, entry.model.effects
         self._log.note("began", [request.id])
         try:
             async with self._training.turn(request.kind):
@@ -252,82 +248,57 @@ class Execution:
                     return None
                 self._at_work.add(request.id)
                 begun = await self._training.begin(model, request, body)
-        except (RequestError, *STORAGE_ERRORS) as error:
-            if request.seq_id == 0 and not is_outage(error):  # else it will be tried again
-                model.refusal = f"{model.id} was not created: {error}"
+        except BaseException as error:
+            let_pass(error)
+            if is_outage(error):  # it will be tried again
+                raise
+            is_known = isinstance(error, (RequestError, *STORAGE_ERRORS))
+            why = str(error) if is_known else "the server could not carry out the request"
+            if not is_known and model.effects > effects and request.kind in CHANGES_STATE:
+                entry.refuse(f"{model.id} cannot be used before the workers are started again: {HALF_DONE}")
+            elif not is_known or request.seq_id == 0:
+                entry.pass_over(request, why)
             raise
         entry.begun(request)
         if request.kind == "save_weights_for_sampler":
             self._spawn(self._note_answered(entry, request.seq_id))
-        if request.kind == "optim_step" and self._snapshots.is_due(model.id):
-            taking = self._training.take_snapshot(model, request.seq_id)
-            keeping = self._spawn(self._keep(entry, request.seq_id, taking))
-            self._keeping.add(keeping)
-            keeping.add_done_callback(self._keeping.discard)
+        if request.kind == "optim_step":
+            self._keeper.take_if_due(entry, request.seq_id)
         return begun
 
     async def _settle(self, request: Request, begun: Begun) -> None:
-        settled = await self._attempt(request, begun.outcome)
+        settled = await self._attempt(request, begun.outcome, request.kind in CHANGES_STATE)
         if settled is not None:
             self._finish(request, settled)
 
-    async def _keep(self, entry: ModelLine, seq_id: int, taking: Coroutine[Any, Any, str | None]) -> None:
-        """Make a snapshot count once its files are complete and nobody waits for a request in it."""
-        model, adapter = entry.model, entry.model.adapter  # a load that comes in between may change it
-        try:
-            problem = await taking
-            if problem is None:
-                if not await self._are_stored(self._unfinished.of_line(model.id), seq_id):
-                    return
-                path = self._snapshots.staged(model.id, seq_id)
-                await self._snapshots.record(model.id, seq_id, path, adapter)
-        except MeshError:
-            return
-        except STORAGE_ERRORS as error:
-            problem = str(error)
-        if problem is not None:
-            logger.warning("no snapshot of %s behind request %d: %s", model.id, seq_id, problem)
-
     async def _note_answered(self, entry: ModelLine, seq_id: int) -> None:
         """Versions that were only kept for the case of a crash are not needed any more."""
-        if await self._are_stored(self._unfinished.of_line(entry.model.id), seq_id):
-            self._versions.answered(entry.model.id, seq_id)
-            self._work.set()
+        with contained(f"noting what {entry.model.id} has saved"):
+            if await self._keeper.are_stored(entry.model.id, seq_id):
+                self._versions.answered(entry.model.id, seq_id)
+                self._work.set()
 
-    async def _are_stored(self, requests: list[Request], last: int) -> bool:
-        """Wait until requests up to a number are answered durably; False when the workers are lost before."""
-        if self._is_lost():  # nobody would cancel the waiting
-            return False
-        ids = [request.id for request in requests if request.seq_id <= last]
-        storing = self._spawn(self._log.stored(ids), self._waiting_tasks)
-        await asyncio.wait([storing])
-        return not storing.cancelled()
+    async def _attempt(
+        self, request: Request, work: Callable[[], Awaitable[Result]], counts: bool = False
+    ) -> Result | None:
+        """Do a part of a request; None when the request has failed because of it, or the workers are lost.
 
-    async def _admit(self, request: Request) -> None:
-        """Let a sample join the batch."""
-        body = await self._attempt(request, lambda: self._log.payload(request))
-        version = await self._attempt(request, lambda: self._versions.of(request.line))
-        if request.id not in self._unfinished or body is None or version is None:
-            return
-        self._log.note("began", [request.id])
-        job = self._jobs.pop(request.id, None)
-        if job is None:
-            self._sampling.admit(request.id, read_body(body, SampleRequest), version)
-        else:
-            job.version = version  # newer, if its sampler is one of kind inflight
-            self._sampling.resume(job)
-        self._work.set()
-
-    async def _attempt(self, request: Request, work: Callable[[], Awaitable[Result]]) -> Result | None:
-        """Do a part of a request; None when the request has failed because of it, or the workers are lost."""
+        ``counts``: its commands are out, so that it has an effect whatever becomes of it.
+        """
+        layout = self._training.grid.layout if counts and request.kind in CHUNKED_KINDS else None
         try:
             return await patiently(work, self._is_lost)
         except MeshError:
             return None
         except RequestError as error:
-            self._finish(request, Failed(str(error), "user"))
-        except STORAGE_ERRORS as error:
-            self._finish(request, Failed(f"the server cannot read or write its data: {error}", "server"))
+            failed = Failed(str(error), "user", counts, layout)
+        except (OSError, DamagedBody) as error:
+            failed = Failed(f"the server cannot read or write its data: {error}", "server", counts, layout)
+        except Abandoned as error:
+            failed = Failed(str(error), "server", counts, layout)
+        except BaseException as error:
+            failed = failure(error, _name(request), executed=counts, layout=layout)
+        self._finish(request, failed)
         return None
 
     def _finish(self, request: Request, outcome: Outcome) -> None:
@@ -336,9 +307,7 @@ class Execution:
         self._unfinished.remove(request)
         self._suspects.discard(request.id)
         self._at_work.discard(request.id)
-        if self._alone == request.id:
-            self._alone = None
-            self._work.set()
+        self._gate.ended(request)
         self._log.resolve(request.id, outcome)
         session_id = request.session_id
         if session_id in self._ended and not self._unfinished.has_session(session_id):
@@ -368,10 +337,11 @@ class Execution:
 
     async def _delete(self, folders: list[Path]) -> None:
         """Delete what commands that are in flight may still read."""
-        if (last_reply := self._dispatcher.last_reply) is not None:
-            await asyncio.wait([last_reply])
-        for folder in folders:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        with contained("deleting versions of weights"):
+            if (last_reply := self._dispatcher.last_reply) is not None:
+                await asyncio.wait([last_reply])
+            for folder in folders:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _restored(self, model_id: str) -> None:
         if model_id in self.lines:
@@ -379,13 +349,10 @@ class Execution:
         if self._loss:
             raise self._loss
 
-    def _spawn(
-        self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None
-    ) -> asyncio.Task[None]:
-        tasks = self._tasks if tasks is None else tasks
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._notice_bug)
         return task
 
@@ -397,14 +364,15 @@ class Execution:
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
         self._loss, dispatcher = error, self._dispatcher
-        self.remains = Remains(dispatcher.in_flight, dispatcher.blamed, self._unanswered())
+        suspects = dispatcher.at_work_for if isinstance(error, ServerFault) else set[str]()
+        in_flight, blamed = dispatcher.in_flight | suspects, dispatcher.blamed | suspects
+        self.remains = Remains(in_flight, blamed, self._unanswered())
         self._dispatcher.lose(error)
         self._snapshots.abandon()
         self._training.loss_runs.abandon(error)
         for entry in self.lines.values():
             entry.lose(error)
-        for task in self._waiting_tasks:
-            task.cancel()
+        self._keeper.abandon()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -419,5 +387,11 @@ class Execution:
     def _stop(self) -> None:
         if self._alarm:
             self._alarm.cancel()
-        for task in (*self._tasks, *self._waiting_tasks):
+        self._keeper.abandon()
+        for task in self._tasks:
             task.cancel()
+
+
+def _name(request: Request) -> str:
+    """For the log."""
+    return f"{request.kind} {request.seq_id} of {request.line} (request {request.id})"

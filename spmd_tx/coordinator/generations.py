@@ -15,7 +15,7 @@ from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.losses import Loss, Sign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.watchdog import Watchdog
 from spmd_tx.coordinator.worker_port import WorkerPort
-from spmd_tx.errors import CrashLoop, MeshError, StartError, WorkerLost
+from spmd_tx.errors import CrashLoop, MeshError, ServerFault, StartError, WorkerLost
 from spmd_tx.protocol import Setup, Shutdown
 from spmd_tx.reports import AnyReport, Failure, Ready
 
@@ -28,6 +28,9 @@ STOP_SECONDS = 10.0  # for an agent to kill its worker
 FIRST_DELAY, LONGEST_DELAY = 0.2, 30.0  # seconds before the next generation
 FRUITLESS = 5  # generations in a row
 FRUITFUL_SECONDS = 60.0  # of being ready, without any command: no crash loop either
+
+# That host is waited for; requests on which the coordinator fails are given up, one after the other.
+NO_LOOPS = frozenset({Suspicion.HOST_GONE, Suspicion.FAULT})
 
 # What is done with workers that are ready. It ends by the MeshError of a command, or is cancelled.
 Work = Callable[[Ready], Awaitable[object]]
@@ -93,7 +96,7 @@ class Generations:
             loss, was_fruitful = await self._one(work)
             if was_fruitful:
                 fruitless = 0
-            elif loss.cause.suspicion != Suspicion.HOST_GONE:  # that host is waited for
+            elif loss.cause.suspicion not in NO_LOOPS:
                 fruitless += 1
             if fruitless == FRUITLESS:
                 raise CrashLoop(
@@ -198,7 +201,7 @@ class Generations:
         """Wait for a sign that explains the first one, if there can be one."""
         try:
             async with asyncio.timeout(STORY_SECONDS):
-                while self._roster.has_workers and cause(self._signs).suspicion != Suspicion.KILLED:
+                while self._roster.has_workers and cause(self._signs).suspicion > Suspicion.KILLED:
                     self._lost.clear()
                     await self._lost.wait()
         except TimeoutError:
@@ -235,5 +238,6 @@ def _of_work(living: asyncio.Task[None]) -> Sign:
     try:
         living.result()
     except MeshError as error:
-        return Sign(Suspicion.FOLLOWED, 0, str(error), by_command=False)
+        is_fault = isinstance(error, ServerFault) and error.has_suspects
+        return Sign(Suspicion.FAULT if is_fault else Suspicion.FOLLOWED, 0, str(error), by_command=False)
     raise RuntimeError("the work with the workers ended without a reason")

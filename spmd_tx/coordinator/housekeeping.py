@@ -6,6 +6,7 @@ import time
 from typing import NoReturn
 
 from spmd_tx.coordinator import disk_use, steady_time, stored_checkpoints
+from spmd_tx.coordinator.containment import report
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.metrics import DISK_BYTES, UNFINISHED_REQUESTS
 from spmd_tx.coordinator.storage import OUTAGES
@@ -41,6 +42,8 @@ async def keep_house(services: Services) -> NoReturn:
                 await measure(services)
         except OUTAGES as error:
             logger.warning("housekeeping failed, and is tried again soon: %s", error)
+        except BaseException as error:
+            report(error, "housekeeping")
         await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, seconds_between))
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import update
 
 from spmd_tx.coordinator import keys, keys_seen
 from spmd_tx.coordinator.callers import EVERYONE, Caller, KeyLimits
+from spmd_tx.coordinator.containment import let_pass, report
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.metrics import KEYS_MISSING_SECONDS
 from spmd_tx.coordinator.storage import OUTAGES
@@ -105,6 +106,11 @@ class Keyring:
             except OUTAGES as error:
                 if not is_away:
                     logger.warning("cannot look at the API keys now, and go on with those known: %s", error)
+                is_away = True
+            except BaseException as error:
+                let_pass(error)
+                if not is_away:
+                    report(error, "looking at the API keys")
                 is_away = True
 
     async def look(self) -> None:

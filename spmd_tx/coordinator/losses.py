@@ -27,13 +27,14 @@ OUT_OF_HOST_MEMORY = (
 class Suspicion(IntEnum):
     """What kind of sign it is. When workers fall together, the lowest is the cause and the rest follow."""
 
-    KILLED = 0
-    HOST_GONE = 1
-    FAILED = 2
-    SILENT = 3
-    LATE = 4
-    EXITED = 5
-    FOLLOWED = 6
+    FAULT = 0  # of the coordinator itself, at work on requests that it knows
+    KILLED = 1
+    HOST_GONE = 2
+    FAILED = 3
+    SILENT = 4
+    LATE = 5
+    EXITED = 6
+    FOLLOWED = 7
 
 
 @dataclass(frozen=True)

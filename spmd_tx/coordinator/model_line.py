@@ -66,6 +66,7 @@ class ModelLine:
     def refuse(self, why: str) -> None:
         """The model cannot be used any more."""
         self.model.refusal = why
+        self.stepped = None  # no snapshot is to be taken of it
         self._missing.clear()
         self._note_whether_restored()
 

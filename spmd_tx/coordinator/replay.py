@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from spmd_tx.coordinator import metrics
+from spmd_tx.coordinator.containment import failure, report
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.request_queue import Request
@@ -59,6 +60,11 @@ class Replay:
                 logger.error("%s", why)
                 entry.refuse(why)
             return
+        except BaseException as error:
+            text = report(error, f"running {request.kind} {request.seq_id} of {request.line} again")
+            if entry.model.refusal is None:
+                entry.refuse(f"{entry.model.id} cannot be restored: {text}")
+            return
         entry.begun(request)
         if begun is None:
             entry.ran_again(request)
@@ -72,8 +78,12 @@ class Replay:
             outcome = await patiently(begun.outcome, self._is_lost)
         except MeshError:
             return
+        except BaseException as error:  # its commands count; of some requests that is known already
+            outcome = failure(
+                error, f"the result of {request.kind} {request.seq_id} of {request.line}, again,"
+            )
         metrics.REPLAYED_REQUESTS.inc()
-        if outcome.digest != digest:
+        if digest is not None and outcome.digest != digest:
             metrics.REPLAY_DIGEST_MISMATCHES.inc()
             logger.error(
                 "%s %d of %s, run again, did not give the same result; the stored one stays. Is this the "

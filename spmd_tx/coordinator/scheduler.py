@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator import custom_losses
+from spmd_tx.coordinator.containment import failure, report
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
-from spmd_tx.coordinator.patience import patiently
+from spmd_tx.coordinator.patience import is_outage, patiently
 from spmd_tx.coordinator.queue_status import QueueStatus
-from spmd_tx.coordinator.recovery import Restoration, plan
+from spmd_tx.coordinator.recovery import Restoration, plan, refused
 from spmd_tx.coordinator.request_log import by_operator
 from spmd_tx.coordinator.request_queue import Failed, Request, RequestLog
 from spmd_tx.coordinator.snapshots import Snapshots
@@ -163,7 +164,11 @@ class Scheduler:
         """A custom loss is ready once it is written down; no worker is needed for that."""
         if request.kind != custom_losses.KIND:
             return False
-        self._log.resolve(request.id, custom_losses.created(request))
+        try:
+            outcome = custom_losses.created(request)
+        except BaseException as error:
+            outcome = failure(error, f"{request.kind} {request.seq_id} of {request.line}")
+        self._log.resolve(request.id, outcome)
         return True
 
     async def _fail_those_given_up(self) -> None:
@@ -210,12 +215,24 @@ class Scheduler:
         at_work = {request.session_id for request in self._unfinished}
         restorations = []
         for model in await self._models.open_models(at_work):
-            unfinished = self._unfinished.of_line(model.id)
-            restoration = await plan(
-                model.id, model.session_id, unfinished, self._beyond_repair, self._log, self._snapshots
-            )
+            restoration = await self._restoration(model)
             if restoration is not None:
                 restorations.append(restoration)
             if self._models.has_ended(model.session_id):
                 self._ended.add(model.session_id)
         return restorations
+
+    async def _restoration(self, model: Model) -> Restoration | None:
+        """What cannot even be planned is a model that cannot be used."""
+        unfinished = self._unfinished.of_line(model.id)
+        try:
+            return await plan(
+                model.id, model.session_id, unfinished, self._beyond_repair, self._log, self._snapshots
+            )
+        except BaseException as error:
+            if is_outage(error):
+                raise
+            refusal = f"{model.id} cannot be restored: {report(error, f'restoring {model.id}')}"
+            history = await self._log.history(model.id, after=-1)
+            first_open = min((request.seq_id for request in unfinished), default=None)
+            return refused(model.id, model.session_id, refusal, first_open, history)

@@ -114,6 +114,8 @@ class _Server:
         error = _first_error(self._tasks)
         if isinstance(error, CrashLoop):
             logger.error("%s", error)
+        elif not isinstance(error, StartError):
+            logger.error("a part that the server cannot do without has ended", exc_info=error)
         await self._close_api(answering)
         await generations.shut_down(patience=0)
         if isinstance(error, CrashLoop):

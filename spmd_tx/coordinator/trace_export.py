@@ -9,6 +9,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.containment import report
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.dispatch import folder_name
 from spmd_tx.coordinator.storage import OUTAGES
@@ -86,6 +87,8 @@ class TraceExports:
         except OUTAGES as error:
             logger.warning("the trace of session %s was not built: %s", session.id, error)
             self._errors[session.id] = "the server's storage does not answer; try again"
+        except BaseException as error:
+            self._errors[session.id] = report(error, f"the trace of session {session.id}")
 
     async def _requests(self, session_id: str) -> list[TracedRequest]:
         found: list[TracedRequest] = []

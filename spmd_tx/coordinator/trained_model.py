@@ -22,6 +22,10 @@ class ChunkStep:
     chunk: Chunk
     output: asyncio.Future[ChunkOutput] = field(default_factory=asyncio.Future)
 
+    @property
+    def may_change_state(self) -> bool:
+        return not self.chunk.forward_only
+
     def lose(self, error: MeshError) -> None:
         fail(self.output, error)
 
@@ -34,6 +38,10 @@ class CommandStep:
     make: Callable[[], list[AnyCommand]]
     needs_slot: bool = True
     reply: asyncio.Future[Reply] = field(default_factory=asyncio.Future)
+
+    @property
+    def may_change_state(self) -> bool:
+        return self.needs_slot
 
     def lose(self, error: MeshError) -> None:
         fail(self.reply, error)
@@ -60,6 +68,7 @@ class TrainedModel:
         self.request_id = ""  # of the request whose steps are put in now
         self.errand: str | None = None  # what its request waits for that goes on beside the commands
         self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon put in more steps
+        self.effects = 0  # steps put in so far that may change its state
         self._lost: MeshError | None = None
         self._slot: int | None = None
         self._adapter: AdapterSpec | None = None
@@ -130,4 +139,5 @@ class TrainedModel:
             step.lose(self._lost)
             return
         self.unsent.append(step)
+        self.effects += step.may_change_state
         self._on_step()

@@ -11,6 +11,7 @@ from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dispatch import BASE_MODEL
+from spmd_tx.coordinator.request_log import Failed
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol import AdapterSpec, Decode, Prefill
@@ -76,6 +77,7 @@ class Bench:
         self.commands = []
         self.results = {}
         self.bodies = {}
+        self.failures = {}
 
     def register(self, version):
         self.bank.register(version, AdapterSpec(rank=4), version)
@@ -117,6 +119,9 @@ class Bench:
         dispatch, reply = self.in_flight.popleft()
         for name, outcome in dispatch.absorb(reply):
             assert name not in self.results
+            if isinstance(outcome, Failed):
+                self.failures[name] = outcome
+                continue
             self.bodies[name] = outcome.body
             self.results[name] = tinker_pb2.SampleResponse.FromString(outcome.body)
 

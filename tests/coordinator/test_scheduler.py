@@ -10,7 +10,7 @@ from spmd_tx.coordinator.dispatch import BASE_MODEL, Dispatch
 from spmd_tx.coordinator.queue_status import in_words
 from spmd_tx.coordinator.request_queue import Finished
 from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
-from spmd_tx.errors import DamagedBody
+from spmd_tx.errors import DamagedBody, ServerFault
 from spmd_tx.protocol import (
     STOP_TOKENS,
     CreateAdapter,
@@ -437,14 +437,16 @@ async def test_a_sample_that_finds_no_room_is_paused(bench, sampling):
 # --- ends -------------------------------------------------------------------------------------------
 
 
-async def test_a_mistake_in_the_service_ends_the_loop_instead_of_hanging_a_model(bench, monkeypatch):
-    async def mistaken(*_):
+async def test_a_mistake_in_the_service_outside_of_any_request_ends_the_generation(bench, monkeypatch):
+    def mistaken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(bench.log, "payload", mistaken)
-    bench.create(A)
-    with pytest.raises(ZeroDivisionError):
+    await bench.result(bench.create(A))
+    monkeypatch.setattr(bench.scheduler._execution, "_release", mistaken)
+    bench.train(A, 1, 10)
+    with pytest.raises(ServerFault, match="internal error") as end:
         await bench.run
+    assert not end.value.has_suspects
 
 
 @pytest.mark.parametrize(

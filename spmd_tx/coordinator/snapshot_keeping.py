@@ -1,0 +1,87 @@
+"""Takes the snapshots of one generation of workers, and makes those count that are complete."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from spmd_tx.coordinator.containment import report
+from spmd_tx.coordinator.model_line import ModelLine
+from spmd_tx.coordinator.request_queue import RequestLog
+from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.unfinished import Unfinished
+from spmd_tx.errors import DamagedBody, MeshError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SnapshotKeeper:
+    """Behind optimizer steps, one snapshot of a model at a time."""
+
+    log: RequestLog
+    snapshots: Snapshots
+    training: Training
+    unfinished: Unfinished
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    is_lost: Callable[[], bool]
+    notice_bug: Callable[[asyncio.Task[None]], None]
+    _keeping: set[asyncio.Task[None]] = field(default_factory=set)  # snapshots that are being taken
+    _waiting: set[asyncio.Task[None]] = field(default_factory=set)  # for outcomes: they end with the workers
+
+    def take_if_due(self, entry: ModelLine, seq_id: int) -> None:
+        """The model has begun an optimizer step."""
+        if self.snapshots.is_due(entry.model.id):
+            taking = self.training.take_snapshot(entry.model, seq_id)
+            keeping = self.spawn(self._keep(entry, seq_id, taking))
+            self._keeping.add(keeping)
+            keeping.add_done_callback(self._keeping.discard)
+
+    async def take_all(self, entries: Iterable[ModelLine]) -> None:
+        """Of every model whose state is that behind an optimizer step; one after the other."""
+        for entry in entries:
+            while self._keeping:  # perhaps the very one that is wanted
+                await asyncio.wait(self._keeping)
+            seq_id = entry.stepped
+            if seq_id is not None and not self.snapshots.is_behind(entry.model.id, seq_id):
+                await self._keep(entry, seq_id, self.training.take_snapshot(entry.model, seq_id))
+
+    def abandon(self) -> None:
+        """The workers are lost: some outcomes will not come."""
+        for task in self._waiting:
+            task.cancel()
+
+    async def _keep(self, entry: ModelLine, seq_id: int, taking: Coroutine[Any, Any, str | None]) -> None:
+        """Make a snapshot count once its files are complete and nobody waits for a request in it."""
+        model, adapter = entry.model, entry.model.adapter  # a load that comes in between may change it
+        try:
+            problem = await taking
+            if problem is None:
+                if not await self.are_stored(model.id, seq_id):
+                    return
+                path = self.snapshots.staged(model.id, seq_id)
+                await self.snapshots.record(model.id, seq_id, path, adapter)
+        except MeshError:
+            return
+        except (OSError, SQLAlchemyError, DamagedBody) as error:
+            problem = str(error)
+        except BaseException as error:
+            problem = report(error, f"taking a snapshot of {model.id}")
+        if problem is not None:
+            logger.warning("no snapshot of %s behind request %d: %s", model.id, seq_id, problem)
+
+    async def are_stored(self, model_id: str, last: int) -> bool:
+        """Wait until a model's requests up to a number are answered durably; False: the workers are lost."""
+        if self.is_lost():  # nobody would cancel the waiting
+            return False
+        ids = [request.id for request in self.unfinished.of_line(model_id) if request.seq_id <= last]
+        storing = asyncio.create_task(self.log.stored(ids))
+        self._waiting.add(storing)
+        storing.add_done_callback(self._waiting.discard)
+        storing.add_done_callback(self.notice_bug)
+        await asyncio.wait([storing])
+        return not storing.cancelled()
