@@ -28,7 +28,10 @@ STALL_SECONDS = 1.0  # for which the loop may stand without a word
 # After which it is taken for dead. What requests may cost the loop is bounded far below that, also on a busy
 # machine.
 DEAD_SECONDS = 60.0
-EXIT_CODE = 70  # of a process whose loop is dead; no other end of the server has it
+
+# Of a process whose loop is dead: what a shell says of one that SIGPROF has ended. What starts killed servers
+# again starts this one, and no other end of a server has it.
+EXIT_CODE = 128 + signal.SIGPROF
 
 
 @dataclass
