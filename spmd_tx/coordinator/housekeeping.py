@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from typing import NoReturn
 
 from spmd_tx.coordinator import disk_use, steady_time, stored_checkpoints
@@ -52,11 +51,12 @@ async def tidy(services: Services, ahead: float = 0.0) -> None:
     now, timeout = steady_time.now() + ahead, services.config.session_timeout
     for session_id in await services.catalog.expire_sessions(now, timeout):
         services.scheduler.session_ended(session_id)
-    for path in await services.checkpoints.expire(time.time() + ahead):
+    believed = await asyncio.to_thread(services.reaper.clock.for_deletions) + ahead
+    for path in await services.checkpoints.expire(believed):
         logger.info("checkpoint %s has expired and is deleted", path)
     async with services.database.transaction() as db:
         await stored_checkpoints.look(db, now)
-    await services.reaper.reap(now)
+    await services.reaper.reap(min(now, believed))
 
 
 async def measure(services: Services) -> None:

@@ -20,6 +20,11 @@ RECLAIMED_BYTES = Counter(
 STORAGE_IS_PAUSED = Gauge(
     "spmd_tx_storage_paused", "1 while no new work is taken for want of storage.", registry=REGISTRY
 )
+CLOCK_IN_DOUBT = Gauge(
+    "spmd_tx_clock_in_doubt",
+    "1 while the machine's clock has jumped, and nothing is deleted for its age.",
+    registry=REGISTRY,
+)
 KEYS_MISSING_SECONDS = Counter(
     "spmd_tx_keys_missing_seconds",
     "Seconds in which nobody was let in, because all API keys were gone from the database.",

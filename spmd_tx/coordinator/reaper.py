@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import audit, retention, steady_time, stored_checkpoints, trace_export, usage
+from spmd_tx.coordinator.clock_guard import ClockGuard
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.disk_use import size_of
 from spmd_tx.coordinator.dispatch import folder_name
@@ -80,6 +81,7 @@ class Reaper:
     ) -> None:
         """``pending`` are payload files to which rows will refer."""
         self.retire: Callable[[Collection[str]], None] = lambda _: None  # gives up samplers' versions
+        self.clock = ClockGuard(data_dir)
         self._database = database
         self._data_dir = data_dir
         self._limits = limits
@@ -90,24 +92,31 @@ class Reaper:
     async def reap(
         self, now: float | None = None, *, at_rest: bool = False, dry_run: bool = False
     ) -> list[Reaped]:
-        """Do all of it once. ``at_rest`` means that no server works with the directory now."""
-        ages = self._ages(steady_time.now() if now is None else now)
+        """Do all of it once. ``at_rest`` means that no server works with the directory now.
+
+        ``now`` is what ages are counted to; None: what the clock can be believed.
+        """
+        if now is None:
+            now = steady_time.now()
+            if not dry_run:
+                now = min(now, await asyncio.to_thread(self.clock.for_deletions))
+        ages = self._ages(now)
         async with self._database.transaction() as db:  # nothing is being written to the log meanwhile
             savepoint = await db.begin_nested()
             reaped = await self._forget(db, ages)
             doomed = [
                 await self._payload_files(db, at_rest),
-                await self._snapshots(db, at_rest),
-                await self._versions(db, at_rest),
-                await self._notes(db, ROUTING, at_rest),
-                await self._notes(db, STABILITY, at_rest),
+                await self._snapshots(db, at_rest, now),
+                await self._versions(db, at_rest, now),
+                await self._notes(db, ROUTING, at_rest, now),
+                await self._notes(db, STABILITY, at_rest, now),
                 await self._old_stability(db, ages.now),
             ]
             superseded = await retention.superseded_versions(db, ages)
             if dry_run:
                 await savepoint.rollback()
         doomed.append(await asyncio.to_thread(self._compilation_cache))
-        doomed.append(_Doomed("traces", await asyncio.to_thread(trace_export.old_files, self._data_dir)))
+        doomed.append(_Doomed("traces", await asyncio.to_thread(trace_export.old_files, self._data_dir, now)))
         old = ["scratch", "idle_adapters"] if at_rest else ["scratch"]
         doomed.append(_Doomed("old folders", [path for name in old for path in self._data_dir.glob(name)]))
         versions = self._data_dir / "versions"
@@ -159,28 +168,31 @@ class Reaper:
         leftovers = list(folder.glob("*.tmp")) if at_rest else []
         return _Doomed("payload files", [*(present[number] for number in sorted(doomed)), *leftovers])
 
-    async def _snapshots(self, db: AsyncSession, at_rest: bool) -> _Doomed:
+    async def _snapshots(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         snapshots = self._data_dir / "snapshots"
         kept = {
             snapshots / folder_name(model_id) / str(seq_id)
             for model_id, seq_id in await retention.snapshots(db)
         }
-        return _Doomed("snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), kept, at_rest))
+        return _Doomed(
+            "snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), kept, at_rest, now)
+        )
 
-    async def _versions(self, db: AsyncSession, at_rest: bool) -> _Doomed:
+    async def _versions(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         versions = self._data_dir / "versions"
         kept = {versions / folder_name(version) for version in await retention.versions_in_use(db)}
         return _Doomed(
-            "versions of ended sessions", await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest)
+            "versions of ended sessions",
+            await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest, now),
         )
 
-    async def _notes(self, db: AsyncSession, kind: str, at_rest: bool) -> _Doomed:
+    async def _notes(self, db: AsyncSession, kind: str, at_rest: bool, now: float) -> _Doomed:
         """Of samples: while their session is in use, a training request may name them."""
         folder = self._data_dir / kind
         kept = {folder / folder_of(id) for id in await retention.sessions_in_use(db)}
         return _Doomed(
             f"{kind} of samples of ended sessions",
-            await asyncio.to_thread(_others, folder.glob("*"), kept, at_rest),
+            await asyncio.to_thread(_others, folder.glob("*"), kept, at_rest, now),
         )
 
     async def _old_stability(self, db: AsyncSession, now: float) -> _Doomed:
@@ -217,9 +229,9 @@ class Reaper:
                 RECLAIMED_BYTES.labels(each.kind).inc(each.size)
 
 
-def _others(folders: Iterable[Path], kept: set[Path], at_rest: bool) -> list[Path]:
+def _others(folders: Iterable[Path], kept: set[Path], at_rest: bool, now: float) -> list[Path]:
     """The folders that are not to be kept; while a server runs, without those that are new."""
-    before = time.time() - YOUNG_SECONDS
+    before = min(time.time(), now) - YOUNG_SECONDS
     return [path for path in folders if path not in kept and (at_rest or _modified_at(path) < before)]
 
 

@@ -101,9 +101,9 @@ class TraceExports:
         return sorted(set(found), key=lambda each: each.number)[-MOST_REQUESTS:]
 
 
-def old_files(data_dir: Path) -> list[Path]:
+def old_files(data_dir: Path, now: float) -> list[Path]:
     """What nobody downloads any more. Blocks."""
-    before = time.time() - KEPT_SECONDS
+    before = min(time.time(), now) - KEPT_SECONDS
     return [path for path in (data_dir / FOLDER).glob("*") if path.stat().st_mtime < before]
 
 

@@ -68,3 +68,17 @@ async def test_a_clock_that_is_set_ends_no_session_and_loses_no_result(
     assert (await api.post("session_heartbeat", json={"session_id": session_id})).status_code == 200
     for request_id in (before, after):
         assert (await api.post("retrieve_future", json={"request_id": request_id})).status_code == 200
+
+
+async def test_a_clock_that_is_set_deletes_no_checkpoint(api, model_id, services, monkeypatch):
+    save = {"model_id": model_id, "path": "ck1", "seq_id": 1, "ttl_seconds": 3600}
+    request_id = (await api.post("save_weights", json=save)).json()["request_id"]
+    await api.post("retrieve_future", json={"request_id": request_id})
+    await tidy(services)
+    jumped = time.time() + 30 * 24 * 3600
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: jumped)
+        services.reaper.clock._wall = time.time
+        await tidy(services)
+    (checkpoint,) = (await api.get("checkpoints")).json()["checkpoints"]
+    assert checkpoint["tinker_path"].endswith("/ck1")
