@@ -35,6 +35,18 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=512 << 20, description="Memory that may take, in a process of its own.")
     ] = 3 << 30
 
+    polls: Annotated[
+        int, Meta(ge=1, description="Requests of one owner that wait for results at a time; others get 429.")
+    ] = 4096
+    polls_per_second: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Heartbeats, polls and telemetry with one key per second, ten seconds' worth of "
+            "them at once. With `--requests-per-second R` at most 20 + 10 R.",
+        ),
+    ] = 1000
+
     seq_ids_ahead: Annotated[
         int,
         Meta(ge=1, description="How far a training request's `seq_id` may be ahead of its model's others."),

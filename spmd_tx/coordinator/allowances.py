@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import exists, func, select
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.database import Database
@@ -17,6 +18,8 @@ from spmd_tx.coordinator.tables import Model, RequestRow, Session
 from spmd_tx.errors import InvalidRequest, TooManyRequests
 
 SECONDS_OF_BURST = 1.0  # so many seconds' worth of requests may come at once
+SECONDS_OF_POLLS = 10.0  # and of polls, many of which end at the same time
+POLLS_OF_IDLERS, POLLS_PER_REQUEST = 20.0, 10.0  # per second
 SAMPLE_AGAIN_SECONDS = 1.0  # the SDK's own pause
 
 # Of all sample requests that are queued, with what they may still draw. At 40 bytes a token it keeps their
@@ -31,9 +34,9 @@ class _Bucket:
     left: float
     filled_at: float
 
-    def take(self, now: float, per_second: float) -> float:
+    def take(self, now: float, per_second: float, full: float) -> float:
         """Take one out, or say in how many seconds there will be one."""
-        self.left = min(_full(per_second), self.left + (now - self.filled_at) * per_second)
+        self.left = min(full, self.left + (now - self.filled_at) * per_second)
         self.filled_at = now
         if self.left < 1:
             return (1 - self.left) / per_second
@@ -49,14 +52,16 @@ class Allowances:
         database: Database,
         catalog: Catalog,
         queue: RequestQueue,
+        bounds: Bounds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.most_queued_tokens = MOST_QUEUED_TOKENS
         self._database = database
         self._catalog = catalog
         self._queue = queue
+        self._bounds = bounds
         self._clock = clock
-        self._buckets: dict[str | None, _Bucket] = {}  # by id of key
+        self._buckets: dict[tuple[str, str], _Bucket] = {}  # by what is counted, and id of key or owner
         self._coming: Counter[str] = Counter()  # sample requests on their way into the queue, by owner
         self._coming_tokens: Counter[str] = Counter()  # of those
         self._creating = asyncio.Lock()
@@ -66,27 +71,50 @@ class Allowances:
         rate = caller.limits.requests_per_second
         if rate is None:
             return
-        now = self._clock()
-        seconds = self._buckets.setdefault(caller.key_id, _Bucket(_full(rate), now)).take(now, rate)
+        seconds = self._take("requests", caller.key_id or "", rate, max(1.0, rate * SECONDS_OF_BURST))
         if seconds:
             raise TooManyRequests(f"API key {caller.key_id} may send {rate:g} requests per second", seconds)
 
+    def count_poll(self, caller: Caller) -> None:
+        """Of what the SDK sends by itself; as many as it may come to need, but no more."""
+        if caller.key_id is None:
+            return
+        rate, requests = float(self._bounds.polls_per_second), caller.limits.requests_per_second
+        if requests is not None:
+            rate = min(rate, POLLS_OF_IDLERS + POLLS_PER_REQUEST * requests)
+        seconds = self._take("polls", caller.key_id, rate, rate * SECONDS_OF_POLLS)
+        if seconds:
+            raise TooManyRequests(
+                f"API key {caller.key_id} may poll, or send heartbeats, {rate:g} times per second", seconds
+            )
+
+    def _take(self, what: str, whose: str, per_second: float, full: float) -> float:
+        now = self._clock()
+        bucket = self._buckets.setdefault((what, whose), _Bucket(full, now))
+        return bucket.take(now, per_second, full)
+
     @asynccontextmanager
-    async def room_for_sample(self, caller: Caller, tokens: int) -> AsyncIterator[None]:
-        """Entered while sample requests of so many tokens are queued. Raises TooManyRequests, as
+    async def room_for_sample(self, caller: Caller, tokens: int, requests: int = 1) -> AsyncIterator[None]:
+        """Entered while so many sample requests of so many tokens are queued. Raises TooManyRequests, as
         ``count_request``, upon which the SDK holds all of its samples back for a second.
 
         Requests of training are never refused like this: later ones of a call can be in the queue before
         the first one, and would wait for it while they leave no room.
         """
         await self._check_backlog(caller.owner, tokens)
-        self._coming[caller.owner] += 1
+        most = caller.limits.queued_requests
+        if most is not None and requests > most:
+            raise InvalidRequest(
+                f"this call makes {requests} sample requests, one for each prompt, and API key "
+                f"{caller.key_id} allows {most} in the queue; send at most {most} prompts at once"
+            )
+        self._coming[caller.owner] += requests
         self._coming_tokens[caller.owner] += tokens
         try:
-            await self._check_limits(caller)
+            await self._check_limits(caller, requests)
             yield
         finally:
-            self._coming[caller.owner] -= 1
+            self._coming[caller.owner] -= requests
             self._coming_tokens[caller.owner] -= tokens
 
     @asynccontextmanager
@@ -105,19 +133,19 @@ class Allowances:
                 )
             yield
 
-    async def _check_limits(self, caller: Caller) -> None:
-        """With what is on its way. One request alone is taken whatever its tokens: it would wait for ever."""
+    async def _check_limits(self, caller: Caller, new: int) -> None:
+        """With what is on its way. One call alone is taken whatever its tokens: it would wait for ever."""
         limits, owner = caller.limits, caller.owner
         if limits.queued_requests is None and limits.queued_tokens is None:
             return
         requests, tokens = await self._queued(owner)
         if limits.queued_requests is not None and requests > limits.queued_requests:
             raise TooManyRequests(
-                f"{owner!r} has {limits.queued_requests} sample requests in the queue, as many as API key "
-                f"{caller.key_id} allows",
+                f"{owner!r} has {min(requests - new, limits.queued_requests)} sample requests in the queue, "
+                f"this call makes {new}, and API key {caller.key_id} allows {limits.queued_requests}",
                 SAMPLE_AGAIN_SECONDS,
             )
-        if limits.queued_tokens is not None and tokens > limits.queued_tokens and requests > 1:
+        if limits.queued_tokens is not None and tokens > limits.queued_tokens and requests > new:
             raise TooManyRequests(
                 f"with this one the samples of {owner!r} in the queue would take {tokens:,} tokens (prompts "
                 f"and max_tokens of all), and API key {caller.key_id} allows {limits.queued_tokens:,}",
@@ -163,7 +191,3 @@ class Allowances:
         )
         async with self._database.reading() as db:
             return await db.scalar(query) or 0
-
-
-def _full(per_second: float) -> float:
-    return max(1.0, per_second * SECONDS_OF_BURST)

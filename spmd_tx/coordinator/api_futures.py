@@ -26,7 +26,7 @@ from spmd_tx.coordinator.schemas import (
     TryAgainResponse,
 )
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
-from spmd_tx.errors import Unavailable
+from spmd_tx.errors import InvalidRequest, Unavailable
 
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
 STORAGE_SECONDS = 5.0  # more, for a database that answers slowly
@@ -51,7 +51,8 @@ class FuturesController(Controller):
             outcome = await waiting
         else:
             seconds = LONG_POLL_SECONDS + STORAGE_SECONDS
-            done = await services.polls.wait(waiting, services.health.closing, seconds)
+            owner = access.caller.owner
+            done = await services.polls.wait(owner, waiting, services.health.closing, seconds)
             outcome = done and done.result()
         if outcome is not None:
             return await _response(services, data.request_id, outcome, request.headers.get("accept", ""))
@@ -66,7 +67,12 @@ class FuturesController(Controller):
         self, data: JSONBody[RetrieveFuturesRequest], services: Service, access: Accessible
     ) -> RetrieveFuturesResponse:
         """Tell a client which of its samples have ended, as soon as there is one; after a while, none."""
-        await access.sampler(data.target.sampling_session_id)
+        sampler = await access.sampler(data.target.sampling_session_id)
+        if data.target.cloned_sampler_id > sampler.clients:
+            raise InvalidRequest(
+                f"{sampler.id} has no client {data.target.cloned_sampler_id}; join_sampling_session gives "
+                "numbers to clients"
+            )
         services.queue.let_go(data.retrieved_request_ids)
         target = Target(data.target.sampling_session_id, data.target.cloned_sampler_id)
         completions = services.queue.completions
@@ -74,7 +80,8 @@ class FuturesController(Controller):
         seconds = LONG_POLL_SECONDS if data.timeout is None else min(data.timeout, LONG_POLL_SECONDS)
         if not news and seconds > 0:
             waiting = completions.wait(target)
-            if await services.polls.wait(waiting, services.health.closing, seconds) is None:
+            owner, closing = access.caller.owner, services.health.closing
+            if await services.polls.wait(owner, waiting, closing, seconds) is None:
                 _check_not_closing(services)
             news = await completions.after(target, data.prev_cursor)
         return RetrieveFuturesResponse([_told(each) for each in news], newest(news, data.prev_cursor))

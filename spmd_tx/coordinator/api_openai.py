@@ -78,7 +78,7 @@ async def _begin(
     end_of_text = services.model.eos_token_ids
     wanted = openai_requests.sample_requests(request, prompts, end_of_text, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
-    async with services.allowances.room_for_sample(access.caller, tokens):
+    async with services.allowances.room_for_sample(access.caller, tokens, len(wanted)):
         drawing = await draw(services, sampler, wanted)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(

@@ -40,6 +40,7 @@ from spmd_tx.coordinator.model_files import find_model, load_tokenizer
 from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid, attention_share
+from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.progress import Progress
@@ -162,7 +163,7 @@ async def open_parts(
         keyring=await open_keyring(database, config.data_dir),
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         traces=TraceExports(database, config.data_dir),
-        allowances=Allowances(database, catalog, queue),
+        allowances=Allowances(database, catalog, queue, config.bounds),
         tokenizer=model.tokenizer,
         prompt_texts=PromptTexts(
             model.directory, model.tokenizer, model.chat_template, model.max_context, config.bounds
@@ -171,6 +172,7 @@ async def open_parts(
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),
         body_rooms=make_rooms(config.bounds),
+        polls=Polls(config.bounds.polls),
         line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
     )
     wishes = OperatorsWishes(database, queue, scheduler)

@@ -34,7 +34,9 @@ async def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
             f"API key {caller.key_id} may only read, and {method} {connection.url.path} changes something; "
             "use a key with the role user"
         )
-    if IS_UNMETERED not in route.opt:
+    if IS_UNMETERED in route.opt:
+        services.allowances.count_poll(caller)
+    else:
         services.allowances.count_request(caller)
     connection.scope["auth"] = caller
 

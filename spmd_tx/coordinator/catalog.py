@@ -174,7 +174,9 @@ class Catalog:
         """Count one more client of a sampler; return its number, which nobody else gets."""
         one_more = update(Sampler).where(Sampler.id == sampler.id).values(clients=Sampler.clients + 1)
         async with self._database.transaction() as db:
-            return (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
+            number = (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
+        sampler.clients = max(sampler.clients, number)
+        return number
 
     async def inflight_samplers(self, model_id: str) -> list[str]:
         """Of a model, the newest first."""

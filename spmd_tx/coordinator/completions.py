@@ -10,12 +10,13 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from spmd_tx.coordinator import steady_time
 
 MOST_AT_ONCE = 1000  # completions in one answer
-MOST_TARGETS = 4096  # clients whose news are held in memory; others have them read
+MOST_TARGETS = 4096  # clients whose news are held in memory though none of them waits; others have them read
 MOST_UNTOLD = 100_000  # completions that a client may leave unread, before they are read from the log, too
 SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK's numbering: which copy of a sampling client has sent a request
 MICROSECONDS = 1_000_000
@@ -60,6 +61,7 @@ class _Untold:
     told: int  # everything up to this number may have to be read from the log
     completions: list[Completion] = field(default_factory=list)  # beyond it, in order
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0  # polls
 
 
 class Completions:
@@ -105,7 +107,12 @@ class Completions:
 
     async def wait(self, target: Target) -> None:
         """Return when there may be more than ``after`` gave just now."""
-        await self._look_at(target).news.wait()
+        untold = self._look_at(target)
+        untold.waiting += 1
+        try:
+            await untold.news.wait()
+        finally:
+            untold.waiting -= 1
 
     async def _from_log(self, target: Target, number: int, untold: _Untold) -> list[Completion]:
         span = Span(number, untold.told, MOST_AT_ONCE)
@@ -119,12 +126,19 @@ class Completions:
         untold = self._targets.get(target)
         if untold is None:
             untold = self._targets[target] = _Untold(told=self._announced)
-            if len(self._targets) > MOST_TARGETS:
-                self._targets.popitem(last=False)
+            self._make_room()
         self._targets.move_to_end(target)
         if not untold.completions:
             untold.news.clear()
         return untold
+
+    def _make_room(self) -> None:
+        """Forget whoever has not asked for longest. A poll that waits would never be woken."""
+        if len(self._targets) > MOST_TARGETS:
+            others = islice(self._targets.items(), len(self._targets) - 1)
+            idle = next((target for target, untold in others if not untold.waiting), None)
+            if idle is not None:
+                del self._targets[idle]
 
 
 def newest(completions: Sequence[Completion], otherwise: int) -> int:

@@ -111,7 +111,7 @@ class Services:
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers
-    polls: Polls = field(default_factory=Polls)
+    polls: Polls
     body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
 
     @property

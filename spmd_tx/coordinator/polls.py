@@ -1,26 +1,44 @@
 """Clients that wait for something on the server, each for a while; none when the server closes."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from spmd_tx.errors import TooManyRequests
+
 Result = TypeVar("Result")
+
+SECONDS_LATER = 1.0
 
 
 class Polls:
     """All that are under way, so that the end of the server is one callback, not one of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_per_owner: int) -> None:
+        self._most_per_owner = most_per_owner
+        self._of_owner: Counter[str] = Counter()  # only those that have some
         self._waiting: set[asyncio.Task[Any]] = set()
         self._is_watching = False
 
     async def wait(
-        self, work: Coroutine[Any, Any, Result], closing: asyncio.Future[None], seconds: float
+        self, owner: str, work: Coroutine[Any, Any, Result], closing: asyncio.Future[None], seconds: float
     ) -> asyncio.Task[Result] | None:
-        """Wait for something, unless the server closes or it takes too long; then it is given up."""
+        """Wait for something, unless the server closes or it takes too long; then it is given up.
+
+        Raises TooManyRequests, upon which the SDK asks again a little later.
+        """
         if closing.done():
             work.close()
             return None
+        if self._of_owner[owner] >= self._most_per_owner:
+            work.close()
+            raise TooManyRequests(
+                f"{owner!r} waits for {self._most_per_owner} results at a time, as many as may be (the "
+                "operator raises the limit polls)",
+                SECONDS_LATER,
+            )
+        self._of_owner[owner] += 1
         if not self._is_watching:
             self._is_watching = True
             closing.add_done_callback(self._let_go)
@@ -32,6 +50,9 @@ class Polls:
         finally:
             self._waiting.discard(task)
             task.cancel()
+            self._of_owner[owner] -= 1
+            if not self._of_owner[owner]:
+                del self._of_owner[owner]
 
     def _let_go(self, _: asyncio.Future[None]) -> None:
         for task in self._waiting:

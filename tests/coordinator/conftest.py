@@ -28,6 +28,7 @@ from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
+from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
@@ -161,12 +162,13 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         keyring=await open_keyring(database, data_dir),
         signed_urls=open_signed_urls(data_dir),
         traces=TraceExports(database, data_dir),
-        allowances=Allowances(database, catalog, queue),
+        allowances=Allowances(database, catalog, queue, config.bounds),
         tokenizer=tiny_tokenizer(),
         prompt_texts=tiny_prompt_texts(data_dir / "model", config),
         progress=Progress(),
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),
+        polls=Polls(config.bounds.polls),
         line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
     )
     running.cancel()

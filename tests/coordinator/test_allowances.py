@@ -1,10 +1,12 @@
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.allowances import Allowances
-from spmd_tx.coordinator.callers import Caller, KeyLimits
+from spmd_tx.coordinator.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.errors import TooManyRequests
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
@@ -18,7 +20,7 @@ def clock():
 
 @pytest.fixture
 def allowances(clock):
-    return Allowances(None, None, None, clock=lambda: clock.now)
+    return Allowances(None, None, None, Bounds(polls_per_second=100), clock=lambda: clock.now)
 
 
 def caller(rate, key_id="k"):
@@ -222,3 +224,58 @@ async def test_samples_of_an_earlier_run_are_in_the_queue(database, tmp_path, ru
         await queue.submit("optim_step", "s:train:0", 1, "s", b"")
     async with running_queue(database, tmp_path) as queue:
         assert queue.samples.requests == {"s": 1}
+
+
+@pytest.mark.parametrize("rate, burst", [(None, 1000), (1.0, 300), (100.0, 1000)])
+def test_polls_are_counted_apart_and_generously(allowances, clock, rate, burst):
+    who = caller(rate)
+
+    for expected in (burst, burst / 10):
+        polls = 0
+        with suppress(TooManyRequests):
+            while polls < 2000:
+                allowances.count_poll(who)
+                polls += 1
+        assert polls == expected
+        clock.now += 1.0
+    assert accepted(allowances, who, 1) == 1
+
+
+def test_without_keys_polls_are_not_counted(allowances):
+    for _ in range(2000):
+        allowances.count_poll(EVERYONE)
+
+
+async def test_heartbeats_and_polls_beyond_all_need_wait(client_for, services, monkeypatch):
+    client = await client_for("alice", limits=KeyLimits(requests_per_second=0.1))
+    session_id = await create_session(client)
+    paths = {"session_heartbeat": {"session_id": session_id}, "telemetry": {}}
+    paths["retrieve_future"] = {"request_id": "nobody"}
+    for path, body in paths.items():
+        answers = [await client.post(path, json=body) for _ in range(3)]
+        assert 429 not in [answer.status_code for answer in answers]
+    (bucket,) = (bucket for (what, _), bucket in services.allowances._buckets.items() if what == "polls")
+    for path, body in paths.items():
+        bucket.left = -1e6
+        answer = await client.post(path, json=body)
+        assert (answer.status_code, "Retry-After" in answer.headers) == (429, True)
+
+
+def completion(prompts):
+    return {"model": BASE_MODEL, "prompt": prompts, "max_tokens": 4}
+
+
+async def test_a_call_with_several_prompts_is_as_many_requests(client_for, services):
+    client = await client_for("alice", limits=KeyLimits(queued_requests=3))
+    client.base_url = client.base_url.join("/oai/api/v1/")
+    refused = await client.post("completions", json=completion([[1]] * 4))
+    assert (refused.status_code, "send at most 3 prompts at once" in refused.text) == (400, True)
+    services.scheduler.is_paused = True
+    first = asyncio.create_task(client.post("completions", json=completion([[1]] * 2)))
+    while len(services.scheduler.arrived) < 2:
+        await asyncio.sleep(0.001)
+    later = await client.post("completions", json=completion([[1]] * 2))
+    assert (later.status_code, "this call makes 2" in later.text) == (429, True)
+    assert len(services.scheduler.arrived) == 2
+    first.cancel()
+    await asyncio.wait([first])

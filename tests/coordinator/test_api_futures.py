@@ -124,6 +124,29 @@ async def test_a_poll_that_makes_no_sense_is_refused(api, sampler_id, wrong):
     assert (await poll(api, sampler_id, **wrong)).status_code == 400
 
 
+async def test_only_numbers_that_were_given_can_be_polled_for(api, sampler_id, no_patience):
+    refused = await poll(api, sampler_id, client=1)
+    assert (refused.status_code, "has no client 1" in refused.text) == (400, True)
+    await api.post("join_sampling_session", json={"sampling_session_id": sampler_id})
+    assert (await poll(api, sampler_id, client=1)).status_code == 200
+    assert (await poll(api, sampler_id, client=2)).status_code == 400
+
+
+async def test_an_owner_has_a_bounded_number_of_polls(api, sampler_id, services, monkeypatch):
+    monkeypatch.setattr(services.polls, "_most_per_owner", 2)
+    services.scheduler.is_paused = True
+    request_id = await sample(api, sampler_id, 0)
+    waiting = [asyncio.create_task(poll(api, sampler_id)), asyncio.create_task(retrieve(api, request_id))]
+    while services.polls._of_owner["local"] < 2:
+        await asyncio.sleep(0.001)
+    for refused in (await poll(api, sampler_id), await retrieve(api, request_id)):
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+    services.queue.resolve(request_id, Failed("no", "user"))
+    assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+    assert services.polls._of_owner == {}
+    assert (await retrieve(api, request_id)).status_code == 200
+
+
 async def test_copies_of_a_sampling_client_get_numbers_of_their_own(api, sampler_id, services):
     join = {"type": "join_sampling_session", "sampling_session_id": sampler_id}
     answers = await asyncio.gather(*(api.post("join_sampling_session", json=join) for _ in range(5)))

@@ -102,6 +102,20 @@ async def test_waiting_ends_with_the_first_news():
     assert ids(await ask(log, 0)) == ["mine"]
 
 
+async def test_a_client_that_waits_is_told_whoever_else_asks(monkeypatch):
+    monkeypatch.setattr(module, "MOST_TARGETS", 2)
+    log = Log()
+    assert await ask(log, 0) == []
+    waiting = asyncio.create_task(log.completions.wait(ME))
+    await asyncio.sleep(0)
+    for client in range(100):
+        await ask(log, 0, Target("another's", client))
+    assert len(log.completions._targets) <= 3
+    log.end("mine")
+    await waiting
+    assert ids(await ask(log, 0)) == ["mine"]
+
+
 async def test_what_ends_while_the_log_is_read_is_not_lost():
     log = Log()
     log.end("a")
