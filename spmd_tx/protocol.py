@@ -122,7 +122,7 @@ class CustomLoss(Command, frozen=True, tag="custom_loss"):
     """
 
     number: int  # of this run, in this generation
-    session: str  # those of a session take turns with those of others
+    tenant: str  # whose it is: tenants take turns
     definition: bytes  # custom_loss.Definition in JSON
     lengths: np.ndarray  # int32 [D]: tokens
     widths: np.ndarray  # int32 [I, D]: K of an input [T, K]; 0 for one without that dimension

@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
+from sqlalchemy import select
 
 from spmd_tx import custom_loss
 from spmd_tx.coordinator import request_log
+from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.custom_loss_schemas import CreateCustomLossResult
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.payloads import Recent
 from spmd_tx.coordinator.request_queue import Finished, Request
+from spmd_tx.coordinator.tables import Session
 from spmd_tx.coordinator.wire import JSON
 from spmd_tx.custom_loss import CustomLoss
 from spmd_tx.custom_loss_arguments import quoted
@@ -34,6 +37,7 @@ class StoredLoss:
 
     loss: CustomLoss
     definition: bytes
+    tenant: str  # whose turn it takes to run it: an owner's; a session's on a server without keys
     refusal: str | None = None  # why it is not run any more
 
 
@@ -74,13 +78,15 @@ class CustomLossCatalog:
             return known[1]
         async with self._database.reading() as db:
             request = await request_log.succeeded(db, loss_id.removeprefix(_PREFIX), KIND, session_id)
+            owner = await db.scalar(select(Session.owner).where(Session.id == session_id))
         if request is None or loss_id != id_of(request):
             raise InvalidRequest(
                 f"custom loss {quoted(loss_id)} does not exist in this session; create it with "
                 "create_custom_loss of the same ServiceClient as the model"
             )
         definition = await self._log.payload(request)
-        stored = StoredLoss(custom_loss.read(custom_loss.decode(definition)), definition)
+        tenant = session_id if owner in (None, LOCAL_OWNER) else f"owner {owner}"
+        stored = StoredLoss(custom_loss.read(custom_loss.decode(definition)), definition, tenant)
         self._recent.put(loss_id, (session_id, stored), len(definition))
         return stored
 

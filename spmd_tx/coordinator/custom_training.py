@@ -58,8 +58,7 @@ async def differentiate(
     outputs = [await output for output in waiting]
     logprobs, _ = await asyncio.to_thread(packed.results, outputs)
     command = await asyncio.to_thread(_command, request, stored, logprobs)
-    whose = {"session": model.session_id, "limits": limits}
-    arrays = await run(lambda number: msgspec.structs.replace(command, number=number, **whose))
+    arrays = await run(lambda number: msgspec.structs.replace(command, number=number, limits=limits))
     return packed, waiting, _differentiated(stored, logprobs, arrays)
 
 
@@ -121,7 +120,7 @@ def _command(
     widths = [[array.shape[1] if array.ndim == 2 else 0 for array in column] for column in columns]
     return CustomLoss(
         number=0,
-        session="",
+        tenant=stored.tenant,
         definition=stored.definition,
         lengths=np.array([len(datum.tokens) for datum in request.data], np.int32),
         widths=np.array(widths, np.int32),

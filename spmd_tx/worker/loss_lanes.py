@@ -144,10 +144,12 @@ class LossLanes:
 
     def _assign(self) -> None:
         """Give each process that is idle something to do, as long as there is something."""
-        while (number := self._turns.next(self._busy_sessions())) is not None:
+        while (number := self._turns.next(self._busy_tenants())) is not None:
             lane = self._idle_lane(number)
             if lane is None:
-                self._tell(number, WAITING)
+                for waiting, run in self._runs.items():
+                    if not run.told:
+                        self._tell(waiting, WAITING)
                 most = self._most_lanes if self._failed_starts < MOST_ENDS else 1
                 if len(self._lanes) < most and all(each.is_up for each in self._lanes):
                     self._lanes.append(_Lane(self._start(), self._clock()))
@@ -156,13 +158,15 @@ class LossLanes:
             run = self._runs[number]
             lane.run, lane.since, lane.is_compiling = number, self._clock(), number not in lane.has_open
             lane.knows.add(hash(run.command.definition))
+            if run.told:
+                self._tell(number, run.progress(lane.is_compiling))
             is_open = number in lane.has_open
             lane.order(
                 Take(job=number, piece=run.next_piece) if is_open else Open(job=number, command=run.command)
             )
 
-    def _busy_sessions(self) -> set[str]:
-        return {self._runs[lane.run].command.session for lane in self._lanes if lane.run is not None}
+    def _busy_tenants(self) -> set[str]:
+        return {self._runs[lane.run].command.tenant for lane in self._lanes if lane.run is not None}
 
     def _idle_lane(self, number: int) -> _Lane | None:
         """Rather one that has this run open, or its loss compiled."""
@@ -186,7 +190,7 @@ class LossLanes:
     def _arrive(self, command: CustomLoss) -> None:
         run = LossRun(command, custom_loss.decode(command.definition).name)
         self._runs[command.number] = run
-        self._turns.add(command.number, command.session)
+        self._turns.add(command.number, command.tenant)
 
     def _hear(self, lane: _Lane) -> None:
         try:
@@ -225,12 +229,12 @@ class LossLanes:
             self._end(number, arrays=run.arrays())
 
     def _charge(self, lane: _Lane) -> None:
-        """Time counts for the run that a process was at, and for its session."""
+        """Time counts for the run that a process was at, and for its tenant."""
         now = self._clock()
         if lane.run is not None:
             run = self._runs[lane.run]
             run.spend(now - lane.since, lane.is_compiling)
-            self._turns.charge(run.command.session, now - lane.since)
+            self._turns.charge(run.command.tenant, now - lane.since)
         lane.since = now
 
     def _left(self, lane: _Lane) -> float | None:

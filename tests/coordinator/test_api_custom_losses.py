@@ -1,11 +1,14 @@
 import json
 
 import pytest
+from sqlalchemy import update
 
 from spmd_tx.coordinator import retention
+from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.retention import Ages
 from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.tables import Session
 from spmd_tx.errors import InvalidRequest
 from tests.custom_loss.recorded import recorded
 
@@ -35,6 +38,18 @@ async def test_a_loss_gets_an_id_by_which_its_session_finds_it(api, session_id, 
     stored = await losses.open(answer["loss_id"], session_id)
     assert (stored.loss.name, len(stored.loss.inputs)) == ("dpo", 4)
     assert await losses.open(answer["loss_id"], session_id) is stored
+
+
+@pytest.mark.parametrize("owner, is_theirs", [("alice", True), (LOCAL_OWNER, False)])
+async def test_losses_of_an_owner_take_turns_however_many_sessions_they_have(
+    api, services, session_id, losses, owner, is_theirs
+):
+    async with services.database.transaction() as db:
+        await db.execute(update(Session).values(owner=owner))
+    loss_id = (await result(api, await create(api, session_id)))["loss_id"]
+    stored = await losses.open(loss_id, session_id)
+    assert (stored.tenant == "owner alice") == is_theirs
+    assert (stored.tenant == session_id) != is_theirs
 
 
 async def test_the_same_number_is_the_same_loss(api, session_id):

@@ -215,7 +215,7 @@ async def test_what_was_trained_with_a_loss_is_run_again_without_limits_even_if_
     await bench.result(bench.step(A, 2, learning_rate=0.25))
     (command,) = bench.workers.sent(CustomLoss)
     assert command.limits is not None
-    assert command.session == "alice"
+    assert command.tenant == "alice"
     bench.custom_losses.give_up(FakeCustomLosses.ID, "it takes too long")
     weights = bench.workers.weights[0]
     await next_generation(bench)

@@ -266,7 +266,9 @@ class FakeCustomLosses:
         if loss_id != self.ID:
             raise InvalidRequest(f"custom loss {loss_id!r} does not exist in this session")
         definition = msgspec.json.encode(self.DEFINITION)
-        return StoredLoss(custom_loss.read(self.DEFINITION), definition, self.given_up.get(loss_id))
+        return StoredLoss(
+            custom_loss.read(self.DEFINITION), definition, session_id, self.given_up.get(loss_id)
+        )
 
     def give_up(self, loss_id, why):
         self.given_up[loss_id] = why

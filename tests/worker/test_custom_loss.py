@@ -301,7 +301,7 @@ def test_what_jax_refuses_is_an_error_of_the_loss(custom_losses, monkeypatch):
 def test_a_command_is_taken_apart_as_it_was_put_together():
     command = protocol.CustomLoss(
         number=0,
-        session="s",
+        tenant="a",
         definition=graph(
             node("torch.sum", ref("logprobs"), name="loss"), rank=2, others=[("a", 1), ("s", 0)]
         ),

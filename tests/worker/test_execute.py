@@ -53,7 +53,7 @@ EXAMPLES = {
     "forward_backward": ForwardBackward(rows=ROWS, loss=LOSS),
     "forward": Forward(rows=ROWS, loss=LOSS),
     "custom_loss": CustomLoss(
-        number=1, session="s", definition=b"", lengths=ROWS.slots, widths=ROWS.slots, values=[LOSS.weights]
+        number=1, tenant="a", definition=b"", lengths=ROWS.slots, widths=ROWS.slots, values=[LOSS.weights]
     ),
     "optim_step": OPTIM_STEP,
     "save_state": SaveState(slot=0, path="/x", adapter=ADAPTER),

@@ -28,14 +28,14 @@ def limits(**changes):
     return LossLimits(**{name: getattr(PLENTY, name) for name in PLENTY.__struct_fields__} | changes)
 
 
-def command(number, case="dpo", session="alice", limits=PLENTY):
+def command(number, case="dpo", tenant="alice", limits=PLENTY):
     """What the coordinator sends for the recorded datums."""
     case = recorded()[case]
     names = [each["name"] for each in case.definition["inputs"]]
     columns = [[datum[name] for datum in case.data] for name in names]
     return CustomLoss(
         number=number,
-        session=session,
+        tenant=tenant,
         definition=case.body,
         lengths=np.array([len(datum["logprobs"]) for datum in case.data], np.int32),
         widths=np.array([[each.shape[1] if each.ndim == 2 else 0 for each in column] for column in columns]),
@@ -148,13 +148,13 @@ def test_a_run_goes_through_its_pieces_and_ends_with_what_they_gave_in_the_order
     assert isinstance(process.order(), messages.Close)
 
 
-def test_pieces_of_two_sessions_take_turns_in_one_process():
+def test_pieces_of_two_tenants_take_turns_in_one_process():
     bench = Bench()
-    bench.all.submit(command(1, session="alice"))
+    bench.all.submit(command(1, tenant="alice"))
     process = bench.process()
     process.open(1, pieces=9)
     process.take(1, 0)
-    bench.all.submit(command(2, session="bob"))
+    bench.all.submit(command(2, tenant="bob"))
     while bench.reports.next().number != 2:  # it waits: there is no other process
         pass
     process.taken(1, [0])
@@ -164,14 +164,14 @@ def test_pieces_of_two_sessions_take_turns_in_one_process():
     assert bench.reports.end().number == 2
 
 
-def test_a_session_has_one_process_at_a_time_and_another_session_the_other():
+def test_a_tenant_has_one_process_at_a_time_and_another_tenant_the_other():
     bench = Bench(lanes=2)
-    bench.all.submit(command(1, session="alice"))
+    bench.all.submit(command(1, tenant="alice"))
     first = bench.process()
     first.open(1)
     first.take(1)
-    bench.all.submit(command(2, session="alice"))
-    bench.all.submit(command(3, session="bob"))
+    bench.all.submit(command(2, tenant="alice"))
+    bench.all.submit(command(3, tenant="bob"))
     second = bench.process()
     second.open(3)
     second.take(3)
@@ -189,10 +189,12 @@ def test_what_is_told_of_a_run_says_whether_it_waits_is_compiled_or_run():
     process.take(1, 0)
     process.answer(messages.Compiling, job=1)
     process.answer(messages.Compiled, job=1)
-    told = [bench.reports.next() for _ in range(3)]
+    told = [bench.reports.next() for _ in range(5)]
     assert all(isinstance(each, CustomLossNews) for each in told)
     assert [each.doing for each in told] == [
         WAITING,
+        "compiling custom loss 'dpo'",
+        "running custom loss 'dpo', piece 1 of 2",
         "compiling custom loss 'dpo', piece 1 of 2",
         "running custom loss 'dpo', piece 1 of 2",
     ]
@@ -216,7 +218,7 @@ def test_a_run_that_takes_too_long_ends_with_its_process_and_the_next_one_goes_o
     if not is_compiling:
         process.open(1)
         process.take(1)
-    bench.all.submit(command(2, session="bob"))
+    bench.all.submit(command(2, tenant="bob"))
     end = bench.reports.end()
     assert (end.number, end.is_given_up, end.is_ours) == (1, is_compiling, False)
     assert problem in end.problem

@@ -3,33 +3,33 @@ import pytest
 from spmd_tx.worker.loss_turns import LossTurns
 
 
-def worked(turns, seconds, count, sessions):
+def worked(turns, seconds, count, tenants):
     """Who gets its turn, if each of them takes so many seconds."""
     order = []
     for _ in range(count):
         run = turns.next(busy=())
         turns.had_its_turn(run)
-        turns.charge(sessions[run], seconds[sessions[run]])
+        turns.charge(tenants[run], seconds[tenants[run]])
         order.append(run)
     return order
 
 
-def test_sessions_get_equal_time_however_many_runs_they_have_and_however_long_their_pieces():
-    turns, sessions = LossTurns(), {1: "a", 2: "a", 3: "a", 4: "b"}
-    for run, session in sessions.items():
-        turns.add(run, session)
-    order = worked(turns, {"a": 8.0, "b": 1.0}, 18, sessions)
+def test_tenants_get_equal_time_however_many_runs_they_have_and_however_long_their_pieces():
+    turns, tenants = LossTurns(), {1: "a", 2: "a", 3: "a", 4: "b"}
+    for run, tenant in tenants.items():
+        turns.add(run, tenant)
+    order = worked(turns, {"a": 8.0, "b": 1.0}, 18, tenants)
     assert order.count(4) == 16
 
 
-def test_runs_of_a_session_take_turns():
-    turns, sessions = LossTurns(), {1: "a", 2: "a"}
-    for run, session in sessions.items():
-        turns.add(run, session)
-    assert worked(turns, {"a": 1.0}, 4, sessions) == [1, 2, 1, 2]
+def test_runs_of_a_tenant_take_turns():
+    turns, tenants = LossTurns(), {1: "a", 2: "a"}
+    for run, tenant in tenants.items():
+        turns.add(run, tenant)
+    assert worked(turns, {"a": 1.0}, 4, tenants) == [1, 2, 1, 2]
 
 
-def test_a_session_that_is_at_work_gets_no_second_process():
+def test_a_tenant_that_is_at_work_gets_no_second_process():
     turns = LossTurns()
     turns.add(1, "a")
     turns.add(2, "a")
@@ -51,17 +51,17 @@ def test_who_has_spent_much_waits_for_those_who_come_until_they_have_too():
 
 
 def test_nobody_saves_up_time_by_not_being_there():
-    turns, sessions = LossTurns(), {1: "old", 2: "new"}
+    turns, tenants = LossTurns(), {1: "old", 2: "new"}
     turns.add(1, "old")
     turns.charge("old", 100.0)
     turns.add(2, "new")
-    assert worked(turns, {"old": 1.0, "new": 1.0}, 6, sessions).count(1) == 3
+    assert worked(turns, {"old": 1.0, "new": 1.0}, 6, tenants).count(1) == 3
 
 
 @pytest.mark.parametrize("count", [10_000])
-def test_sessions_that_are_gone_are_forgotten(count):
+def test_tenants_that_are_gone_are_forgotten(count):
     turns = LossTurns()
     for number in range(count):
-        turns.add(number, f"session {number}")
+        turns.add(number, f"tenant {number}")
         turns.drop(number)
     assert len(turns._spent) <= 1001
