@@ -48,7 +48,7 @@ cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, 
 sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
 
-fuzz: .venv/installed .venv-fuzz/installed ## send odd requests by the thousand to every route, and odd bodies (installs schemathesis)
+fuzz: .venv/installed .venv-fuzz/installed ## odd requests by the thousand at the door and behind it, kills, restarts (installs schemathesis)
 	FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/test_fuzz_forward_backward.py $(ARGS)
 
 clean: ## remove caches and what demo and cookbook wrote; the environments stay

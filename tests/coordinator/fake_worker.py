@@ -26,7 +26,12 @@ EXIT_CODE = 7
 PAGES = 64
 
 
-def main():
+def whole_mesh(setup, report):
+    """The device of a worker that needs no more than answers of the right form."""
+    return FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)
+
+
+def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator")
     for option in ("--process-id", "--generation", "--devices"):
@@ -64,7 +69,7 @@ def main():
         return 1
     setup = protocol.decode_to_worker(socket.recv())
     report(reports.Progress, message="loading weights 50 %")
-    device = FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)
+    device = new_device(setup, report)
     report(reports.Progress, message="")
     plan = MemoryPlan(pages=PAGES, train_tokens=setup.train_tokens or 2048, decode_rows=setup.decode_rows)
     report(reports.Ready, plan=plan, device="1 x fake")
@@ -75,7 +80,7 @@ def main():
         if isinstance(command, protocol.Shutdown):
             report(reports.Reply, sequence=envelope.sequence)
             return 0
-        if isinstance(command, protocol.CreateAdapter):
+        if isinstance(command, protocol.CreateAdapter) and command.seed in fails:
             if command.seed == RAISE:
                 report(reports.Failure, message="ValueError: on purpose", traceback="Traceback ...")
                 return 1

@@ -1,0 +1,191 @@
+"""The tenant who sends odd requests, over several connections, and keeps book of what was answered."""
+
+import json
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from spmd_tx import custom_loss
+from spmd_tx.errors import InvalidRequest
+from tests.fuzz import stories
+from tests.fuzz.calls import API, Call, Names
+
+CONNECTIONS = 6
+SECONDS = 60  # for an answer; what takes longer hangs
+POLL_SECONDS = 2  # after which a poll is left
+LAST = 12  # calls that are shown of what was sent before a death
+
+
+@dataclass
+class Book:
+    """Everything that was sent and answered. Threads share it."""
+
+    log: Path
+    findings: list[str] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    unavailable: Counter[str] = field(default_factory=Counter)  # reasons of 503
+    requests: dict[str, str] = field(default_factory=dict)  # by id: the call that it came from
+    sessions: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)  # of futures
+    sent: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    last: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LAST))  # with their stories
+
+    def note_sending(self, story: int, line: str) -> None:
+        with self.lock:
+            self.sent += 1
+            self.last.append((story, line))
+
+    def last_calls(self) -> str:
+        """What was sent before now, and how to send it again."""
+        with self.lock:
+            stories = ",".join(map(str, sorted({story for story, _ in self.last})))
+            calls = [line for _, line in self.last]
+        return "\n    ".join(
+            [f"FUZZ_STORIES={stories} plays their stories again; the last calls were", *calls]
+        )
+
+    def note(self, line: str, status: int, answer: str) -> None:
+        with self.lock, self.log.open("a") as log:
+            self.statuses[status] += 1
+            log.write(f"{line}\n  -> {status} {answer[:300]!r}\n")
+            if status == 503:
+                self.unavailable[answer[:120]] += 1
+            is_bad = status >= 500 and not ((status == 503 and '"detail"' in answer) or '"message"' in answer)
+            if is_bad:
+                self.findings.append(f"answered with {status}: {answer[:300]}\n    {line}")
+
+    def find(self, what: str, line: str) -> None:
+        with self.lock:
+            self.findings.append(f"{what}\n    {line}")
+
+    def requested(self, request_id: str, line: str) -> None:
+        with self.lock:
+            self.requests[request_id] = line
+
+
+class Mallory:
+    """Plays stories as long as the server lives."""
+
+    def __init__(self, url: str, token: str, seed: int, book: Book, is_alive: Callable[[], bool]) -> None:
+        self._url, self._token, self._seed = url, token, seed
+        self._book, self._is_alive = book, is_alive
+
+    def play(self, numbers: Iterable[int]) -> None:
+        """Some stories at a time."""
+        waiting = iter(numbers)
+        lock = threading.Lock()
+
+        def go() -> None:
+            with self._client() as client:
+                while self._is_alive():
+                    with lock:
+                        number = next(waiting, None)
+                    if number is None:
+                        return
+                    self._play(client, number)
+
+        with ThreadPoolExecutor(CONNECTIONS) as threads:
+            for each in [threads.submit(go) for _ in range(CONNECTIONS)]:
+                each.result()
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self._url, headers={"x-api-key": self._token}, timeout=SECONDS)
+
+    def _play(self, client: httpx.Client, number: int) -> None:
+        names = Names()
+        for place, call in enumerate(stories.told(self._seed, number, names)):
+            line = f"story {number} call {place}: {call}"
+            self._book.note_sending(number, line)
+            try:
+                answer = self.send(client, call)
+            except httpx.TimeoutException:
+                if not call.is_poll and self._is_alive():
+                    self._book.find(f"no answer within {SECONDS} s", line)
+                continue
+            except httpx.TransportError:
+                if not self._is_alive():
+                    break
+                continue  # a request that HTTP itself cannot carry
+            self._book.note(line, answer.status_code, answer.text)
+            if answer.is_success:
+                _learn(
+                    names, call, answer, lambda request_id, line=line: self._book.requested(request_id, line)
+                )
+        self._book.sessions.append(names.session)
+
+    def send(self, client: httpx.Client, call: Call) -> httpx.Response:
+        headers = {} if call.body is None else {"content-type": call.content_type}
+        url = client.base_url.copy_with(raw_path=call.path.encode())
+        timeout = POLL_SECONDS if call.is_poll else SECONDS
+        return client.request(call.method, url, content=call.body, headers=headers, timeout=timeout)
+
+    def settle(self, seconds: float) -> None:
+        """Every future ends, and none with an internal error.
+
+        Sessions end first, as some requests wait for a number that never comes.
+        """
+        body = {"reason": {"type": "success"}}
+        with self._client() as client:
+            for session in self._book.sessions:
+                client.post(f"{API}sessions/{session}/finish", json=body).raise_for_status()
+        with ThreadPoolExecutor(CONNECTIONS) as threads:
+            list(threads.map(lambda item: self._settle(*item, seconds), list(self._book.requests.items())))
+
+    def _settle(self, request_id: str, line: str, seconds: float) -> None:
+        with self._client() as client:
+            try:
+                answer = client.post(
+                    API + "retrieve_future", json={"request_id": request_id}, timeout=seconds
+                )
+            except httpx.TransportError as error:
+                self._book.find(f"its future cannot be asked for: {error!r}", line)
+                return
+        self._judge(answer, line)
+
+    def _judge(self, answer: httpx.Response, line: str) -> None:
+        failed = (
+            _json(answer) if answer.headers.get("content-type", "").startswith("application/json") else {}
+        )
+        category = failed.get("category", "none") if isinstance(failed, dict) else "none"
+        with self._book.lock:
+            self._book.outcomes[f"{answer.status_code} {category}"] += 1
+        if answer.status_code == 408:
+            self._book.find(f"its future has no end: {answer.text[:300]}", line)
+        elif answer.status_code >= 500 or category == "server":
+            self._book.find(f"its future failed by the server: {answer.text[:500]}", line)
+
+
+def _learn(names: Names, call: Call, answer: httpx.Response, requested: Callable[[str], None]) -> None:
+    """What the next requests need, and the futures that must end."""
+    told = _json(answer)
+    if not isinstance(told, dict):
+        return
+    if call.path == API + "create_session" and names.session == "none":
+        names.session = told["session_id"]
+    for url in (told.get("urls") or {}).values():
+        names.links.append(httpx.URL(url).raw_path.decode())
+    if call.path == API + "retrieve_future" or not isinstance(told.get("request_id"), str):
+        return
+    requested(told["request_id"])
+    names.requests.append(told["request_id"])
+    if call.path == API + "create_custom_loss" and call.body is not None:
+        try:
+            loss = custom_loss.read(custom_loss.decode(call.body))
+        except (InvalidRequest, msgspec.DecodeError, RecursionError, ValueError):
+            return
+        inputs = [{"name": each.name, "rank": each.rank} for each in loss.inputs]
+        names.losses.append(("loss-" + told["request_id"], inputs))
+
+
+def _json(answer: httpx.Response) -> object:
+    try:
+        return json.loads(answer.content)
+    except ValueError:
+        return None

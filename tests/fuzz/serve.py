@@ -1,0 +1,44 @@
+"""Serves with workers without JAX, and on request as a mutant: serve.py OPTIONS_IN_JSON [MUTANT].
+
+A mutant's parser of tensors meets a rare shape with an exception, with the end of the process, or never ends.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import event_loop, generations, lines, server, wire
+
+RARE = 4096
+MUTANTS = "raises", "exits", "hangs"
+WORKER = str(Path(__file__).with_name("replay_worker.py"))
+
+
+def _mutate(mutant: str) -> None:
+    read_tensor = wire._tensor
+
+    def mutated(name, tensor):
+        if RARE in tensor.shape:
+            if mutant == "raises":
+                raise KeyError(RARE)
+            if mutant == "exits":
+                os._exit(9)
+            while mutant == "hangs":
+                pass
+        return read_tensor(name, tensor)
+
+    wire._tensor = mutated
+
+
+if __name__ == "__main__":
+    generations.FIRST_DELAY = 0.01  # these workers start in no time
+    lines.SILENCE_SECONDS = 3.0  # numbers that never come are many here
+    options = json.loads(sys.argv[1])
+    if len(sys.argv) > 2:
+        _mutate(sys.argv[2])
+    config = ServerConfig(**options | {"data_dir": Path(options["data_dir"])})
+    sys.exit(event_loop.run(server.serve(config, [WORKER])))

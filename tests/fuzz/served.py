@@ -1,0 +1,190 @@
+"""The server that is fuzzed: a process with keys for two tenants, which can be killed and started again."""
+
+import asyncio
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+from spmd_tx.coordinator import keys
+from spmd_tx.coordinator.keys import Wish
+from spmd_tx.coordinator.preflight import free_port
+from tests.sdk.server import COMMAND, share_compiled_programs
+
+HERE = Path(__file__).parent
+OWNERS = "alice", "mallory"
+READY_SECONDS = 120  # of a start, with replays
+PROBE_SECONDS = 0.2  # between two probes
+STAY_PROBES = 25
+HANG_SECONDS = 30  # of /healthz: not slow, but stuck
+QUICK = {"max_context_length": 256, "snapshot_seconds": 1, "max_lora_adapters": 4}
+REAL = {**QUICK, "max_context_length": 64, "train_tokens": 256, "decode_rows": 16, "warm_up": "off"}
+
+
+class Served:
+    """A server on one port and one data directory, through all of its starts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model_dir: Path,
+        database_url: str | None,
+        real: bool = False,
+        mutant: str | None = None,
+    ) -> None:
+        self.folder, self.data_dir, self.log = folder, folder / "data", folder / "log"
+        self.data_dir.mkdir()
+        self.tokens = {owner: self._new_key(database_url, owner) for owner in OWNERS}
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        options = {"base_model": str(model_dir), "served_model_name": "tiny", "data_dir": str(self.data_dir)}
+        options |= {"port": port} | (REAL if real else QUICK)
+        options |= {} if database_url is None else {"database_url": database_url}
+        self._command = _real(self.data_dir, options) if real else _fake(options, mutant)
+        self._process: subprocess.Popen[str] | None = None
+        self.starts: list[float] = []  # seconds that each took
+        self.has_hung = False
+
+    def _new_key(self, database_url: str | None, owner: str) -> str:
+        made = keys.in_database(database_url, self.data_dir, lambda db: keys.create(db, Wish(owner)))
+        return asyncio.run(made).token
+
+    def start(self) -> bool:
+        """Whether it is ready after a while. What is left of the last start is killed."""
+        self.kill()
+        began = time.monotonic()
+        environment = os.environ | {
+            "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+            "PYTHONFAULTHANDLER": "1",
+        }
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+            )
+        is_ready = _first_line(self._process).startswith("ready: ") and self._is_ready()
+        self.starts.append(time.monotonic() - began)
+        return is_ready
+
+    def _is_ready(self) -> bool:
+        deadline = time.monotonic() + READY_SECONDS
+        while self.is_alive() and time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{self.url}/readyz", timeout=HANG_SECONDS).status_code == 200:
+                    return True
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        return False
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stays(self) -> bool:
+        """Whether it is still there when it has been at all that it had not finished before."""
+        for _ in range(STAY_PROBES):
+            time.sleep(PROBE_SECONDS)
+            try:
+                httpx.get(f"{self.url}/healthz", timeout=HANG_SECONDS)
+            except httpx.TransportError:
+                self.kill()
+                return False
+        return True
+
+    def give_up(self) -> None:
+        """It hangs: end it in a way that leaves the stacks of its threads in the log."""
+        self.has_hung = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGABRT)
+
+    def kill(self) -> None:
+        """As the kernel does it. Workers notice, and end."""
+        if self._process is not None:
+            children = psutil.Process(self._process.pid).children(recursive=True) if self.is_alive() else []
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(f"{self.url}/metrics", headers={"x-api-key": self.tokens["alice"]}, timeout=60).text
+        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+
+class Prober(threading.Thread):
+    """Asks for /healthz all the time that the server is up, and remembers for how long it stayed silent."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(daemon=True)
+        self._served = served
+        self._is_over = threading.Event()
+        self.is_paused = threading.Event()  # while the server is killed and starts
+        self.longest = 0.0  # seconds
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._served.url, timeout=HANG_SECONDS) as client:
+            while not self._is_over.wait(PROBE_SECONDS):
+                if not self.is_paused.is_set():
+                    self._probe(client)
+
+    def _probe(self, client: httpx.Client) -> None:
+        began = time.monotonic()
+        try:
+            client.get("/healthz").raise_for_status()
+        except httpx.TimeoutException:
+            if not self.is_paused.is_set():
+                self._served.give_up()
+        except httpx.TransportError:
+            return  # it was killed, or has died, which others notice
+        if not self.is_paused.is_set():
+            self.longest = max(self.longest, time.monotonic() - began)
+
+    def end(self) -> None:
+        self._is_over.set()
+        self.join()
+
+
+@contextmanager
+def serving(folder: Path, model_dir: Path, database_url: str | None, **how: object) -> Iterator[Served]:
+    folder.mkdir()
+    served = Served(folder, model_dir, database_url, **how)  # pyright: ignore[reportArgumentType]
+    try:
+        yield served
+    finally:
+        served.kill()
+
+
+def _fake(options: dict[str, object], mutant: str | None) -> list[str]:
+    command = [sys.executable, str(HERE / "serve.py"), json.dumps(options)]
+    return command if mutant is None else [*command, mutant]
+
+
+def _real(data_dir: Path, options: dict[str, object]) -> list[str]:
+    share_compiled_programs(data_dir)
+    command = [str(COMMAND), "serve"]
+    for name, value in options.items():
+        command += ["--" + name.replace("_", "-"), str(value)]
+    return command
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    """What it says first, or nothing when it takes too long."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline() if selector.select(READY_SECONDS) else ""
