@@ -43,6 +43,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     host: str = "127.0.0.1"
     port: int = 8000
+    trusted_proxies: str = "127.0.0.1,::1"  # addresses and networks whose X-Forwarded-* headers are believed
     insecure_no_auth: bool = False  # whether a server without API keys may listen on more than loopback
     data_dir: Path = Path("spmd-tx-data")
     checkpoints_base: str | None = None  # directory or fsspec URL; None: in data_dir

@@ -8,6 +8,7 @@ SpmdTxError
 │   ├── NotFound          404
 │   ├── BodyTooSlow       408
 │   ├── BodyTooLarge      413
+│   ├── UnsupportedBody   415
 │   └── TooManyRequests   429
 ├── StartError            the operator can fix it: the message names the option or file, and the remedy
 │   ├── DatabaseDamaged   also ends a server that runs
@@ -68,6 +69,12 @@ class BodyTooLarge(RequestError):
     """The request is longer than any that would be answered."""
 
     status = 413
+
+
+class UnsupportedBody(RequestError):
+    """The body is of a kind that is not taken."""
+
+    status = 415
 
 
 class TooManyRequests(RequestError):

@@ -41,6 +41,8 @@ HELP = {
         "port": "TCP port to listen on; 0 takes a free one.",
         "insecure_no_auth": "Listen on --host even though there are no API keys: everyone who can reach the "
         "port has access to everything. Has no effect once there are keys.",
+        "trusted_proxies": "Addresses and networks, as 10.0.0.0/8, of proxies before the server that may say "
+        "by X-Forwarded-Proto, -Host and -Prefix what its address is for clients.",
         "data_dir": "Where requests, results and checkpoints are kept.",
         "checkpoints_base": "Where named checkpoints are kept: a directory that all hosts see, or a URL of "
         "fsspec as s3://bucket/path or gs://bucket/path. Default: in --data-dir.",

@@ -20,13 +20,14 @@ from litestar.status_codes import (
     HTTP_416_REQUESTED_RANGE_NOT_SATISFIABLE,
 )
 
-from spmd_tx.coordinator import audit, byte_ranges, download_content, signed_urls
+from spmd_tx.coordinator import audit, byte_ranges, download_content
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
 from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, CheckpointPath, Manifest
 from spmd_tx.coordinator.checkpoint_schemas import ExternalWeightsUrlsResponse
 from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services
 from spmd_tx.coordinator.http_errors import error_response
+from spmd_tx.coordinator.public_address import base_url
 from spmd_tx.coordinator.route_marks import SIGNED
 from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -149,7 +150,8 @@ def _link(request: Request, services: Services, access: Access, found: _Found, r
     caller, owner = access.caller, found.manifest.owner
     reader = owner if caller.sees(owner) else caller.owner
     path = "/".join([PREFIX + route, *found.path, found.manifest.version, *file])
-    return services.signed_urls.sign(signed_urls.base_url(request), path, reader, caller.key_id)
+    base = base_url(request, services.config.trusted_proxies)
+    return services.signed_urls.sign(base, path, reader, caller.key_id)
 
 
 def _answer(request: Request, services: Services, found: _Found, content: _Content) -> Response:

@@ -5,9 +5,9 @@ from litestar.params import FromPath
 from litestar.response import File
 
 from spmd_tx.coordinator.dependencies import Accessible, Service
+from spmd_tx.coordinator.public_address import base_url
 from spmd_tx.coordinator.route_marks import SIGNED
 from spmd_tx.coordinator.session_schemas import TraceExportResponse
-from spmd_tx.coordinator.signed_urls import base_url
 
 
 class TracesController(Controller):
@@ -25,7 +25,8 @@ class TracesController(Controller):
         if export.path is None:
             return TraceExportResponse("pending")
         path = f"/api/v1/sessions/{session_id}/trace"
-        url = services.signed_urls.sign(base_url(request), path, session.owner, access.caller.key_id)
+        base = base_url(request, services.config.trusted_proxies)
+        url = services.signed_urls.sign(base, path, session.owner, access.caller.key_id)
         return TraceExportResponse("ready", url=url)
 
     @get("/sessions/{session_id:str}/trace", opt=SIGNED)

@@ -4,6 +4,7 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import Headers
 from litestar.handlers import BaseRouteHandler
 
+from spmd_tx.coordinator import web_pages
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.route_marks import IS_OPEN, IS_READING, IS_SIGNED, IS_UNMETERED
 from spmd_tx.errors import Forbidden, InvalidRequest
@@ -22,6 +23,8 @@ async def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
     if "\0" in connection.scope["path"] or b"%00" in connection.scope["query_string"]:
         raise InvalidRequest("the address holds the character NUL, which no name has; leave it out")
     services: Services = connection.app.state.services
+    if services.keyring.is_open:
+        web_pages.keep_out(connection.headers, services.config)
     if IS_SIGNED in route.opt:
         reader = services.signed_urls.caller(connection.scope["path"], connection.query_params)
         services.keyring.vouch(reader)

@@ -31,7 +31,7 @@ class HttpServer:
             app,
             http=protocol,
             headers=[("X-Content-Type-Options", "nosniff")],
-            proxy_headers=False,  # signed_urls.py reads them, and knows which proxies to believe
+            proxy_headers=False,  # public_address.py reads them, and knows which proxies to believe
             log_config=None,
             log_level="warning",
             access_log=False,

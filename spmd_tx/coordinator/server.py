@@ -24,6 +24,7 @@ from spmd_tx.coordinator.logs import log_to_stderr
 from spmd_tx.coordinator.loop_watchdog import watching
 from spmd_tx.coordinator.open_files import raise_limit
 from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
+from spmd_tx.coordinator.public_address import networks
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.protocol import WarmUp
@@ -49,6 +50,7 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     config = msgspec.structs.replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     check_hosts(config, secret)
+    networks(config.trusted_proxies)
     secret = secret or secrets.token_hex(32)
     open_files = raise_limit()
     listening = listen(config.host, config.port, open_files)

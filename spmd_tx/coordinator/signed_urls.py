@@ -8,15 +8,12 @@ the route to find out.
 
 import hmac
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote, urlencode
-
-from litestar import Request
 
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.durable_files import sync
@@ -25,9 +22,6 @@ from spmd_tx.errors import Forbidden, StartError
 SECRET_FILE = "url_secret"  # in the data directory
 SECRET_BYTES = 32
 LIFETIME_SECONDS = 3600.0
-
-HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
-PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 
 class SignedUrls:
@@ -60,26 +54,6 @@ class SignedUrls:
     def _signature(self, *parts: str) -> str:
         text = "\n".join(map(quote, parts))  # so that no part runs into the next
         return hmac.new(self._secret, text.encode(), sha256).hexdigest()
-
-
-def base_url(request: Request) -> str:
-    """The server's address as the client has it; a proxy says it in X-Forwarded-Proto, -Host and -Prefix.
-
-    A client can say so, too, and gets URLs that lead where it wants; nobody else gets them.
-    """
-    scheme, host, prefix = (_forwarded(request, name) for name in ("proto", "host", "prefix"))
-    if scheme not in ("http", "https"):
-        scheme = request.scope["scheme"]
-    hosts = [host, request.headers.get("host", "")]
-    host = next((host for host in hosts if HOST.fullmatch(host)), "localhost")
-    if not PREFIX.fullmatch(prefix):
-        prefix = ""
-    return f"{scheme}://{host}{(prefix or request.scope.get('root_path', '')).rstrip('/')}"
-
-
-def _forwarded(request: Request, name: str) -> str:
-    """What the outermost proxy says."""
-    return request.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip()
 
 
 def open_signed_urls(data_dir: Path) -> SignedUrls:

@@ -140,7 +140,7 @@ def tiny_prompt_texts(directory: Path, config: ServerConfig) -> PromptTexts:
 @asynccontextmanager
 async def run_services(database: Database, queue: RequestQueue, data_dir: Path) -> AsyncIterator[Services]:
     """A server of a tiny model without workers: FakeScheduler answers."""
-    config = ServerConfig(base_model=BASE_MODEL, data_dir=data_dir, max_lora_rank=16)
+    config = ServerConfig(base_model=BASE_MODEL, host="server", data_dir=data_dir, max_lora_rank=16)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
     scheduler = FakeScheduler(queue, catalog, checkpoints)

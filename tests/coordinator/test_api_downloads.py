@@ -1,8 +1,10 @@
 import io
 import tarfile
 import time
+from dataclasses import replace
 
 import httpx
+import msgspec
 import pytest
 
 from spmd_tx.coordinator import signed_urls
@@ -146,11 +148,20 @@ async def test_links_lead_where_the_client_has_come_from(api, model_id):
     forged = {"x-forwarded-host": "evil.example/path?", "x-forwarded-prefix": "//x y"}
     for headers, start in [
         ({}, "http://server/api/v1/downloads/files/"),
-        ({"host": "gpu-host:8000"}, "http://gpu-host:8000/api/v1/"),
+        ({"host": "10.0.0.7:8000"}, "http://10.0.0.7:8000/api/v1/"),
         (proxied, "https://tinker.example.org/lab/api/v1/downloads/"),
         (forged, "http://server/api/v1/"),
     ]:
         assert (await urls_of(api, path, **headers))[FILE].startswith(start)
+
+
+async def test_nobody_but_a_trusted_proxy_says_where_the_client_has_come_from(api, app, services, model_id):
+    path = await export(api, model_id)
+    forwarded = {"x-forwarded-host": "tinker.example.org"}
+    for proxies, host in [("10.0.0.0/8,::1", "server"), ("10.1.1.1, 127.0.0.0/8", "tinker.example.org")]:
+        config = msgspec.structs.replace(services.config, trusted_proxies=proxies)
+        app.state.services = replace(services, config=config)
+        assert (await urls_of(api, path, **forwarded))[FILE].startswith(f"http://{host}/api/v1/")
 
 
 async def test_only_exports_have_links_to_files(api, model_id):

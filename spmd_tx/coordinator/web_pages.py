@@ -1,0 +1,54 @@
+"""Keeps web pages out of a server without API keys: an operator's browser must not do what a page wants.
+
+A page can reach a server that listens on loopback only. Under a name of its own that it lets stand for
+127.0.0.1, it could even read the answers; so the server answers only to names that no page can have. With
+keys none of this is needed: a page has none.
+"""
+
+import re
+import socket
+from ipaddress import ip_address
+
+from litestar.datastructures import Headers
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.errors import Forbidden, UnsupportedBody
+
+# What a page may send to other sites without asking them.
+FORMS = ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded")
+PORT = re.compile(r":[0-9]*$")
+
+
+def keep_out(headers: Headers, config: ServerConfig) -> None:
+    """Raises Forbidden for another site's name or page, and UnsupportedBody for what forms send."""
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if not _is_own(host, config):
+        raise Forbidden(
+            f"this server has no API keys, and therefore does not answer as {host!r}: use localhost or an "
+            "address, start it with this name as --host, or make a key with: spmd-tx keys create"
+        )
+    if origin is not None and not _is_own(origin.partition("://")[2], config):
+        raise Forbidden(f"this server has no API keys, and takes no requests from pages of {origin!r}")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in FORMS or (not kind and origin is not None and headers.get("content-length", "0") != "0"):
+        raise UnsupportedBody(
+            f"Content-Type is {kind!r}; send application/json, or protobuf where it is taken"
+        )
+
+
+def _is_own(host: str, config: ServerConfig) -> bool:
+    name = PORT.sub("", host).strip("[]").lower().removesuffix(".")
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return name in ("localhost", config.host.lower()) or (
+            not _is_loopback(config.host) and name == socket.gethostname().lower()
+        )
+    return address.is_loopback or name == config.host or not _is_loopback(config.host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
