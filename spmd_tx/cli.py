@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spmd_tx import private_process
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
@@ -191,6 +192,8 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line; what the operator can fix is said in one line."""
+    private_process.hide_password()
+    private_process.keep_files()
     try:
         app()
     except StartError as error:

@@ -1,5 +1,6 @@
 """Which environment variables processes are given that this one starts. Pure."""
 
+import re
 from collections.abc import Mapping
 
 # What an interpreter needs to be the same one as this.
@@ -13,6 +14,16 @@ FRUGAL = {
     "OPENBLAS_NUM_THREADS": "1",
     "RAYON_NUM_THREADS": "1",
 }
+# What the server may need for its database, its model and its object store, and a worker never.
+SECRETS = re.compile(
+    r"(^|_)(SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIALS?|API_KEY|ACCESS_KEY)($|_)"
+    r"|DATABASE_URL$|^(AWS|AZURE)_|^PGPASS"
+)
+
+
+def of_worker(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a worker: what libraries and drivers are told, without the secrets of the server."""
+    return {name: value for name, value in environment.items() if SECRETS.search(name) is None}
 
 
 def of_foreign_code(environment: Mapping[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from spmd_tx.coordinator.model_files import find_model
 from spmd_tx.coordinator.model_fingerprint import check_same
 from spmd_tx.coordinator.oom_kills import OomKills
 from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit
+from spmd_tx.environments import of_worker
 from spmd_tx.errors import StartError
 from spmd_tx.reports import BEAT_SECONDS
 from spmd_tx.secret import VARIABLE, Keys
@@ -164,7 +165,8 @@ class Agent:
             command += ["--device-ids", ",".join(map(str, order.device_ids))]
         logger.info("generation %d: starting worker %d", order.generation, self._options.process)
         try:
-            ended = await self._supervisor.start(command, os.environ | {VARIABLE: self._options.secret})
+            environment = of_worker(os.environ) | {VARIABLE: self._options.secret}
+            ended = await self._supervisor.start(command, environment)
         except OSError as error:  # too many processes, or no memory for one more
             self._report_end(order.generation, WorkerExit(self._options.process, 1, (str(error),)))
             return

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from spmd_tx import memory_plan
+from spmd_tx import memory_plan, private_process
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
@@ -57,6 +57,9 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     with listening:
         model = await asyncio.to_thread(open_model, config)
         _make_directory(config)
+        warning = private_process.warning_about(config.data_dir)
+        if warning is not None:
+            logger.warning("%s", warning)
         async with AsyncExitStack() as stack:
             port = WorkerPort(config.worker_host, config.worker_port, Keys.of(secret))
             stack.callback(port.close, LINGER_SECONDS)
