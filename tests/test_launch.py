@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import typer
 import yaml
 
-from spmd_tx import tiny_model
+from spmd_tx import cli, tiny_model
 from spmd_tx.coordinator.preflight import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -220,3 +221,98 @@ def test_the_kubernetes_objects_fit_together():
     assert all(each["serviceName"] == headless["metadata"]["name"] for each in sets.values())
     for container in (head, worker):
         assert "SPMD_TX_SECRET" in json.dumps(container["env"])
+
+
+@pytest.fixture(scope="module")
+def kubernetes():
+    """All objects by kind and name."""
+    objects = yaml.safe_load_all((LAUNCH / "k8s.yaml").read_text())
+    return {(each["kind"], each["metadata"]["name"]): each["spec"] for each in objects}
+
+
+def pods(kubernetes):
+    return [spec["template"]["spec"] for (kind, _), spec in kubernetes.items() if kind == "StatefulSet"]
+
+
+def test_pods_have_no_rights_that_they_do_not_need(kubernetes):
+    for pod in pods(kubernetes):
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not pod["automountServiceAccountToken"]
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+            mounted = {each["name"] for each in container["volumeMounts"]}
+            assert "/tmp" in {each["mountPath"] for each in container["volumeMounts"]}
+            assert mounted <= {each["name"] for each in pod["volumes"]} | {"state"}
+
+
+def test_the_database_is_on_a_volume_of_one_pod(kubernetes):
+    head = kubernetes["StatefulSet", "spmd-tx-head"]
+    (claim,) = head["volumeClaimTemplates"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    pod = head["template"]["spec"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        assert environment["SPMD_TX_DATABASE_URL"] == "sqlite:////state/spmd_tx.db"
+        assert {"name": claim["metadata"]["name"], "mountPath": "/state"} in container["volumeMounts"]
+    worker = kubernetes["StatefulSet", "spmd-tx-worker"]
+    assert "state" not in json.dumps(worker["template"])
+
+
+def test_ports_without_keys_of_their_own_are_for_pods_of_the_server_only(kubernetes):
+    mesh, api = kubernetes["NetworkPolicy", "spmd-tx-mesh"], kubernetes["NetworkPolicy", "spmd-tx-api"]
+    ours = {"matchLabels": {"app": "spmd-tx"}}
+    assert mesh["podSelector"] == ours
+    assert mesh["ingress"] == [{"from": [{"podSelector": ours}]}]
+    assert [each["ports"] for each in api["ingress"]] == [[{"port": "http"}]]
+    for name in ("spmd-tx-head", "spmd-tx-worker"):
+        labels = kubernetes["StatefulSet", name]["template"]["metadata"]["labels"]
+        assert labels.items() >= ours["matchLabels"].items()
+    (head,) = kubernetes["StatefulSet", "spmd-tx-head"]["template"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in head["ports"]}
+    assert f"--jax-port={ports['jax']}" in head["args"]
+    assert f"--worker-port={ports['workers']}" in head["args"]
+
+
+def test_a_freeze_of_a_minute_kills_no_server(kubernetes):
+    (head,) = kubernetes["StatefulSet", "spmd-tx-head"]["template"]["spec"]["containers"]
+    liveness, startup = head["livenessProbe"], head["startupProbe"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] > 90
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+
+
+def test_options_of_the_pods_are_options_of_the_program(kubernetes, monkeypatch):
+    (head,) = kubernetes["StatefulSet", "spmd-tx-head"]["template"]["spec"]["containers"]
+    for each in head["env"]:
+        if "value" in each and each["name"].startswith("SPMD_TX_"):
+            monkeypatch.setenv(each["name"], each["value"])
+    parsed = typer.main.get_command(cli.app).commands["serve"].make_context("serve", list(head["args"]))
+    assert parsed.params["data_dir"] == Path("/data")
+    assert parsed.params["jax_port"] == 8471
+
+
+def test_the_first_key_goes_to_a_file_of_the_operator_and_to_no_log(kubernetes, programs, tmp_path):
+    (first_key,) = kubernetes["StatefulSet", "spmd-tx-head"]["template"]["spec"]["initContainers"]
+    state = tmp_path / "state"
+    state.mkdir()
+
+    def inside(text):
+        return text.replace("/state", str(state)).replace("/data", str(tmp_path / "data"))
+
+    environment = {each["name"]: inside(each["value"]) for each in first_key["env"]}
+    environment |= {"PATH": f"{programs}:{os.environ['PATH']}"}
+    command = [*first_key["command"], *map(inside, first_key["args"])]
+    for _ in range(2):  # the second start makes no second key
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, check=True
+        )
+        assert "tml-" not in done.stdout + done.stderr
+    key = state / "first-key"
+    assert re.fullmatch(r"tml-[0-9a-f]{48}\n", key.read_text())
+    assert key.stat().st_mode & 0o077 == 0
