@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 15_000
 LINGER_MS = 2_000  # at the end, for the last report to leave
+ASIDE_LINGER_MS = (
+    60_000  # for one that somebody waits for: it may be large, and the coordinator slow to greet
+)
 
 
 class Inbox:
@@ -85,15 +88,15 @@ class Inbox:
 
     def report_aside(self, kind: type[Report], **fields: Any) -> None:
         """Send a report from any thread, over a connection of its own."""
-        with self.aside() as report:
+        with self.aside(ASIDE_LINGER_MS) as report:
             report(kind, **fields)
 
     @contextmanager
-    def aside(self) -> Iterator[Callable[..., object]]:
+    def aside(self, linger_ms: int = LINGER_MS) -> Iterator[Callable[..., object]]:
         """A function like ``report``, for the thread that enters this, over a connection of its own."""
         with self._context.socket(zmq.DEALER) as socket:
             self._keys.introduce(socket)
-            socket.linger = LINGER_MS
+            socket.linger = linger_ms
             socket.connect(self._coordinator)
             yield lambda kind, **fields: socket.send_multipart(
                 in_frames(encode(kind(**self._origin, **fields)))

@@ -39,7 +39,7 @@ from spmd_tx.worker.loss_messages import (
 from spmd_tx.worker.loss_runs import CustomLosses, OpenLoss
 from spmd_tx.worker.loss_values import LossProblem
 
-NICENESS = 10  # the model's commands go before
+NICENESS = 5  # the model's commands go before
 FIRST_TO_KILL = "1000"  # when the host runs out of memory
 
 NO_MEMORY = (

@@ -4,8 +4,9 @@ import zmq
 from spmd_tx.errors import CommandGap, MeshError
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.protocol import AdapterSpec, CreateAdapter, Envelope, Shutdown, decode_report, encode
-from spmd_tx.reports import Beat, Hello, Ready
+from spmd_tx.reports import Beat, Hello, Ready, Written
 from spmd_tx.secret import Keys
+from spmd_tx.worker import inbox as inbox_module
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from tests.tiny_setup import tiny_setup
@@ -24,12 +25,16 @@ def setup(generation=GENERATION):
 class Coordinator:
     """The other end of the wire."""
 
-    def __init__(self):
+    def __init__(self, address=None):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * SECONDS))
         KEYS.guard(self.socket)
-        self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+        if address is None:
+            address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+        else:
+            self.socket.bind(address)
+        self.address = address
         self.worker = None
 
     def receive(self):
@@ -172,3 +177,16 @@ def test_the_last_report_arrives_although_the_inbox_closes(coordinator):
     with Inbox(coordinator.address, process=1, generation=GENERATION, keys=KEYS) as inbox:
         inbox.report(Hello)
     assert coordinator.receive() == Hello(generation=GENERATION, process=1)
+
+
+def test_a_report_aside_arrives_although_the_coordinator_is_slow_to_greet(monkeypatch):
+    """Its connection is closed long before; what is left unsent then is not lost."""
+    monkeypatch.setattr(inbox_module, "LINGER_MS", 0)
+    early = Coordinator()
+    address = early.address
+    early.close()
+    with Inbox(address, process=1, generation=GENERATION, keys=KEYS) as inbox:
+        inbox.report_aside(Written, path="here")
+        late = Coordinator(address)
+        assert late.receive().path == "here"
+        late.close()

@@ -1,8 +1,13 @@
 import queue
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import Pipe
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -115,11 +120,12 @@ class Bench:
     """Lanes, and the processes that they have started."""
 
     lanes: int = 1
+    clock: Callable[[], float] = time.monotonic
     reports: Reports = field(default_factory=Reports)
     started: queue.Queue = field(default_factory=queue.Queue)
 
     def __post_init__(self):
-        self.all = LossLanes(self.start, self.lanes, self.reports)
+        self.all = LossLanes(self.start, self.lanes, self.reports, self.clock)
 
     def start(self):
         process = FakeProcess(*Pipe())
@@ -149,7 +155,8 @@ def test_a_run_goes_through_its_pieces_and_ends_with_what_they_gave_in_the_order
 
 
 def test_pieces_of_two_tenants_take_turns_in_one_process():
-    bench = Bench()
+    now = 0.0
+    bench = Bench(clock=lambda: now)
     bench.all.submit(command(1, tenant="alice"))
     process = bench.process()
     process.open(1, pieces=9)
@@ -157,6 +164,7 @@ def test_pieces_of_two_tenants_take_turns_in_one_process():
     bench.all.submit(command(2, tenant="bob"))
     while bench.reports.next().number != 2:  # it waits: there is no other process
         pass
+    now = 10.0
     process.taken(1, [0])
     process.open(2)
     process.take(2)
@@ -380,6 +388,19 @@ def test_a_process_that_is_killed_is_replaced(real):
     process.wait()
     lanes.submit(command(5))
     assert reports.end(5).problem is None
+
+
+def test_a_process_ends_with_its_worker_also_in_the_middle_of_a_compilation(tmp_path):
+    script = Path(__file__).with_name("loss_owner.py")
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        while b"compiling" not in owner.stdout.readline():
+            pass
+        (process,) = psutil.Process(owner.pid).children()
+        owner.kill()
+    gone, alive = psutil.wait_procs([process], timeout=SECONDS)
+    assert gone
+    assert not alive
 
 
 def test_a_process_is_given_no_secret(real, monkeypatch):
