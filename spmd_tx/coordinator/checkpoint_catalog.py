@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Visible = Callable[[Checkpoint], bool]  # whether somebody may know of a checkpoint
 
+GIVEN_UP_SECONDS = 60.0  # after which workers that were lost have ended for certain
+
 # One hour to ten years, as the SDK's documentation says
 MIN_TTL_SECONDS, MAX_TTL_SECONDS = 3600, 10 * 366 * 24 * 3600
 
@@ -47,6 +50,7 @@ class CheckpointCatalog:
         self._storage = storage
         self._store = store
         self._base_model = base_model
+        self._staged: dict[CheckpointPath, Path] = {}  # what was begun and is not complete
 
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path:
         """Where the workers may write the checkpoint. Raises InvalidRequest when it may not be saved.
@@ -62,7 +66,9 @@ class CheckpointCatalog:
             raise InvalidRequest(
                 f"checkpoint {path} exists; choose another name, or save with overwrite=True"
             )
-        return await self._do(self._store.stage, path)
+        self._discard_later(self._staged.get(path))
+        staged = self._staged[path] = await self._do(self._store.stage, path)
+        return staged
 
     async def complete(
         self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
@@ -81,7 +87,15 @@ class CheckpointCatalog:
                 manifest = msgspec.structs.replace(manifest, is_public=earlier.is_public)
             await self._do(self._store.commit, path, staged, manifest)
         await self._list(path, manifest)
+        self._staged.pop(path, None)
         return manifest
+
+    def _discard_later(self, staged: Path | None) -> None:
+        """An earlier attempt has failed; workers that were given up may still write there for a while."""
+        if staged is not None:
+            loop = asyncio.get_running_loop()
+            delete = partial(shutil.rmtree, staged, ignore_errors=True)
+            loop.call_later(GIVEN_UP_SECONDS, lambda: loop.run_in_executor(None, delete))
 
     async def copy(self, source: CheckpointPath, target: CheckpointPath, options: SaveOptions) -> None:
         """Save a checkpoint once more under another name; it shares the files. Copying again changes nothing.
@@ -108,6 +122,7 @@ class CheckpointCatalog:
         )
         await self._do(self._store.commit, target, staged, manifest)
         await self._list(target, manifest)
+        self._staged.pop(target, None)
 
     async def _list(self, path: CheckpointPath, manifest: Manifest) -> None:
         async with self._database.transaction() as db:

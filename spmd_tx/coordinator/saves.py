@@ -1,6 +1,7 @@
 """Requests that save a model: to train on, to sample from, to download."""
 
 import asyncio
+import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,6 +126,7 @@ class Saves:
                 seconds = await asyncio.to_thread(_seconds_to_encrypt, staged)
                 failed = await _outside("encrypt", seconds, folder=str(staged), recipients=recipients)
                 if failed is not None:
+                    await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
                     return failed
             manifest = await self.checkpoints.complete(path, staged, model.adapter, options)
             return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from spmd_tx import durable_files
-from spmd_tx.coordinator import checkpoint_files, folder_links
+from spmd_tx.coordinator import checkpoint_catalog, checkpoint_files, folder_links
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath
 from spmd_tx.coordinator.patience import is_outage
@@ -113,6 +113,20 @@ async def test_each_attempt_to_save_has_a_place_of_its_own(checkpoints):
     folder, manifest = await checkpoints.open(PATH)
     assert manifest.files == {"shard.bin": 7}
     assert (folder / "shard.bin").read_bytes() == b"weights"
+
+
+async def test_what_an_attempt_that_failed_has_written_is_deleted_after_the_next_has_begun(
+    checkpoints, monkeypatch
+):
+    monkeypatch.setattr(checkpoint_catalog, "GIVEN_UP_SECONDS", 0.0)
+    failed = await checkpoints.begin(PATH, SaveOptions())
+    failed.mkdir()
+    (failed / "shard.bin").write_bytes(b"half")
+    await save(checkpoints)
+    async with asyncio.timeout(60):
+        while failed.exists():
+            await asyncio.sleep(0.01)
+    await checkpoints.open(PATH)
 
 
 async def test_a_checkpoint_that_was_replaced_does_not_come_back_when_its_save_is_completed_again(
