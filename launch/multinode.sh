@@ -17,6 +17,9 @@ model under the same path, and one --data-dir that they share.
   --directory DIR       where to start on each host (where ssh arrives)
   --help                show this
 
+Workers of several hosts reach each other at ports of JAX and NCCL, which ask nobody who they are: keep others out
+(docs/security.md). --jax-port of spmd-tx serve fixes the first of them for a firewall.
+
 Without any --...-parallel-size, every matrix is split over the GPUs of a host, and the rows over the hosts.
 SPMD_TX names the program on the hosts, for instance SPMD_TX=/opt/spmd-tx/.venv/bin/spmd-tx.
 

@@ -96,3 +96,11 @@ def test_a_directory_that_is_not_there_has_no_keys(run, tmp_path):
         result = run(*arguments, data_dir=tmp_path / "typo")
         assert (result.code, "typo does not exist" in result.err) == (2, True)
     assert not (tmp_path / "typo").exists()
+
+
+def test_all_keys_can_be_removed(run, tmp_path):
+    run("create", "--owner", "alice")
+    run("create", "--owner", "bob")
+    assert "removed 2 keys" in run("remove-all").out
+    assert rows(run("list").out) == []
+    assert run("remove-all", data_dir=tmp_path / "nowhere").code == 2

@@ -57,6 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         super().data_received(data)
         if not self._in_header:
+            self._expect_more()
             return
         self._header_bytes += len(data)
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
@@ -94,6 +95,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def _expect_header(self) -> None:
         self._header_bytes, self._in_header = 0, True
         self._set_alarm(HEADER_SECONDS)
+
+    def _expect_more(self) -> None:
+        """After what is neither a request nor the rest of one, uvicorn does not watch the connection."""
+        is_idle = self.cycle is not None and self.cycle.response_complete
+        if is_idle and self._alarm is None and not self.transport.is_closing():
+            self._set_alarm(HEADER_SECONDS)
 
     def _set_alarm(self, seconds: float) -> None:
         self._calm()

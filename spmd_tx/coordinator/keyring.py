@@ -159,5 +159,8 @@ class Keyring:
 async def open_keyring(database: Database, data_dir: Path) -> Keyring:
     async with database.reading() as db:
         keyring = Keyring(database, data_dir, await keys.listed(db), await keys_seen.were_seen(db, data_dir))
-    await keyring.look()
+    try:
+        await keyring.note_keys()
+    except OUTAGES as error:
+        logger.warning("cannot note now that there are API keys, and try again soon: %s", error)
     return keyring

@@ -7,6 +7,7 @@ keys none of this is needed: a page has none.
 
 import re
 import socket
+from functools import lru_cache
 from ipaddress import ip_address
 
 from litestar.datastructures import Headers
@@ -22,12 +23,12 @@ PORT = re.compile(r":[0-9]*$")
 def keep_out(headers: Headers, config: ServerConfig) -> None:
     """Raises Forbidden for another site's name or page, and UnsupportedBody for what forms send."""
     host, origin = headers.get("host", ""), headers.get("origin")
-    if not _is_own(host, config):
+    if not _is_own(host, config.host):
         raise Forbidden(
             f"this server has no API keys, and therefore does not answer as {host!r}: use localhost or an "
             "address, start it with this name as --host, or make a key with: spmd-tx keys create"
         )
-    if origin is not None and not _is_own(origin.partition("://")[2], config):
+    if origin is not None and not _is_own(origin.partition("://")[2], config.host):
         raise Forbidden(f"this server has no API keys, and takes no requests from pages of {origin!r}")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in FORMS or (not kind and origin is not None and headers.get("content-length", "0") != "0"):
@@ -36,15 +37,16 @@ def keep_out(headers: Headers, config: ServerConfig) -> None:
         )
 
 
-def _is_own(host: str, config: ServerConfig) -> bool:
+@lru_cache(256)
+def _is_own(host: str, own: str) -> bool:
+    """Whether a name is this host's, of a server that was told to listen on ``own``."""
     name = PORT.sub("", host).strip("[]").lower().removesuffix(".")
     try:
         address = ip_address(name)
     except ValueError:
-        return name in ("localhost", config.host.lower()) or (
-            not _is_loopback(config.host) and name == socket.gethostname().lower()
-        )
-    return address.is_loopback or name == config.host or not _is_loopback(config.host)
+        is_named = not _is_loopback(own) and name == socket.gethostname().lower()
+        return is_named or name in ("localhost", own.lower())
+    return address.is_loopback or not _is_loopback(own)
 
 
 def _is_loopback(host: str) -> bool:

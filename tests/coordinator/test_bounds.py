@@ -224,6 +224,15 @@ async def test_too_many_connections_that_are_at_work_are_refused(port, connectio
         await asyncio.sleep(0.01)
 
 
+async def test_noise_after_an_answer_keeps_no_connection(port, monkeypatch):
+    monkeypatch.setattr(header_guard, "HEADER_SECONDS", 0.5)
+    async with connected(port) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+        await reader.readuntil(b"}")
+        writer.write(b"\r\n")
+        assert await answer_of(reader) == b""
+
+
 async def test_the_rest_of_a_body_that_nobody_wants_must_come_soon(port, monkeypatch):
     monkeypatch.setattr(header_guard, "REST_SECONDS", 0.1)
     async with connected(port) as (reader, writer):
