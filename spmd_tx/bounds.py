@@ -35,6 +35,40 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=512 << 20, description="Memory that may take, in a process of its own.")
     ] = 3 << 30
 
+    open_sessions: Annotated[
+        int, Meta(ge=1, description="Sessions of one owner that have not ended; another one is refused.")
+    ] = 1000
+    sessions_per_day: Annotated[
+        int, Meta(ge=1, description="Sessions that one owner may create in a day, as many at once.")
+    ] = 10_000
+    metadata_bytes_per_day: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            description="Bytes of labels and metadata of the sessions and models that one owner creates in a "
+            "day, as JSON.",
+        ),
+    ] = 256 << 20
+    models_per_session: Annotated[
+        int, Meta(ge=1, description="Models of one session: their `model_seq_id` is below it.")
+    ] = 10_000
+    samplers_per_session: Annotated[
+        int,
+        Meta(ge=1, description="Samplers of one session: their `sampling_session_seq_id` is below it."),
+    ] = 1_000_000
+    custom_losses_per_session: Annotated[
+        int,
+        Meta(ge=1, description="Custom losses of one session: their `custom_loss_seq_id` is below it."),
+    ] = 10_000
+    checkpoint_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of the checkpoints of one owner, beyond which no save begins; 0: as many as "
+            "there is room for.",
+        ),
+    ] = 0
+
     polls: Annotated[
         int, Meta(ge=1, description="Requests of one owner that wait for results at a time; others get 429.")
     ] = 4096

@@ -18,6 +18,7 @@ from spmd_tx.coordinator.tables import Model, RequestRow, Session
 from spmd_tx.errors import InvalidRequest, TooManyRequests
 
 SECONDS_OF_BURST = 1.0  # so many seconds' worth of requests may come at once
+DAY_SECONDS = 24 * 3600.0
 SECONDS_OF_POLLS = 10.0  # and of polls, many of which end at the same time
 POLLS_OF_IDLERS, POLLS_PER_REQUEST = 20.0, 10.0  # per second
 SAMPLE_AGAIN_SECONDS = 1.0  # the SDK's own pause
@@ -29,18 +30,18 @@ MOST_QUEUED_TOKENS = 32 << 20
 
 @dataclass
 class _Bucket:
-    """Requests that a key may send now."""
+    """What a key, or an owner, may have now."""
 
     left: float
     filled_at: float
 
-    def take(self, now: float, per_second: float, full: float) -> float:
-        """Take one out, or say in how many seconds there will be one."""
+    def take(self, now: float, per_second: float, full: float, count: float) -> float:
+        """Take some out, or say in how many seconds there will be as many."""
         self.left = min(full, self.left + (now - self.filled_at) * per_second)
         self.filled_at = now
-        if self.left < 1:
-            return (1 - self.left) / per_second
-        self.left -= 1
+        if self.left < count:
+            return (count - self.left) / per_second
+        self.left -= count
         return 0.0
 
 
@@ -88,10 +89,37 @@ class Allowances:
                 f"API key {caller.key_id} may poll, or send heartbeats, {rate:g} times per second", seconds
             )
 
-    def _take(self, what: str, whose: str, per_second: float, full: float) -> float:
+    def _take(self, what: str, whose: str, per_second: float, full: float, count: float = 1) -> float:
         now = self._clock()
         bucket = self._buckets.setdefault((what, whose), _Bucket(full, now))
-        return bucket.take(now, per_second, full)
+        return bucket.take(now, per_second, full, count)
+
+    async def check_session(self, caller: Caller, size: int) -> None:
+        """Raises InvalidRequest when the owner may not have one more session, with so much that is kept."""
+        owner, bounds = caller.owner, self._bounds
+        count = self._catalog.open_sessions_of(owner)
+        if count >= bounds.open_sessions:
+            raise InvalidRequest(
+                f"{owner!r} has {count} open sessions, as many as one owner may have; close clients that are "
+                "not used any more, or ask the operator to raise the limit open_sessions"
+            )
+        most = bounds.sessions_per_day
+        if self._take("sessions", owner, most / DAY_SECONDS, float(most)):
+            raise InvalidRequest(
+                f"{owner!r} has created {most} sessions in a day, as many as one owner may; use one client "
+                "for several runs, or ask the operator to raise the limit sessions_per_day"
+            )
+        self.check_metadata(caller, size)
+
+    def check_metadata(self, caller: Caller, size: int) -> None:
+        """Raises InvalidRequest when the owner has had so many bytes kept that these are too many."""
+        most = self._bounds.metadata_bytes_per_day
+        if self._take("metadata", caller.owner, most / DAY_SECONDS, float(most), size):
+            raise InvalidRequest(
+                f"the sessions and models that {caller.owner!r} has created in a day have up to {most} bytes "
+                "of labels and metadata, as many as one owner may; shorten them, or ask the operator to "
+                "raise the limit metadata_bytes_per_day"
+            )
 
     @asynccontextmanager
     async def room_for_sample(self, caller: Caller, tokens: int, requests: int = 1) -> AsyncIterator[None]:

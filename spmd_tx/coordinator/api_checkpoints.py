@@ -55,7 +55,11 @@ class CheckpointsController(Controller):
         """Queue a version to sample from: a named checkpoint, or one for a single sampling session."""
         save = await read_json(request, SaveWeightsForSamplerRequest, services.scheduler, access)
         model, payload = await access.model(save.model_id), msgspec.json.encode(save)
-        return await queue_training(services, model, "save_weights_for_sampler", save.seq_id, payload)
+        number = 0 if save.path is not None else save.sampling_session_seq_id or 0
+        problem = _problem_of_number(number, services.config.bounds)
+        return await queue_training(
+            services, model, "save_weights_for_sampler", save.seq_id, payload, problem
+        )
 
     @post("/load_weights", status_code=HTTP_200_OK, guards=[takes_work])
     async def load_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
@@ -95,6 +99,10 @@ class CheckpointsController(Controller):
         token = request.headers.get("x-tinker-weights-access-token", data.weights_access_token)
         reader = access.reading_with(token, services.keyring)
         key = request.headers.get("x-idempotency-key")
+        if data.session_id is None:  # then the copy has a session of its own
+            await services.allowances.check_session(access.caller, len(data.destination_project_id or ""))
+        bounds = services.config.bounds
+        validation.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
         path = await services.copies.make(data, key, access, reader)
         copy, details = _Own(path, access.caller.owner), {"copied_from": data.source_path}
         await _note(services, access, "checkpoint_copied", copy, **details)
@@ -183,6 +191,14 @@ class CheckpointsController(Controller):
         await services.checkpoints.set_public(own.path, False)
         await _note(services, access, "checkpoint_unpublished", own)
         return StatusResponse("ok")
+
+
+def _problem_of_number(number: int, bounds: Bounds) -> str | None:
+    try:
+        validation.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
+    except InvalidRequest as error:
+        return str(error)
+    return None
 
 
 def _problem_of(recipients: Sequence[str], bounds: Bounds) -> str | None:

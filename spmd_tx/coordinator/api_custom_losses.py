@@ -7,11 +7,13 @@ from litestar import Controller, Request, post
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx import custom_loss
+from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.custom_loss_schemas import CreateCustomLossRequest
 from spmd_tx.coordinator.custom_losses import KIND, line_of
 from spmd_tx.coordinator.dependencies import Accessible, Service, takes_work
 from spmd_tx.coordinator.request_queue import Failed
 from spmd_tx.coordinator.schemas import FutureResponse
+from spmd_tx.coordinator.validation import check_number
 from spmd_tx.custom_loss import MAX_BYTES, Definition
 from spmd_tx.errors import InvalidRequest
 
@@ -30,7 +32,8 @@ class CustomLossesController(Controller):
         wish = _read(await request.body())
         await access.open_session(wish.session_id)
         definition = Definition(wish.name, wish.inputs, wish.graph)
-        problem = await asyncio.to_thread(_problem, definition)
+        number, bounds = wish.custom_loss_seq_id, services.config.bounds
+        problem = await asyncio.to_thread(_problem, definition, number, bounds)
         request_id = await services.queue.submit(
             KIND,
             line_of(wish.session_id),
@@ -54,8 +57,9 @@ def _read(body: bytes) -> CreateCustomLossRequest:
         raise InvalidRequest(f"create_custom_loss cannot take this body: {error}") from None
 
 
-def _problem(definition: Definition) -> str | None:
+def _problem(definition: Definition, number: int, bounds: Bounds) -> str | None:
     try:
+        check_number("custom_loss_seq_id", number, bounds, "custom_losses_per_session")
         custom_loss.read(definition)
     except InvalidRequest as problem:
         return str(problem)

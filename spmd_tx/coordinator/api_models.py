@@ -89,7 +89,10 @@ async def queue_model(
     session_id, seq_id = request.session_id, request.model_seq_id
     assert session_id is not None
     assert seq_id is not None
+    validation.check_number("model_seq_id", seq_id, services.config.bounds, "models_per_session")
     await access.open_session(session_id)
+    if request.user_metadata is not None:
+        services.allowances.check_metadata(access.caller, len(msgspec.json.encode(request.user_metadata)))
     model_id = catalog.model_id(session_id, seq_id)
     row = insert(Model).values(
         id=model_id,

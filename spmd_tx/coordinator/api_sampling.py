@@ -29,6 +29,8 @@ class SamplingController(Controller):
         self, data: JSONBody[CreateSamplingSessionRequest], services: Service, access: Accessible
     ) -> CreateSamplingSessionResponse:
         """Choose what to sample from: a saved checkpoint or the base model."""
+        number, bounds = data.sampling_session_seq_id, services.config.bounds
+        validation.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
         await access.open_session(data.session_id)
         path = None
         if data.model_path is not None:

@@ -1,5 +1,6 @@
 """Routes for what a client does before and beside training: handshake, sessions, capabilities, health."""
 
+import msgspec
 from litestar import Controller, Request, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
@@ -61,6 +62,7 @@ class SessionsController(Controller):
     async def create_session(
         self, data: JSONBody[CreateSessionRequest], services: Service, access: Accessible
     ) -> CreateSessionResponse:
+        await services.allowances.check_session(access.caller, len(msgspec.json.encode(data)))
         session = await services.catalog.create_session(data, access.caller)
         message = f"the server is still {services.health.phase}; until it is ready, requests wait"
         return CreateSessionResponse(session.id, info_message=None if services.health.ready else message)

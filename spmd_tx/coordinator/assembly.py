@@ -122,6 +122,7 @@ async def open_parts(
         config.model_name,
         storage,
         await asyncio.to_thread(open_store, config),
+        config.bounds.checkpoint_bytes,
     )
     hub = Hub(port.send)
     roster = AgentRoster(port.send, config.num_processes, config.devices_per_process)

@@ -82,6 +82,10 @@ class Catalog:
             raise InvalidRequest(f"{_ending(session)}; {START_AGAIN}")
         return session
 
+    def open_sessions_of(self, owner: str) -> int:
+        """How many of an owner's sessions have not ended."""
+        return sum(self._sessions[id].owner == owner for id in self._last_seen)
+
     async def heartbeat(self, session_id: str) -> bool:
         """Note that the client is there; False when its session has ended."""
         await self.session(session_id)

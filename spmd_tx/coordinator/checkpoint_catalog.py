@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, update
 
+from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator import checkpoint_files, folder_links
 from spmd_tx.coordinator.callers import LOCAL_OWNER
 from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
@@ -45,7 +46,16 @@ class SaveOptions(NamedTuple):
 class CheckpointCatalog:
     """All checkpoints of this server."""
 
-    def __init__(self, database: Database, store: CheckpointStore, base_model: str, storage: Storage) -> None:
+    def __init__(
+        self,
+        database: Database,
+        store: CheckpointStore,
+        base_model: str,
+        storage: Storage,
+        most_bytes: int = 0,
+    ) -> None:
+        """``most_bytes`` of one owner; 0: any number."""
+        self._most_bytes = most_bytes
         self._database = database
         self._storage = storage
         self._store = store
@@ -66,6 +76,8 @@ class CheckpointCatalog:
             raise InvalidRequest(
                 f"checkpoint {path} exists; choose another name, or save with overwrite=True"
             )
+        if self._most_bytes:
+            await self._check_sum(path)
         self._discard_later(self._staged.get(path))
         staged = self._staged[path] = await self._do(self._store.stage, path)
         return staged
@@ -123,6 +135,22 @@ class CheckpointCatalog:
         await self._do(self._store.commit, target, staged, manifest)
         await self._list(target, manifest)
         self._staged.pop(target, None)
+
+    async def _check_sum(self, path: CheckpointPath) -> None:
+        """Refuse what goes beyond the bytes that an owner may have. What is overwritten does not count."""
+        owner, now = await self._owner(path.run_id), time.time()
+        is_there = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
+        query = select(func.sum(Checkpoint.size_bytes)).where(
+            Checkpoint.owner == owner, is_there, not_(and_(*_is(path)))
+        )
+        async with self._database.reading() as db:
+            total = int(await db.scalar(query) or 0)
+        if total >= self._most_bytes:
+            raise InvalidRequest(
+                f"the checkpoints of {owner!r} have {show_size(total)}, and one owner may have "
+                f"{show_size(self._most_bytes)}; delete some, give them a time to live, or ask the operator "
+                "to raise the limit checkpoint_bytes"
+            )
 
     async def _list(self, path: CheckpointPath, manifest: Manifest) -> None:
         async with self._database.transaction() as db:
@@ -265,10 +293,11 @@ async def open_checkpoints(
     base_model: str,
     storage: Storage | None = None,
     store: CheckpointStore | None = None,
+    most_bytes: int = 0,
 ) -> CheckpointCatalog:
     """Of a local directory, unless a ``store`` is given."""
     checkpoints = CheckpointCatalog(
-        database, store or LocalStore(directory), base_model, storage or Storage(directory)
+        database, store or LocalStore(directory), base_model, storage or Storage(directory), most_bytes
     )
     try:
         await checkpoints.reconcile()

@@ -13,12 +13,12 @@ from spmd_tx.coordinator import bulk_rows, steady_time
 from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
 from spmd_tx.coordinator.payloads import Kept, Place
 from spmd_tx.coordinator.request_times import RequestTimes
+from spmd_tx.coordinator.stored_text import storable
 from spmd_tx.coordinator.tables import RequestRow
 from spmd_tx.coordinator.usage import NOTHING, Spent
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
-MOST_ERROR = 10_000  # characters
 KEPT_COLUMNS = "body", "file", "offset", "length"  # of a payload or result
 
 Key = tuple[str, int]  # line, seq_id
@@ -91,12 +91,6 @@ class Failed:
 
 
 Outcome = Finished | Failed
-
-
-def storable(text: str) -> str:
-    """The text as every database takes it: without NUL and halves of characters, and not for ever long."""
-    cut = text if len(text) <= MOST_ERROR else f"{text[:MOST_ERROR]} ..."
-    return cut.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 class Known(NamedTuple):

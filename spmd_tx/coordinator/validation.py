@@ -87,6 +87,16 @@ def adapter_seed(config: LoraConfig, model_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=8).digest()) >> 1
 
 
+def check_number(name: str, number: int, bounds: Bounds, limit: str) -> None:
+    """Clients number what they make in a session from 0, so the number bounds how many there are."""
+    bound: int = getattr(bounds, limit)
+    if number >= bound:
+        raise InvalidRequest(
+            f"{name} is {number}; in one session it must be below {bound}, so begin a new session, or ask "
+            f"the operator to raise the limit {limit}"
+        )
+
+
 def check_sample(request: SampleRequest, limits: Limits) -> None:
     """Accept a sample's prompt, counts and parameters, or say what has to change."""
     if not 1 <= request.num_samples <= MAX_SAMPLES:
