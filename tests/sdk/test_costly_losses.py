@@ -16,7 +16,7 @@ TOKENS = 8
 ROUNDS = 12  # of a neighbour; each takes a few hundredths of a second, and a costly loss many seconds
 SORTS = 30
 PRODUCTS = 20
-WIDTH = 400  # of the matrices
+WIDTH, TOO_WIDE = 400, 640  # of the matrices
 
 
 def node(target, *args, op="call_function", name, **kwargs):
@@ -94,6 +94,14 @@ def data(widths):
     return data
 
 
+def create(client, server, graph):
+    api = RawApi(server.url, BASE_MODEL)
+    body = {"session_id": client.holder.get_session_id(), "custom_loss_seq_id": 0, **graph}
+    loss_id = api.retrieve(api.post("create_custom_loss", **body)["request_id"]).json()["loss_id"]
+    api.close()
+    return loss_id
+
+
 @pytest.fixture(scope="module")
 def own_server(model_dir, tmp_path_factory):
     """It ends in the middle of what it does, and what it has compiled goes with it."""
@@ -122,17 +130,28 @@ def test_neighbours_train_and_sample_while_a_costly_loss_is_compiled_and_run(own
     ]
     sampler = neighbour.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
 
-    def go_on() -> None:
-        sampler.sample(prompt(random_tokens(9, 0)), 1, types.SamplingParams(max_tokens=4)).result(SECONDS)
+    def go_on() -> list[int]:
+        params = types.SamplingParams(max_tokens=4, seed=1)
+        drawn = sampler.sample(prompt(random_tokens(9, 0)), 1, params).result(SECONDS)
         assert np.isfinite(train(trainers[1], batch(0)))
+        return drawn.sequences[0].tokens
 
-    go_on()  # which compiles what it needs
+    in_peace = go_on()  # which compiles what it needs
     graph, widths = loss()
-    api = RawApi(own_server.url, BASE_MODEL)
-    body = {"session_id": greedy.holder.get_session_id(), "custom_loss_seq_id": 0, **graph}
-    loss_id = api.retrieve(api.post("create_custom_loss", **body)["request_id"]).json()["loss_id"]
-    costly = trainers[0].forward_backward(data(widths), "custom", {"loss_id": loss_id})
+    costly = trainers[0].forward_backward(
+        data(widths), "custom", {"loss_id": create(greedy, own_server, graph)}
+    )
     for _ in range(ROUNDS):
-        go_on()
+        assert go_on() == in_peace
     assert not costly.future().done()
-    api.close()
+
+
+def test_what_takes_too_much_arithmetic_is_refused_with_the_bound_and_the_client_goes_on(own_server, tenants):
+    client, _ = tenants
+    trainer = client.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+    loss_id = create(client, own_server, slow_to_run()[0])
+    failing = trainer.forward_backward(data([TOO_WIDE]), "custom", {"loss_id": loss_id})
+    bound = "datum 0: .* at most 10,000,000,000 are taken .the limit custom_loss_datum_operations."
+    with pytest.raises(tinker.RequestFailedError, match=bound):
+        failing.result(SECONDS)
+    assert np.isfinite(train(trainer, batch(0)))
