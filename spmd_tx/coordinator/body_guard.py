@@ -33,10 +33,11 @@ class BodyGuard:
 
     def __call__(self, app: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            if not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"]):
+            headers = dict(scope["headers"])
+            if b"content-length" not in headers and b"transfer-encoding" not in headers:
                 await app(scope, receive, send)
                 return
-            body = _Body(cast(HTTPScope, scope), receive)
+            body = _Body(cast(HTTPScope, scope), headers, receive)
             try:
                 await app(scope, body.receive, send)
             finally:
@@ -48,8 +49,10 @@ class BodyGuard:
 class _Body:
     """Of one request. What comes behind it, that the client hangs up, may take any time."""
 
-    def __init__(self, scope: HTTPScope, receive: Receive) -> None:
+    def __init__(self, scope: HTTPScope, headers: dict[bytes, bytes], receive: Receive) -> None:
+        self._now = asyncio.get_running_loop().time
         self._scope = scope
+        self._headers = headers
         self._receive = receive
         self._services: Services = scope["litestar_app"].state.services
         self._bounds = self._services.config.bounds
@@ -67,17 +70,26 @@ class _Body:
     async def receive(self) -> HTTPReceiveMessage | WebSocketReceiveMessage:
         if self._is_complete:
             return await self._receive()
+        now = self._now()
         if self._began_at is None:
-            self._began_at = _now()
+            self._began_at = now
             self._begin()
-        message = await self._next_piece(self._began_at + self._waited)
+        try:
+            async with asyncio.timeout_at(self._deadline(now, self._began_at)) as self._timeout:
+                message = await self._receive()
+        except TimeoutError:
+            raise self._too_slow() from None
+        finally:
+            self._timeout = None
         if message["type"] != "http.request":
             self._is_complete = True
             return message
-        await self._take(len(message["body"]))
+        self._received += len(message["body"])
+        if self._received > self._most:
+            raise self._too_large()
         self._is_complete = not message["more_body"]
-        if self._is_complete and self._room is not None and self._place is not None:
-            self._room.be_whole(self._place)
+        if self._room is not None and self._place is not None:
+            await self._take(self._room, self._place, len(message["body"]))
         return message
 
     def leave(self) -> None:
@@ -87,7 +99,7 @@ class _Body:
 
     def _begin(self) -> None:
         """See in the headers how much it is, and find a room for it."""
-        headers, opt = dict(self._scope["headers"]), self._scope["route_handler"].opt
+        headers, opt = self._headers, self._scope["route_handler"].opt
         if IS_READING in opt:
             self._most = self._bounds.reading_body_bytes
         length = headers.get(b"content-length", b"")
@@ -102,48 +114,45 @@ class _Body:
         owner = NOBODY if caller is None else caller.owner
         self._place = self._room.place(owner, (size - SMALL_BYTES) * self._weight, self._give_way)
 
-    async def _next_piece(self, began_at: float) -> HTTPReceiveMessage | WebSocketReceiveMessage:
+    def _deadline(self, now: float, began_at: float) -> float:
+        """When the next piece must be here."""
         bounds = self._bounds
-        deadline = min(_now() + bounds.body_piece_seconds, began_at + bounds.body_seconds)
-        if self._place is not None:  # so slow that it keeps room from others
-            in_time = max(bounds.body_grace_seconds, self._received / bounds.body_bytes_per_second)
-            deadline = min(deadline, began_at + in_time)
-        try:
-            async with asyncio.timeout_at(deadline) as self._timeout:
-                return await self._receive()
-        except TimeoutError:
-            if self._must_give_way:
-                raise _no_room() from None
-            raise BodyTooSlow(
-                f"the body of this request did not arrive in time, {self._received} bytes did; send it again"
-            ) from None
-        finally:
-            self._timeout = None
+        began_at += self._waited
+        deadline = min(now + bounds.body_piece_seconds, began_at + bounds.body_seconds)
+        if self._place is None:
+            return deadline
+        in_time = max(bounds.body_grace_seconds, self._received / bounds.body_bytes_per_second)
+        return min(deadline, began_at + in_time)  # later it would be so slow that it keeps room from others
 
-    async def _take(self, piece: int) -> None:
+    async def _take(self, room: BodyRoom, place: Place, piece: int) -> None:
         """Find room for what has come."""
-        self._received += piece
-        if self._received > self._most:
-            raise self._too_large()
         if self._must_give_way:
             raise _no_room()
         size = min(piece, self._received - SMALL_BYTES) * self._weight
-        if size <= 0 or self._room is None or self._place is None:
-            return
-        waits_since = _now()
-        try:
-            async with asyncio.timeout(self._bounds.body_room_seconds) as self._timeout:
-                await self._room.take(self._place, size)
-        except TimeoutError:
-            raise _no_room() from None
-        finally:
-            self._timeout = None
-        self._waited += _now() - waits_since
+        if size > 0 and not room.take_now(place, size):
+            waits_since = self._now()
+            try:
+                async with asyncio.timeout(self._bounds.body_room_seconds) as self._timeout:
+                    await room.take(place, size)
+            except TimeoutError:
+                raise _no_room() from None
+            finally:
+                self._timeout = None
+            self._waited += self._now() - waits_since
+        if self._is_complete:
+            room.be_whole(place)
 
     def _give_way(self) -> None:
         self._must_give_way = True
         if self._timeout is not None:
-            self._timeout.reschedule(_now())
+            self._timeout.reschedule(self._now())
+
+    def _too_slow(self) -> BodyTooSlow | Unavailable:
+        if self._must_give_way:
+            return _no_room()
+        return BodyTooSlow(
+            f"the body of this request did not arrive in time, {self._received} bytes did; send it again"
+        )
 
     def _too_large(self) -> BodyTooLarge:
         what = f"the body is larger than {self._most >> 10} KiB"
@@ -153,7 +162,3 @@ class _Body:
 
 def _no_room() -> Unavailable:
     return Unavailable("the server is reading too many large requests at once; send this one again")
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -65,10 +65,9 @@ class BodyRoom:
 
     async def take(self, place: Place, size: int) -> None:
         """Return when there is room for so many bytes more, which are the body's from then on."""
-        size = min(size, place.missing)
-        if self._fits(place, size):
-            self._give(place, size)
+        if self.take_now(place, size):
             return
+        size = min(size, place.missing)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[place] = turn, size
         try:
@@ -76,6 +75,14 @@ class BodyRoom:
                 self._ask_for_room(place)
         finally:
             self._waiting.pop(place, None)
+
+    def take_now(self, place: Place, size: int) -> bool:
+        """The same if there is room already, else nothing."""
+        size = min(size, place.missing)
+        if not self._fits(place, size):
+            return False
+        self._give(place, size)
+        return True
 
     def be_whole(self, place: Place) -> None:
         """All of the body is here."""
