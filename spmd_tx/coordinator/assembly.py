@@ -12,6 +12,7 @@ from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
+from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.body_room import make_rooms
 from spmd_tx.coordinator.broadcast import Hub
@@ -45,6 +46,7 @@ from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_lengt
 from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
+from spmd_tx.coordinator.quarantine import open_quarantine
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
 from spmd_tx.coordinator.request_queue import open_queue
@@ -143,7 +145,10 @@ async def open_parts(
     progress = Progress()
     custom_losses = CustomLossCatalog(database, queue)
     equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots, custom_losses, progress)
-    scheduler = Scheduler(queue, catalog, snapshots, equip, clock=asyncio.get_running_loop().time)
+    quarantine = await open_quarantine(database, config.data_dir)
+    equip = partial(equip, at_work=quarantine.at_work)
+    clock = asyncio.get_running_loop().time
+    scheduler = Scheduler(queue, catalog, snapshots, equip, clock, quarantine)
     reaper.retire = scheduler.retire
     health = ServerHealth(hub)
     scheduler.phase = lambda: health.phase
@@ -199,6 +204,7 @@ def make_equipment(
     progress: Progress,
     workers: Workers,
     plan: MemoryPlan,
+    at_work: AtWork | None = None,
 ) -> Equipment:
     """What one generation of workers, which hold nothing yet, is driven with."""
     check_pages(plan.pages, config.page_size, model.max_context)
@@ -221,7 +227,7 @@ def make_equipment(
     menu = sampling_menu(config, model.max_context, plan.decode_rows)
     limits = SamplingLimits(menu=menu, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
-    batch = SampleBatch(sampling_model, bank, limits, progress.hear)
+    batch = SampleBatch(sampling_model, bank, limits, progress.hear, at_work)
     return Equipment(workers, training, versions, batch)
 
 

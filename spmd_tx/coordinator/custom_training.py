@@ -15,6 +15,7 @@ import numpy as np
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.loss_runs import Arrays
+from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Differentiated
 from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
@@ -53,11 +54,11 @@ async def differentiate(
     run: Run,
 ) -> tuple[PackedRequest, list[asyncio.Future[ChunkOutput]], Differentiated]:
     """The first two steps. Raises InvalidRequest when the loss cannot be run on these datums."""
-    packed = await asyncio.to_thread(_forward, request, stored, pack)
+    packed = await compute(SMALL_BYTES, _forward, request, stored, pack)
     waiting = [model.put_chunk(chunk) for chunk in packed.chunks]
     outputs = [await output for output in waiting]
-    logprobs, _ = await asyncio.to_thread(packed.results, outputs)
-    command = await asyncio.to_thread(_command, request, stored, logprobs)
+    logprobs, _ = await compute(SMALL_BYTES, packed.results, outputs)
+    command = await compute(SMALL_BYTES, _command, request, stored, logprobs)
     arrays = await run(lambda number: msgspec.structs.replace(command, number=number, limits=limits))
     return packed, waiting, _differentiated(stored, logprobs, arrays)
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.admission import Admission
+from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.buckets import Menu, decode_steps
 from spmd_tx.coordinator.containment import failure, let_pass
@@ -66,6 +67,7 @@ class SampleBatch:
         bank: VersionBank,
         limits: SamplingLimits,
         listener: Listener = lambda sample: None,
+        at_work: AtWork | None = None,
     ) -> None:
         """The listener hears of every sample that has got tokens."""
         menu = limits.menu
@@ -75,6 +77,7 @@ class SampleBatch:
         self._bank = bank
         self._limits = limits
         self._listener = listener
+        self._at_work = at_work or AtWork()
         self._shards = [
             Shard(
                 rows=menu.decode_rows,
@@ -215,7 +218,8 @@ class SampleBatch:
             if job.is_over or sample.stop_reason is not None:
                 continue
             try:
-                self._extend(each, reply)
+                with self._at_work.on(job.request_id):
+                    self._extend(each, reply)
             except BaseException as error:  # of the text in it, perhaps
                 ended.append((job.request_id, self._fail(job, error)))
                 continue
@@ -254,7 +258,8 @@ class SampleBatch:
         ended: list[tuple[str, Outcome]] = []
         for reading, segment, row, is_scored in written:
             try:
-                reading.absorb(segment, row, reply.arrays, is_scored)
+                with self._at_work.on(reading.job.request_id):
+                    reading.absorb(segment, row, reply.arrays, is_scored)
             except BaseException as error:
                 let_pass(error)
                 if not reading.job.is_over:
@@ -263,7 +268,8 @@ class SampleBatch:
 
     def _result(self, job: SampleJob) -> Outcome:
         try:
-            return job.result()
+            with self._at_work.on(job.request_id):
+                return job.result()
         except BaseException as error:
             return failure(error, f"the result of sample request {job.request_id}")
 

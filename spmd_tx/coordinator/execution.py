@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.containment import contained, failure, let_pass, report
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
@@ -50,6 +51,7 @@ class Execution:
         clock: Callable[[], float],
         suspects: set[str],
         jobs: dict[str, SampleJob],
+        at_work: AtWork,
     ) -> None:
         self.lines: dict[str, ModelLine] = {}  # by model
         self._waiting = WaitingLines()
@@ -59,14 +61,13 @@ class Execution:
         self._snapshots = snapshots
         self._workers = equipment.workers
         self._training = equipment.training
-        self._versions = equipment.versions
-        self._sampling = equipment.sampling
+        self._versions, self._sampling = versions, sampling = equipment.versions, equipment.sampling
         self._unfinished = unfinished
         self._ended = ended
         self._clock = clock
         self._suspects = suspects
         self._jobs = jobs
-        versions, sampling = equipment.versions, equipment.sampling
+        self._marks = at_work
         self._gate = SampleGate(
             log, versions, sampling, unfinished, suspects, jobs, self._attempt, self._spawn, self._wake
         )
@@ -83,7 +84,7 @@ class Execution:
         self._loss: MeshError | None = None
         shards, slots = self._training.grid.data_shards, self._training.slots
         self._dispatcher = Dispatcher(self._workers, sampling, slots, shards, self._wake, log.note, suspects)
-        self._replay = Replay(log, self._training, self._spawn, self._is_lost)
+        self._replay = Replay(log, self._training, self._spawn, self._is_lost, at_work)
         self._view = QueueView(unfinished, self.lines, self._sampling, slots)
         self._versions.restored = self._restored
         self._workers.on_written = snapshots.written
@@ -287,7 +288,7 @@ class Execution:
         """
         layout = self._training.grid.layout if counts and request.kind in CHUNKED_KINDS else None
         try:
-            return await patiently(work, self._is_lost)
+            return await patiently(lambda: self._marks.during(request.id, work), self._is_lost)
         except MeshError:
             return None
         except RequestError as error:
@@ -306,6 +307,7 @@ class Execution:
             return
         self._unfinished.remove(request)
         self._suspects.discard(request.id)
+        self._marks.suspects.discard(request.id)
         self._at_work.discard(request.id)
         self._gate.ended(request)
         self._log.resolve(request.id, outcome)

@@ -8,7 +8,10 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import ParamSpec, TypeVar
+
+from spmd_tx.coordinator import at_work
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -21,7 +24,17 @@ _threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 1)), thread_name_p
 async def compute(
     size: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> Result:
-    """Do work that goes through ``size`` bytes, without keeping the loop from others for long."""
-    if size < SMALL_BYTES:
+    """Do work that goes through ``size`` bytes, without keeping the loop from others for long.
+
+    In a thread it is marked as work for the request that it is done for. When one thing at a time is to be
+    done, because some request may end the process, it is done in the loop.
+    """
+    mark = at_work.current()
+    if size < SMALL_BYTES or (mark is not None and mark.is_careful):
         return work(*arguments, **options)
-    return await asyncio.get_running_loop().run_in_executor(_threads, lambda: work(*arguments, **options))
+
+    def marked() -> Result:
+        with mark or nullcontext():
+            return work(*arguments, **options)
+
+    return await asyncio.get_running_loop().run_in_executor(_threads, marked)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from spmd_tx.coordinator import metrics
+from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.containment import failure, report
 from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.patience import patiently
@@ -33,23 +34,25 @@ class Replay:
         training: Training,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         is_lost: Callable[[], bool],
+        at_work: AtWork,
     ) -> None:
         self._log = log
         self._training = training
         self._spawn = spawn
         self._is_lost = is_lost
+        self._marks = at_work
 
     async def run_again(self, entry: ModelLine, request: Request) -> None:
         """Begin with a request; its outcome is compared later. What has no effect is passed over."""
         if request.kind in WITHOUT_EFFECT:
-            entry.ran_again(request)
+            self._done(entry, request)
             return
         known = entry.again[request.id]
         try:
             async with self._training.turn(request.kind):
                 body = await patiently(lambda: self._log.payload(request), self._is_lost)
                 begin = partial(self._training.begin_again, entry.model, request, body, known.layout)
-                begun = await patiently(begin, self._is_lost)
+                begun = await patiently(lambda: self._marks.during(request.id, begin), self._is_lost)
         except MeshError:
             return
         except (RequestError, DamagedBody, OSError) as error:
@@ -67,7 +70,7 @@ class Replay:
             return
         entry.begun(request)
         if begun is None:
-            entry.ran_again(request)
+            self._done(entry, request)
             return
         comparing = self._spawn(self._compare(entry, request, begun, known.digest))
         if begun.next_waits:
@@ -75,7 +78,8 @@ class Replay:
 
     async def _compare(self, entry: ModelLine, request: Request, begun: Begun, digest: str | None) -> None:
         try:
-            outcome = await patiently(begun.outcome, self._is_lost)
+            marked = partial(self._marks.during, request.id, begun.outcome)
+            outcome = await patiently(marked, self._is_lost)
         except MeshError:
             return
         except BaseException as error:  # its commands count; of some requests that is known already
@@ -92,4 +96,8 @@ class Replay:
                 request.seq_id,
                 request.line,
             )
+        self._done(entry, request)
+
+    def _done(self, entry: ModelLine, request: Request) -> None:
+        self._marks.suspects.discard(request.id)
         entry.ran_again(request)

@@ -224,7 +224,7 @@ async def history(db: AsyncSession, line: str, after: int) -> History:
         .order_by(RequestRow.seq_id)
     )
     rows = (await db.scalars(query)).all()
-    found = History([], set(), _broken_by_operator(line, rows))
+    found = History([], set(), _broken(line, rows))
     for row in rows:
         if row.executed:
             found.executed.append(Executed(_request(row), row.digest, row.layout))
@@ -237,11 +237,11 @@ async def history(db: AsyncSession, line: str, after: int) -> History:
     return found
 
 
-def _broken_by_operator(line: str, rows: Sequence[RequestRow]) -> str | None:
+def _broken(line: str, rows: Sequence[RequestRow]) -> str | None:
     """Why a model cannot be what it was; ``rows`` are finished requests of it, in order of seq_id.
 
-    A request that was given up without an answer may have had its effect all the same: it had, if a later one
-    was executed before.
+    A request that the server or the operator has given up may have had its effect all the same: it had, if a
+    later one was executed before.
     """
     first_executed_behind = math.inf  # time at which one was finished, of those with a larger seq_id
     for row in reversed(rows):
@@ -250,8 +250,11 @@ def _broken_by_operator(line: str, rows: Sequence[RequestRow]) -> str | None:
             if row.never_again is not None:
                 return not_run_again(line, row.seq_id, by_operator(row.never_again))
             first_executed_behind = min(first_executed_behind, finished_at)
-        elif row.given_up is not None and row.kind in CHANGES_STATE and first_executed_behind < finished_at:
-            return not_run_again(line, row.seq_id, by_operator(row.given_up))
+        elif row.kind in CHANGES_STATE and first_executed_behind < finished_at:
+            if row.given_up is not None:
+                return not_run_again(line, row.seq_id, by_operator(row.given_up))
+            if row.category == "server":
+                return not_run_again(line, row.seq_id, f"given up: {row.error}")
     return None
 
 
@@ -276,6 +279,15 @@ async def count_losses(
     columns = (RequestRow.id, RequestRow.losses, RequestRow.losses_by_command)
     rows = await db.execute(select(*columns).where(is_in_flight))
     return {id: Losses(total, by_command) for id, total, by_command in rows}
+
+
+async def count_ends(db: AsyncSession, at_work: Collection[str]) -> dict[str, int]:
+    """The coordinator ended while it was at work on these; how often that has happened, to any request."""
+    counted, is_one = RequestRow.coordinator_losses, RequestRow.id.in_(list(at_work))
+    is_needed = RequestRow.finished_at.is_(None) | RequestRow.executed
+    await db.execute(update(RequestRow).where(is_one, is_needed).values(coordinator_losses=counted + 1))
+    rows = await db.execute(select(RequestRow.id, counted).where(counted > 0, is_needed))
+    return {row.id: row.coordinator_losses for row in rows}
 
 
 async def session_of(db: AsyncSession, request_id: str) -> str:
@@ -388,6 +400,7 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
         "error": outcome.error if is_failed else None,
         "category": outcome.category if is_failed else None,
         "executed": not is_failed or outcome.executed,
+        "coordinator_losses": 0,  # when it is run again, it has its chances again
         "digest": outcome.digest,
         "layout": outcome.layout,
         **_kept_values("result", result),

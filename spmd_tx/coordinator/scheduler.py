@@ -15,6 +15,7 @@ from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
 from spmd_tx.coordinator.patience import is_outage, patiently
+from spmd_tx.coordinator.quarantine import Quarantine
 from spmd_tx.coordinator.queue_status import QueueStatus
 from spmd_tx.coordinator.recovery import Restoration, plan, refused
 from spmd_tx.coordinator.request_log import by_operator
@@ -49,6 +50,7 @@ class Scheduler:
         snapshots: Snapshots,
         equip: Callable[[Workers, MemoryPlan], Equipment],
         clock: Callable[[], float],
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.phase: Callable[[], str | None] = lambda: None  # what goes on while no generation runs
         self._log = log
@@ -56,13 +58,14 @@ class Scheduler:
         self._snapshots = snapshots
         self._equip = equip
         self._clock = clock
+        self._quarantine = quarantine or Quarantine()
         self._unfinished = Unfinished(each for each in log.unfinished() if not self._is_settled(each))
         self._ended: set[str] = set()  # sessions
         self._execution: Execution | None = None
         self._remains = Remains(set(), set(), {})  # of the last generation
         self._suspects: set[str] = set()  # requests
         self._given_up: set[str] = set()  # by the operator while there were no workers
-        self._beyond_repair: dict[str, str] = {}  # requests that cannot be run again, and why
+        self._beyond_repair = self._quarantine.beyond_repair()  # requests that cannot be run again, and why
         log.on_arrival = self.arrive
 
     @property
@@ -141,6 +144,8 @@ class Scheduler:
         await patiently(self._fail_those_given_up)
         await patiently(self._judge)
         restorations = await patiently(self._plan)
+        again = (request_id for restoration in restorations for request_id in restoration.again)
+        self._quarantine.watch([*again, *(request.id for request in self._unfinished)])
         equipment = self._equip(workers, plan)
         self._execution = Execution(
             self._log,
@@ -151,6 +156,7 @@ class Scheduler:
             self._clock,
             self._suspects,
             self._remains.jobs,
+            self._quarantine.at_work,
         )
         try:
             await self._execution.run(restorations)
@@ -161,7 +167,12 @@ class Scheduler:
             self._execution = None
 
     def _is_settled(self, request: Request) -> bool:
-        """A custom loss is ready once it is written down; no worker is needed for that."""
+        """A custom loss is ready once it is written down; and some requests are not begun any more."""
+        verdict = self._quarantine.verdict(request.id)
+        if verdict is not None:
+            logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, verdict.error)
+            self._log.resolve(request.id, verdict)
+            return True
         if request.kind != custom_losses.KIND:
             return False
         try:

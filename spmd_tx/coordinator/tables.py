@@ -104,6 +104,12 @@ class RequestRow(Base):
         UniqueConstraint("line", "seq_id"),
         Index("ix_requests_unfinished", "finished_at", "number"),
         Index(
+            "ix_requests_coordinator_losses",
+            "coordinator_losses",
+            sqlite_where=text("coordinator_losses > 0"),
+            postgresql_where=text("coordinator_losses > 0"),
+        ),
+        Index(
             "ix_requests_given_up",
             "number",
             sqlite_where=text("given_up IS NOT NULL"),

@@ -298,7 +298,7 @@ class Training:
             return Begun(partial(at_once, Failed(str(error), "server")))
         packed, outputs, found = done
         if not sent.forward_only:
-            packed = await asyncio.to_thread(custom_training.backward, sent, found, pack)
+            packed = await compute(SMALL_BYTES, custom_training.backward, sent, found, pack)
             model.request_id = request.id
             outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
         return Begun(partial(outcome_of_loss, packed, outputs, grid.layout, found))

@@ -11,6 +11,9 @@ from spmd_tx.errors import Abandoned, InvalidRequest, NotFound, StartError
 RESULT = Finished("application/json", b'{"metrics": {}}')
 
 
+CALLS = [(0, "create_model"), (1, "forward_backward"), (2, "optim_step")]
+
+
 async def submit(queue, line="s:train:0", seq_id=1, kind="optim_step", payload=b"{}", **options):
     return await queue.submit(kind, line, seq_id, "s", payload, **options)
 
@@ -133,6 +136,20 @@ async def test_an_outcome_is_stored_whatever_else_is_in_its_group(queue):
     with pytest.raises(Abandoned):  # spoils the group that holds the outcome
         await submit(queue, seq_id=2, also=[insert(Sampler).values(id="x")])
     assert await queue.wait(request_id, timeout=30) == RESULT
+
+
+@pytest.mark.parametrize("category, is_broken", [("server", True), ("user", False)])
+async def test_a_request_that_the_server_gives_up_after_a_later_one_was_carried_out_breaks_its_model(
+    queue, category, is_broken
+):
+    created, trained, stepped = [await submit(queue, seq_id=seq_id, kind=kind) for seq_id, kind in CALLS]
+    for request_id in (created, stepped):
+        queue.resolve(request_id, RESULT)
+    await queue.flush()
+    queue.resolve(trained, Failed("the server ended twice", category))
+    await queue.flush()
+    refusal = (await queue.history("s:train:0", after=-1)).refusal
+    assert (refusal is not None and "request 1 is not run again" in refusal) == is_broken
 
 
 async def test_a_client_that_hangs_up_does_not_stop_the_queue(queue, arrivals):
