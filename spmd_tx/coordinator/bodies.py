@@ -9,7 +9,7 @@ import msgspec
 import zstandard
 from litestar import Request
 
-from spmd_tx.coordinator import json_forms, wire
+from spmd_tx.coordinator import json_forms, wire, wire_scan
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import RequestScheduler
 from spmd_tx.coordinator.schemas import TrainingNumber
@@ -78,6 +78,7 @@ def _read(body: bytes, encoding: str) -> tuple[wire.Address, bytes]:
         body = _decompress(body)
     elif encoding != "identity":
         raise InvalidRequest(f"Content-Encoding is {encoding!r}; send zstd, or leave it out")
+    wire_scan.check_fields(body)
     return wire.decode_address(body), body
 
 
