@@ -72,6 +72,7 @@ class Saves:
     samplers: Samplers
     versions: Versions
     base_model: str
+    children: asyncio.Semaphore  # processes at a time
 
     async def state(self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest) -> Begun:
         path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
@@ -108,7 +109,7 @@ class Saves:
         self, model: TrainedModel, request: Request, wish: SaveWeightsExternalRequest
     ) -> Begun:
         recipients = age_recipients.check_recipients(wish.age_encryption_recipients or [])
-        if recipients and (failed := await _outside("check", CHECK_SECONDS, recipients=recipients)):
+        if recipients and (failed := await self._outside("check", CHECK_SECONDS, recipients=recipients)):
             return Begun(partial(_at_once, failed))
         path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
         options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
@@ -124,7 +125,7 @@ class Saves:
             await reply
             if recipients:
                 seconds = await asyncio.to_thread(_seconds_to_encrypt, staged)
-                failed = await _outside("encrypt", seconds, folder=str(staged), recipients=recipients)
+                failed = await self._outside("encrypt", seconds, folder=str(staged), recipients=recipients)
                 if failed is not None:
                     await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
                     return failed
@@ -149,6 +150,15 @@ class Saves:
         result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
         return Begun(partial(json_after, reply, result))
 
+    async def _outside(self, function: str, seconds: float, **arguments: object) -> Failed | None:
+        """Let the library of age do something; if its process does not survive that, the request fails."""
+        try:
+            async with self.children:
+                await call_outside(f"{ENCRYPTION}:{function}", arguments, Allowance(seconds))
+        except ForeignCodeFailed as error:
+            return Failed(f"the files cannot be encrypted: {error}", "server")
+        return None
+
     def _to_bank(
         self,
         model: TrainedModel,
@@ -172,15 +182,6 @@ class Saves:
             return [*place.before, save]
 
         return model.put_later(commands)
-
-
-async def _outside(function: str, seconds: float, **arguments: object) -> Failed | None:
-    """Let the library of age do something; it fails the request if that ends the process it does it in."""
-    try:
-        await call_outside(f"{ENCRYPTION}:{function}", arguments, Allowance(seconds))
-    except ForeignCodeFailed as error:
-        return Failed(f"the files cannot be encrypted: {error}", "server")
-    return None
 
 
 async def _at_once(failed: Failed) -> Outcome:

@@ -63,6 +63,7 @@ from spmd_tx.protocol import (
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
 PACKED_BYTES = 192 << 20  # of all models' large requests, from their decoding until their results are there
+CHILDREN = 4  # processes at a time that encrypt exports
 BEGUN_AT_ONCE = 16  # of these requests, large or small
 PACKED = 4  # a body, decoded and packed, becomes so many times as large
 
@@ -94,6 +95,7 @@ class Training:
     loss_runs: LossRuns
     routing: RoutingFiles | None = None  # None: the model has no experts
     room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for requests that are packed
+    children: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CHILDREN))
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
     loss_room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for those with a custom loss
 
@@ -174,7 +176,7 @@ class Training:
 
     @property
     def _saves(self) -> Saves:
-        return Saves(self.checkpoints, self.samplers, self.versions, self.base_model)
+        return Saves(self.checkpoints, self.samplers, self.versions, self.base_model, self.children)
 
     def restore(self, model: TrainedModel, found: Found) -> None:
         """Put a model in the state of a snapshot."""

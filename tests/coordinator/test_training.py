@@ -1,11 +1,15 @@
+import asyncio
 from pathlib import Path
 
 import numpy as np
+import pyrage
 import pytest
 
+from spmd_tx.coordinator import saves
 from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.checkpoint_files import parse
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
+from spmd_tx.coordinator.training import CHILDREN
 from spmd_tx.protocol import (
     CreateAdapter,
     Forward,
@@ -288,6 +292,30 @@ async def test_an_export_whose_encryption_crashes_fails_alone(bench, monkeypatch
     failing = bench.submit("save_weights_external", A, 1, export_for(RSA_WITHOUT_EXPONENT, 1))
     assert "PanicException" in await bench.failure(failing, category="server")
     await bench.result(bench.train(A, 2, 4))
+
+
+async def test_few_exports_are_encrypted_at_a_time(bench, monkeypatch):
+    """A process for each: as many models as there are must not be as many processes."""
+    at_once, most, models = 0, 0, [f"{name}:train:0" for name in "abcdefgh"]
+
+    async def call_outside(*_):
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        at_once -= 1
+
+    monkeypatch.setattr(saves, "call_outside", call_outside)
+    recipient = str(pyrage.x25519.Identity.generate().to_public())
+    exports = []
+    for model in models:
+        bench.create(model)
+        wish = SaveWeightsExternalRequest(model, 1, "out", age_encryption_recipients=[recipient])
+        exports.append(bench.submit("save_weights_external", model, 1, wish))
+    for export in exports:
+        await bench.result(export)
+    assert most == CHILDREN
 
 
 async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):

@@ -131,7 +131,7 @@ def test_saving_and_restoring_is_quiet(tmp_path, caplog, capfd):
 
 def test_a_snapshot_holds_the_state_of_its_moment_and_says_when_it_is_complete(tmp_path):
     ends = queue.Queue()
-    path = tmp_path / "snapshot"
+    path = tmp_path / "model" / ".7.0123456789abcdef.staged"  # as the coordinator names it
     write_in_background(path, on_mesh(host_state(4), (2, 2, 2)), 4, lambda *end: ends.put(end))
     assert ends.get(timeout=60) == (str(path), None)
     restored = restore_state(path, like(4, (2, 2, 2)))
