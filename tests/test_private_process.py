@@ -1,4 +1,3 @@
-import os
 import stat
 import subprocess
 import sys
@@ -60,7 +59,7 @@ def test_a_new_data_directory_is_its_owners_alone(tmp_path):
     """Whatever the shell's umask says."""
     data_dir = tmp_path / "data"
     command = [*COMMAND_LINE, "keys", "create", "--owner", "alice", "--data-dir", str(data_dir)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60, preexec_fn=lambda: os.umask(0o022))
+    subprocess.run(command, check=True, capture_output=True, timeout=60, umask=0o022)
     made = [data_dir, *data_dir.rglob("*")]
     assert len(made) > 1
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in made} == {0}
