@@ -25,14 +25,13 @@ async def keep_house(services: Services) -> NoReturn:
     seconds_between = min(SECONDS_BETWEEN, services.config.session_timeout / 2)
     tidied_at, measured_at = steady_time.now(), 0.0
     while True:
-        was_short = services.storage.is_short
-        await asyncio.to_thread(services.storage.measure)
-        UNFINISHED_REQUESTS.set(len(services.queue.unfinished()))
         if services.database.end is not None:
             raise services.database.end
-        now = steady_time.now()
-        is_newly_short = services.storage.is_short and not was_short
+        now, was_short = steady_time.now(), services.storage.is_short
         try:
+            await asyncio.to_thread(services.storage.measure)
+            UNFINISHED_REQUESTS.set(len(services.queue.unfinished()))
+            is_newly_short = services.storage.is_short and not was_short
             if is_newly_short or now - tidied_at >= seconds_between:
                 tidied_at = now
                 await tidy(services)

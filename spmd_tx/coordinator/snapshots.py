@@ -139,7 +139,7 @@ class Snapshots:
 
     async def newest(self, model_id: str, before: int | None) -> tuple[Found | None, str | None]:
         """The newest good snapshot behind a request earlier than ``before``; else why there is none."""
-        query = select(SnapshotRow).where(SnapshotRow.model_id == model_id)
+        query = select(SnapshotRow).where(SnapshotRow.model_id == model_id, is_of_what_happened())
         async with self.database.reading() as db:
             rows = (await db.scalars(query.order_by(SnapshotRow.seq_id.desc()))).all()
         rows = [row for row in rows if before is None or row.seq_id < before]
@@ -160,7 +160,15 @@ def counts() -> ColumnElement[bool]:
     """Of a SnapshotRow: whether everything up to the request that it is behind has been answered."""
     request = aliased(RequestRow)
     is_unanswered = (request.line == SnapshotRow.model_id, request.finished_at.is_(None))
-    return ~exists().where(*is_unanswered, request.seq_id <= SnapshotRow.seq_id)
+    is_answered = ~exists().where(*is_unanswered, request.seq_id <= SnapshotRow.seq_id)
+    return is_answered & is_of_what_happened()
+
+
+def is_of_what_happened() -> ColumnElement[bool]:
+    """Of a SnapshotRow: not that of a load that had failed in the end, and had no effect."""
+    request = aliased(RequestRow)
+    is_its_own = (request.line == SnapshotRow.model_id, request.seq_id == SnapshotRow.seq_id)
+    return ~exists().where(*is_its_own, request.finished_at.is_not(None), ~request.executed)
 
 
 def _size(path: Path) -> int:

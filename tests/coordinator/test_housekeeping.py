@@ -1,8 +1,10 @@
+import asyncio
 import time
 
 import pytest
 
-from spmd_tx.coordinator.housekeeping import tidy
+from spmd_tx.coordinator import housekeeping
+from spmd_tx.coordinator.housekeeping import keep_house, tidy
 
 
 @pytest.fixture
@@ -82,3 +84,25 @@ async def test_a_clock_that_is_set_deletes_no_checkpoint(api, model_id, services
         await tidy(services)
     (checkpoint,) = (await api.get("checkpoints")).json()["checkpoints"]
     assert checkpoint["tinker_path"].endswith("/ck1")
+
+
+@pytest.mark.parametrize("part", ["tidy", "measure"])
+async def test_a_mistake_in_one_round_of_housekeeping_is_reported_and_the_next_one_comes(
+    services, monkeypatch, caplog, part
+):
+    rounds = []
+
+    async def mistaken(_):
+        rounds.append(part)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(housekeeping, part, mistaken)
+    for name in ("SECONDS_BETWEEN", "SECONDS_BETWEEN_LOOKS", "SECONDS_BETWEEN_MEASUREMENTS"):
+        monkeypatch.setattr(housekeeping, name, 0.01)
+    keeping = asyncio.create_task(keep_house(services))
+    while len(rounds) < 3:
+        assert not keeping.done()
+        await asyncio.sleep(0.01)
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert caplog.text.count("internal error") >= 2

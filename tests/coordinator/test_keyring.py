@@ -279,3 +279,26 @@ async def test_a_url_that_was_made_without_keys_ends_when_there_are_keys(make, k
     await keyring.look()
     with pytest.raises(Forbidden):
         open_url(url)
+
+
+async def test_a_mistake_in_looking_at_the_keys_is_reported_and_the_next_look_comes(
+    make, keyring, monkeypatch, caplog
+):
+    token, _ = await make()
+    await keyring.look()
+    looks = []
+
+    async def mistaken():
+        looks.append(token)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(keyring, "look", mistaken)
+    monkeypatch.setattr(keyring_module, "SECONDS_BETWEEN_LOOKS", 0.01)
+    watching = asyncio.create_task(keyring.watch())
+    while len(looks) < 3:
+        assert not watching.done()
+        await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.wait([watching])
+    keyring.caller(token)
+    assert caplog.text.count("internal error") == 1  # of all looks in a row

@@ -9,9 +9,11 @@ from sqlalchemy import func, insert, select, update
 from spmd_tx.coordinator import payloads, retention, steady_time
 from spmd_tx.coordinator.disk_use import by_kind
 from spmd_tx.coordinator.dispatch import folder_name
+from spmd_tx.coordinator.folder_manifest import write_manifest
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaper
 from spmd_tx.coordinator.request_queue import Failed, Finished
+from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.tables import (
     AuditRow,
     Base,
@@ -465,3 +467,19 @@ def test_disk_use_is_told_by_kind(tmp_path):
         "other": 40,
     }
     assert "snapshots" in found
+
+
+async def test_the_snapshot_of_a_load_that_failed_is_not_started_from(database, tmp_path):
+    """What it links is complete before the load is: it is what would have been."""
+    for seq_id in (3, 5):
+        folder = await add_snapshot(database, tmp_path, seq_id)
+        write_manifest(folder, tmp_path)
+    await add_request(database, 3)
+    await add_request(database, 5, kind="load_weights", executed=False, content_type=None, category="server")
+    snapshots = Snapshots(database, tmp_path / "snapshots", 60.0, time.monotonic)
+    adapter = {"rank": 4, "alpha": 32.0, "train_attn": True, "train_mlp": True, "train_unembed": True}
+    async with database.transaction() as db:
+        await db.execute(update(SnapshotRow).values(adapter=adapter))
+    found, problem = await snapshots.newest(MODEL, before=None)
+    assert problem is None
+    assert found.seq_id == 3
