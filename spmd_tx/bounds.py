@@ -123,6 +123,12 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             description="Seconds for which it waits until owners with more than an even share must give way.",
         ),
     ] = 1.0
+    prompt_body_bytes: Annotated[
+        int, Meta(ge=1 << 10, description="Bytes of a body of a request to sample; of training it is 64 MiB.")
+    ] = 8 << 20
+    plain_body_bytes: Annotated[
+        int, Meta(ge=1 << 10, description="Bytes of a body of any other request that changes something.")
+    ] = 1 << 20
     bodies_bytes: Annotated[
         int,
         Meta(ge=1 << 20, description="Bytes of the bodies of all requests that are being read or handled."),

@@ -19,6 +19,7 @@ from spmd_tx.coordinator.dependencies import Accessible, Service, Services, take
 from spmd_tx.coordinator.drawing import Choice, Drawing, draw
 from spmd_tx.coordinator.openai_answers import Answering, ChatForm, CompletionForm, Form
 from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
+from spmd_tx.coordinator.route_marks import PROMPTS
 from spmd_tx.coordinator.sample_text import SampleText
 from spmd_tx.errors import SpmdTxError
 
@@ -49,7 +50,7 @@ class OpenAIController(Controller):
         checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
         return ModelList([base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
 
-    @post("/completions", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/completions", status_code=HTTP_200_OK, guards=[takes_work], opt=PROMPTS)
     async def completions(
         self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
@@ -60,7 +61,7 @@ class OpenAIController(Controller):
         prompts = [each if isinstance(each, list) else next(tokens) for each in given]
         return await _answer(await _begin(data, prompts, services, access), request)
 
-    @post("/chat/completions", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/chat/completions", status_code=HTTP_200_OK, guards=[takes_work], opt=PROMPTS)
     async def chat_completions(
         self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:

@@ -10,6 +10,7 @@ from spmd_tx.coordinator.api_models import check_base_model
 from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.future_schemas import JoinSamplingSessionRequest, JoinSamplingSessionResponse
+from spmd_tx.coordinator.route_marks import PROMPTS
 from spmd_tx.coordinator.schemas import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
@@ -62,7 +63,7 @@ class SamplingController(Controller):
         await _check_open(sampler, services)
         return JoinSamplingSessionResponse(await services.catalog.join_sampler(sampler))
 
-    @post("/asample", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/asample", status_code=HTTP_200_OK, guards=[takes_work], opt=PROMPTS)
     async def asample(
         self, data: JSONBody[SampleRequest], services: Service, access: Accessible
     ) -> FutureResponse:

@@ -11,6 +11,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.coordinator.bodies import read_forward_backward, read_json, read_loss_request
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.request_queue import Failed, Kind
+from spmd_tx.coordinator.route_marks import BATCH
 from spmd_tx.coordinator.schemas import FutureResponse, OptimStepRequest
 from spmd_tx.coordinator.tables import Model
 from spmd_tx.errors import InvalidRequest
@@ -20,7 +21,7 @@ class TrainingController(Controller):
     path = "/api/v1"
     guards = [takes_work]  # noqa: RUF012 (Litestar's own name)
 
-    @post("/forward_backward", status_code=HTTP_200_OK)
+    @post("/forward_backward", status_code=HTTP_200_OK, opt=BATCH)
     async def forward_backward(
         self, request: Request, services: Service, access: Accessible
     ) -> Response[FutureResponse]:
@@ -31,7 +32,7 @@ class TrainingController(Controller):
         future = await queue_training(services, model, kind, address.seq_id, body)
         return Response(future, headers=services.notices.of_training(model.session_id, address.loss_fn))
 
-    @post("/forward", status_code=HTTP_200_OK)
+    @post("/forward", status_code=HTTP_200_OK, opt=BATCH)
     async def forward(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue a batch whose losses are wanted: what SDKs before 0.25 send instead of forward_only."""
         address, body = await read_loss_request(request, services.scheduler, access, forward_only=True)

@@ -16,7 +16,7 @@ from litestar.types import (
 from spmd_tx.coordinator.body_room import BodyRoom, Place
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.http_errors import MAX_BODY_BYTES
-from spmd_tx.coordinator.route_marks import IS_DROPPED, IS_READING
+from spmd_tx.coordinator.route_marks import HAS_BATCH, HAS_PROMPTS, IS_DROPPED, IS_READING
 from spmd_tx.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
 SMALL_BYTES = 64 << 10  # of each body, that need no room: a sign of life is not held up by data
@@ -102,6 +102,10 @@ class _Body:
         headers, opt = self._headers, self._scope["route_handler"].opt
         if IS_READING in opt:
             self._most = self._bounds.reading_body_bytes
+        elif HAS_PROMPTS in opt:
+            self._most = self._bounds.prompt_body_bytes
+        elif HAS_BATCH not in opt:
+            self._most = self._bounds.plain_body_bytes
         length = headers.get(b"content-length", b"")
         size = int(length) if length.isdigit() else self._most
         if size > self._most:
