@@ -14,6 +14,7 @@ SpmdTxError
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── DamagedBody           a payload or result is not what was written
+├── CompileFailed         a program that a request needs cannot be compiled
 ├── Abandoned             500: a request could not be written down, or carried out once it was accepted
 │   └── ForeignCodeFailed a library that ran for it in a process of its own has crashed, or taken too much
 ├── Unavailable           503: the service cannot take the request now
@@ -101,6 +102,10 @@ class DatabaseTaken(StartError):
 
 class DamagedBody(SpmdTxError):
     """A payload or a result on disk is lost; trying again does not help."""
+
+
+class CompileFailed(SpmdTxError):
+    """No command of this request was sent for want of its program; others are not affected."""
 
 
 class Abandoned(SpmdTxError):

@@ -62,7 +62,8 @@ HELP = {
         "processes are on this host, a new one.",
         "local_processes": "Worker processes to start on this host, from number 0; the others join by "
         "spmd-tx worker. Default: all.",
-        "command_timeout": "Seconds that one step may take, compilation aside, until workers are restarted.",
+        "command_timeout": "Seconds that one step, or the compilation of one program, may take until "
+        "workers are restarted.",
     },
     "Storage": {
         "min_free_disk": "Room that must be free on the disk of --data-dir for new work to be taken, as 1GiB "

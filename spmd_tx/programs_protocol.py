@@ -15,6 +15,7 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         "page_out",
         "save_state",
         "load_state",
+        "load_sampler",
         "swap_out",
         "swap_in",
         "forward",
@@ -27,6 +28,20 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     logprobs: bool = False  # of a prefill
     table: int = 0  # pages
     active: int = 0  # adapters that a decode uses
+    targets: int = 0  # of each position in training, where there are several
+    sequences: bool = False  # whether there may be losses of whole sequences
+    top: int = 0  # likeliest tokens of each position in sampling,
+    named: int = 0  # tokens whose log-probabilities a prefill is asked for,
+    draws: int = 0  # and tokens that it draws
+
+    def __str__(self) -> str:
+        sizes = [self.rows, self.row_length, self.targets, self.table, self.active]
+        scores = [self.top, self.named, self.draws]
+        name = f"continued {self.step}" if self.step == "prefill" and self.table else self.step
+        name += " of sequences" if self.sequences else ""
+        name += " with scores" if self.step == "prefill" and any(scores) else ""
+        name += " with logprobs" if self.logprobs and not any(scores) else ""
+        return " ".join(filter(None, [name, "x".join(str(size) for size in sizes + scores if size)]))
 
 
 class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +56,5 @@ class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     """How far a worker's programs are."""
 
-    ahead: str = ""  # what is being compiled ahead: "forward_backward 4x256"
-    ready: int = 0
-    planned: int = 0  # programs of its WarmUp
     counts: list[CompileCount] = []
+    unforeseen: int = 0  # programs that a command had to wait for, since nobody had ordered them

@@ -279,12 +279,23 @@ class Decode(Command, frozen=True, tag="decode"):
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
     tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all of the steps
     top: int = 0  # how many of the likeliest tokens to reply for each step
+    active: int = 0  # adapters that the step is for, of ``active_sizes``; 0: the fewest that will do
 
 
-class WarmUp(Command, frozen=True, tag="warm_up"):
-    """Begin to compile programs, in this order, while other commands run. At most once per generation."""
+COMPILE_LANES = 2  # threads of a worker
 
-    programs: list[ProgramShape]
+
+class Compile(Command, frozen=True, tag="compile"):
+    """Begin to compile a program, while other commands run. Compiled says what has become of it.
+
+    Each process takes those of a lane one after the other, and the lanes side by side: in the order in which
+    they are sent, which is the same for all processes.
+    """
+
+    number: int  # of the order
+    program: ProgramShape
+    lane: int
+    is_last: bool = False  # nothing more is planned: what compiling has left of memory may go
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):
@@ -308,7 +319,7 @@ AnyCommand = (
     | LoadSampler
     | Prefill
     | Decode
-    | WarmUp
+    | Compile
     | Shutdown
 )
 

@@ -6,7 +6,7 @@ import numpy as np
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.programs_protocol import CompileReport
 
-PROTOCOL_VERSION = 10  # of commands and reports
+PROTOCOL_VERSION = 11  # of commands and reports
 
 FRAME_BYTES = 256 << 10  # of a report; longer ones come in several frames
 BEAT_SECONDS = 2.0  # between the signs of life of workers and of agents
@@ -61,6 +61,14 @@ class Written(Report, frozen=True, tag="written"):
     error: str | None = None
 
 
+class Compiled(Report, frozen=True, tag="compiled"):
+    """A program that was ordered with Compile is ready, or could not be compiled."""
+
+    number: int  # of the order
+    seconds: float = 0.0
+    error: str | None = None
+
+
 class CustomLossNews(Report, frozen=True, tag="custom_loss_news"):
     """What becomes of a CustomLoss: "compiling custom loss 'mine', piece 2 of 5". From process 0 only."""
 
@@ -102,4 +110,6 @@ def in_frames(report: bytes) -> list[memoryview]:
     return [whole[at : at + FRAME_BYTES] for at in range(0, len(report), FRAME_BYTES)] or [whole]
 
 
-AnyReport = Hello | Beat | Progress | Ready | Reply | Written | CustomLossNews | CustomLossEnd | Failure
+AnyReport = (
+    Hello | Beat | Progress | Ready | Reply | Written | Compiled | CustomLossNews | CustomLossEnd | Failure
+)

@@ -4,6 +4,9 @@ Samplers take turns. Each may have an even share of a data shard's rows whatever
 residents than rows the shard lets them take turns), and what nobody claims goes to whoever waits. A request
 that finds too few pages may be passed over a number of times; then nobody starts before it.
 
+Whose programs are not ready waits for them, without being in anybody's way: a few of those behind it in its
+sampler's line may start before it.
+
 A long prompt is read piece by piece. It takes turns with those that come after it, so that it delays them by
 one piece at most.
 """
@@ -11,15 +14,17 @@ one piece at most.
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.bank import UNPLACED, VersionBank
-from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.prefill import Piece, PrefillPlan, Segment
 from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.samples import Sample, SampleJob
+from spmd_tx.coordinator.sampling_programs import SamplingPrograms, Scores
 from spmd_tx.coordinator.shard import Shard
 from spmd_tx.coordinator.waiting import WaitingLine
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AnyCommand
 
 MOST_PASSED_OVER = 64  # starts of others
+MOST_LOOKED_AT = 16  # jobs of a sampler that wait for programs, until those behind them wait, too
 
 NO_ROW = "waiting for a free row; all rows of the decode batch are in use"
 NO_PAGES = "waiting for room in the key-value cache"
@@ -45,11 +50,13 @@ class Admitted:
 class Admission:
     """The line of waiting samples, and the rules by which they start."""
 
-    def __init__(self, bank: VersionBank, shards: list[Shard], menu: Menu) -> None:
+    def __init__(self, bank: VersionBank, shards: list[Shard], sampling: SamplingPrograms) -> None:
         self.line = WaitingLine()
+        self.without_program: dict[SampleJob, None] = {}  # jobs that wait for programs
+        self._sampling = sampling
         self._bank = bank
         self._shards = shards
-        self._menu = menu
+        self._menu = sampling.menu
         self._readings: list[Reading] = []  # that are not planned to their end; whose turn it is comes first
         self._is_turn_of_readings = False
 
@@ -70,12 +77,13 @@ class Admission:
     def withdraw(self, job: SampleJob) -> None:
         """Nothing of this job is to start any more."""
         job.waiting.clear()
+        self.without_program.pop(job, None)
         self.line.remove(job)
         self._forget_prompts(job)
 
     def admit(self) -> Admitted:
         """Make samples resident and read their prompts, as much as one Prefill takes."""
-        admitted = Admitted(PrefillPlan(self._menu, copies=self._shards[0].rows))
+        admitted = Admitted(self._new_plan())
         self._readings = [reading for reading in self._readings if not reading.is_given_up]
         waiting = self._readings
         if self._is_turn_of_readings:
@@ -93,7 +101,7 @@ class Admission:
     def _admit_newcomers(self, admitted: Admitted) -> None:
         self._bank.new_round()
         overdue = self._overdue()
-        if overdue is None or self._start_part(overdue, None, admitted):
+        if overdue is None or self._start_part(overdue, None, admitted) or overdue.missing:
             for share in (self._share(), None):
                 while self._go_round(share, admitted):
                     pass
@@ -107,14 +115,19 @@ class Admission:
     def _read_on(self, readings: list[Reading], admitted: Admitted) -> None:
         """Read the next pieces of prompts as far as there is room; each has one in a Prefill."""
         for reading in readings:
-            copies_left = admitted.plan.copies_left(reading.owner.shard)
-            if admitted.plan.fits(self._next_piece(reading)) and len(reading.copies) <= copies_left:
+            copies_left, piece = admitted.plan.copies_left(reading.owner.shard), self._next_piece(reading)
+            if len(reading.copies) > copies_left or not admitted.plan.fits(piece):
+                continue
+            self._note_missing(reading.job, self._missing_for(reading.job, piece))
+            if not reading.job.missing and self._may_join(reading.job, piece, admitted):
                 self._read(reading, admitted)
 
     def _read(self, reading: Reading, admitted: Admitted) -> None:
         """Plan a piece; with the last one the samples are ready for Decodes."""
         piece, job = self._next_piece(reading), reading.job
-        admitted.read.append((reading, admitted.plan.add(piece), reading.is_scored(piece)))
+        is_scored = reading.is_scored(piece)
+        segment = admitted.plan.add(piece, self._scores(job, piece))
+        admitted.read.append((reading, segment, is_scored))
         reading.first = piece.end
         self._shards[piece.shard].remember_read(reading.owner, reading.pages, piece.end)
         if reading.is_read:
@@ -145,10 +158,13 @@ class Admission:
         """Give each sampler a turn; False when none could start anything."""
         any_started = False
         for sampler in self.line.samplers():
-            job = self.line.first(sampler)
-            if job is not None and self._start_part(job, share, admitted):
-                self.line.serve(sampler)
-                any_started = True
+            for job in self.line.jobs(sampler, MOST_LOOKED_AT):
+                if self._start_part(job, share, admitted):
+                    self.line.serve(sampler)
+                    any_started = True
+                    break
+                if not job.missing:
+                    break
         return any_started
 
     def _start_part(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
@@ -160,7 +176,15 @@ class Admission:
         number, count = self._best_shard(job, part, share, admitted)
         if not count:
             return False
-        if not admitted.plan.fits(self._first_piece(job, part, number)):
+        piece = self._first_piece(job, part, number)
+        decode = self._sampling.first_decode(part)
+        missing = [*self._missing_for(job, piece), *([] if decode is None else [decode])]
+        is_ready = self._sampling.programs.is_ready
+        missing += [each for each in self._bank.programs_to_place(job.version) if not is_ready(each)]
+        self._note_missing(job, missing)
+        if missing:
+            return False
+        if not (admitted.plan.fits(piece) and self._may_join(job, piece, admitted)):
             job.obstacle = NO_TURN
             return False
         placement = self._bank.place(job.version)
@@ -171,6 +195,33 @@ class Admission:
         self._start(part[:count], number, placement.bank, admitted)
         self._update_line(job, is_cut=count < len(part))
         return True
+
+    def _missing_for(self, job: SampleJob, piece: Piece) -> list[ProgramShape]:
+        """What is missing to read a piece with nobody beside it."""
+        alone = self._new_plan().program_with(piece, self._scores(job, piece))
+        return [] if self._sampling.prefill(alone) is not None else [alone]
+
+    def _may_join(self, job: SampleJob, piece: Piece, admitted: Admitted) -> bool:
+        """Whether there is a program for all that is to be read with this piece."""
+        needed = admitted.plan.program_with(piece, self._scores(job, piece))
+        found = self._sampling.prefill(needed)
+        if found != needed:
+            self._sampling.programs.prefer(needed)
+        return found is not None
+
+    def _note_missing(self, job: SampleJob, missing: list[ProgramShape]) -> None:
+        job.missing = missing
+        if missing:
+            self.without_program[job] = None
+        else:
+            self.without_program.pop(job, None)
+
+    def _scores(self, job: SampleJob, piece: Piece) -> Scores:
+        is_scored = job.needs_scores and piece.end > job.wishes.first_scored
+        return self._sampling.scores(job.wishes) if is_scored else Scores()
+
+    def _new_plan(self) -> PrefillPlan:
+        return PrefillPlan(self._menu, copies=self._shards[0].rows)
 
     def _first_piece(self, job: SampleJob, part: list[Sample], number: int) -> Piece:
         """What would be read first, if the part starts on this data shard."""

@@ -23,6 +23,7 @@ from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore
+from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
@@ -44,6 +45,7 @@ from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.program_menu import program_menu
+from spmd_tx.coordinator.program_orders import ProgramOrders
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.quarantine import open_quarantine
@@ -227,8 +229,10 @@ def make_equipment(
     menu = sampling_menu(config, model.max_context, plan.decode_rows)
     limits = SamplingLimits(menu=menu, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
-    batch = SampleBatch(sampling_model, bank, limits, progress.hear, at_work)
-    return Equipment(workers, training, versions, batch)
+    ahead = make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
+    orders = ProgramOrders(ahead)
+    batch = SampleBatch(sampling_model, bank, limits, progress.hear, at_work, orders)
+    return Equipment(workers, training, versions, batch, Compilation(workers, orders))
 
 
 def sampling_menu(config: ServerConfig, max_context: int, decode_rows: int) -> Menu:

@@ -4,14 +4,18 @@ Bank slot 0 is the base model. Rows may use all other slots but one, so that a s
 Versions that were never written to disk are written out before their slot is given to another one.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand, LoadSampler, PageOut
 
 BASE_BANK = 0
 UNPLACED = -1
+
+PAGE_OUT, LOAD_SAMPLER = ProgramShape(step="page_out"), ProgramShape(step="load_sampler")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class VersionBank:
         self._yielding: set[int] = set()
         self._time = 0
 
+    @property
+    def size(self) -> int:
+        """How many slots there are, that of the base model included."""
+        return len(self._slots) + 1
+
     def register(self, version: VersionKey, adapter: AdapterSpec, path: str | None) -> None:
         """Make a version known; ``path`` is its PEFT folder, if it has one. A known one keeps its slot."""
         known = self._versions.setdefault(version, _Version(adapter, path, self._tick()))
@@ -79,6 +88,23 @@ class VersionBank:
         if known is None or known.path is not None:
             return []
         return [self._page_out(version, known, known.bank)]
+
+    def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
+        """What the commands that come with ``reserve`` would need."""
+        known = self._versions.get(version)
+        leaves = None if known is None else self._slots.get(known.bank)
+        return self._programs_to_vacate() if leaves is None or leaves.users else []
+
+    def programs_to_write_out(self, versions: Iterable[VersionKey]) -> list[ProgramShape]:
+        """What the commands of ``write_out`` would need."""
+        known = [self._versions[version] for version in versions if version in self._versions]
+        return [PAGE_OUT] if any(each.path is None for each in known) else []
+
+    def programs_to_place(self, version: VersionKey) -> list[ProgramShape]:
+        """What the commands that come with ``place`` would need, if it finds a slot."""
+        if version == BASE_MODEL or self._versions[version].bank != UNPLACED:
+            return []
+        return [LOAD_SAMPLER, *self._programs_to_vacate()]
 
     def new_round(self) -> None:
         """Forget which slots were to take no more rows because of other versions that wait."""
@@ -168,8 +194,7 @@ class VersionBank:
 
     def _vacate(self) -> tuple[int, list[AnyCommand]]:
         """Empty the slot that was unused for longest."""
-        unused = [bank for bank, slot in self._slots.items() if not slot.users]
-        bank = min(unused, key=self._last_use)
+        bank = self._unused()[0]
         version = self._slots[bank].version
         if version is None:
             return bank, []
@@ -179,6 +204,14 @@ class VersionBank:
         if known.path is not None:
             return bank, []
         return bank, [self._page_out(version, known, bank)]
+
+    def _programs_to_vacate(self) -> list[ProgramShape]:
+        version = self._slots[unused[0]].version if (unused := self._unused()) else None
+        return [PAGE_OUT] if version is not None and self._versions[version].path is None else []
+
+    def _unused(self) -> list[int]:
+        """The one that was so for longest comes first."""
+        return sorted((bank for bank, slot in self._slots.items() if not slot.users), key=self._last_use)
 
     def _page_out(self, version: VersionKey, known: _Version, bank: int) -> PageOut:
         known.path = str(self._page_out_dir / folder_name(version))

@@ -6,6 +6,7 @@ chunks of other models where it has rows to spare. Dimension key: N token, K tar
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from spmd_tx.coordinator.loss_table import LossSettings
 from spmd_tx.coordinator.packing import Grid, Layout, lay_out
 from spmd_tx.coordinator.routing import ROUTER_CHOOSES
 from spmd_tx.coordinator.wire import Datum
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import LossInputs, PackedRows
 
 Arrays = TypeVar("Arrays", PackedRows, LossInputs)
@@ -49,10 +51,17 @@ class Chunk:
     def row_length(self) -> int:
         return self.rows.tokens.shape[1]
 
-    @property
-    def program(self) -> tuple[object, ...]:
+    @cached_property
+    def program(self) -> ProgramShape:
         """What it is compiled for. It follows from the request alone, so company does not change it."""
-        return self.forward_only, self.size, self.rows.targets.shape[1:], self.loss.ratio_mask is not None
+        targets = self.rows.targets.shape[2:]
+        return ProgramShape(
+            step="forward" if self.forward_only else "forward_backward",
+            rows=self.size,
+            row_length=self.row_length,
+            targets=targets[0] if targets else 0,
+            sequences=self.loss.ratio_mask is not None,
+        )
 
     @property
     def tokens(self) -> int:

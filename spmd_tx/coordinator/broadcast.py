@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,13 @@ import msgspec
 
 from spmd_tx.coordinator.compile_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
-from spmd_tx.protocol import AnyCommand, Envelope, Setup, WarmUp, encode
+from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol import AnyCommand, Compile, Envelope, Setup, encode
 from spmd_tx.reports import (
     PROTOCOL_VERSION,
     AnyReport,
     Beat,
+    Compiled,
     CustomLossEnd,
     CustomLossNews,
     Hello,
@@ -27,7 +29,8 @@ from spmd_tx.reports import (
 
 logger = logging.getLogger(__name__)
 
-WARM_UP = str(WarmUp.__struct_config__.tag)
+COMPILE = str(Compile.__struct_config__.tag)
+NO_COMMAND = -1  # in place of the number of a culprit
 
 Send = Callable[[bytes, bytes], bool]  # identity and message; False when nobody is there any more
 
@@ -40,6 +43,17 @@ class _Worker:
     jax_port: int
     ready: Ready | None = None
     replies: int = 0  # so far; also the number of the next one
+
+
+@dataclass
+class _Order:
+    """A program that is being compiled."""
+
+    program: ProgramShape
+    reply: asyncio.Future[Reply]  # when it is there, all workers know of the order
+    missing: int  # workers that have not said what has become of it
+    answer: asyncio.Future[Compiled]
+    worst: Compiled | None = None  # the slowest, or one that went wrong
 
 
 @dataclass
@@ -73,9 +87,22 @@ class Hub:
         """Send to all workers; the reply is there when all have replied. WorkerLost when there are none."""
         if self._generation is None:
             answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            _fail(answer, self.loss or WorkerLost("the workers have not started"))
+            _fail(answer, self._absence)
             return answer
         return self._generation.send(command)
+
+    def compile(self, program: ProgramShape, *, lane: int, is_last: bool = False) -> asyncio.Future[Compiled]:
+        """Have all workers compile a program; what has become of it once all have said so."""
+        if self._generation is None:
+            answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
+            _fail(answer, self._absence)
+            return answer
+        return self._generation.compile(program, lane, is_last)
+
+    @property
+    def _absence(self) -> WorkerLost:
+        """Why there are no workers; what is sent to nobody is not the cause."""
+        return WorkerLost(str(self.loss or "the workers have not started"))
 
     async def all_ready(self) -> Ready:
         """What process 0 said when it was ready, once all are."""
@@ -97,6 +124,9 @@ class Hub:
         if isinstance(report, CustomLossNews | CustomLossEnd):
             self.on_custom_loss(report)
             return
+        if isinstance(report, Compiled):  # likewise
+            generation.take_compiled(report)
+            return
         if isinstance(report, Beat) and report.programs is not None:
             self.programs.take(report.programs)
         if isinstance(report, Progress) and report.process == 0:
@@ -111,16 +141,18 @@ class Hub:
         why = f"restarting the workers: {self.loss}" if self.loss else None
         self.busy = "; ".join(filter(None, (why, what))) or None
 
-    def lose(self, loss: WorkerLost, culprit: int | None = None) -> None:
-        """End the generation: every command that has no reply is lost.
+    def lose(
+        self, loss: WorkerLost, culprit: int | None = None, orders: Collection[int] | None = None
+    ) -> None:
+        """End the generation: every command that has no reply is lost, and so are orders of programs.
 
-        Only the ``culprit``, if its number is known, may be the cause.
+        Only the ``culprit``, if its number is known, may be the cause; or one of ``orders``, if they are.
         """
         self.loss = loss
         self.be_busy("")
         generation, self._generation = self._generation, None
         if generation is not None:
-            generation.lose(loss, culprit)
+            generation.lose(loss, culprit, orders)
 
     def includes(self, report: AnyReport) -> bool:
         """Whether its sender belongs to this generation."""
@@ -147,6 +179,10 @@ class Hub:
         """The number of the command that a worker, or the slowest, carries out; None: nothing."""
         return None if self._generation is None else self._generation.current(worker)
 
+    def compiling(self) -> dict[int, str]:
+        """The orders of programs that all workers know of and not all have settled."""
+        return {} if self._generation is None else self._generation.compiling()
+
     def name_of(self, sequence: int) -> str:
         """What a command is that not all workers have carried out."""
         return "unknown" if self._generation is None else self._generation.name_of(sequence)
@@ -163,6 +199,8 @@ class _Generation:
         self._send = send
         self._workers: dict[int, _Worker] = {}
         self._sent: deque[_Sent] = deque()  # oldest first
+        self._orders: dict[int, _Order] = {}  # by number
+        self._ordered = 0  # so far; also the last one's number
 
     def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -173,6 +211,34 @@ class _Generation:
         for worker in self._workers.values():
             self._send(worker.identity, envelope)  # who is not there any more is noticed elsewhere
         return answer
+
+    def compile(self, program: ProgramShape, lane: int, is_last: bool) -> asyncio.Future[Compiled]:
+        self._ordered += 1
+        command = Compile(number=self._ordered, program=program, lane=lane, is_last=is_last)
+        answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
+        order = _Order(program, self.send(command), self.setup.num_processes, answer)
+        self._orders[self._ordered] = order
+        return answer
+
+    def compiling(self) -> dict[int, str]:
+        return {number: str(order.program) for number, order in self._orders.items() if order.reply.done()}
+
+    def take_compiled(self, report: Compiled) -> None:
+        order = self._orders.get(report.number)
+        if order is None:
+            return
+        worst = order.worst
+        if worst is None or (report.error is not None, report.seconds) > (
+            worst.error is not None,
+            worst.seconds,
+        ):
+            order.worst = report
+        order.missing -= 1
+        if not order.missing:
+            del self._orders[report.number]
+            if not order.answer.done():
+                assert order.worst is not None
+                order.answer.set_result(order.worst)
 
     def take(self, identity: bytes, report: AnyReport) -> None:
         if isinstance(report, Hello):
@@ -213,7 +279,10 @@ class _Generation:
         place = sequence - self.answered
         return self._sent[place].name if 0 <= place < len(self._sent) else "done"
 
-    def lose(self, loss: WorkerLost, culprit: int | None) -> None:
+    def lose(self, loss: WorkerLost, culprit: int | None, orders: Collection[int] | None) -> None:
+        for number, order in self._orders.items():
+            may_be = loss.by_command and (orders is None or number in orders)
+            _fail(order.answer, WorkerLost(str(loss), may_be))
         for number, sent in enumerate(self._sent, start=self.answered):
             _fail(sent.answer, WorkerLost(str(loss), loss.by_command and culprit in (None, number)))
         _fail(self.all_ready, loss)
@@ -251,7 +320,7 @@ class _Generation:
         while self._sent and not self._sent[0].missing:
             first = self._sent.popleft()
             self.answered += 1
-            self.was_useful |= first.name != WARM_UP
+            self.was_useful |= first.name != COMPILE
             if not first.answer.done():
                 assert first.reply is not None
                 first.answer.set_result(first.reply)

@@ -1,10 +1,11 @@
-"""What the workers have compiled, as process 0 tells it: for health checks and for Prometheus."""
+"""What the workers have compiled, and what is still to come: for health checks and for Prometheus."""
 
 import logging
 
 import msgspec
 
 from spmd_tx.coordinator import metrics
+from spmd_tx.coordinator.program_orders import Progress
 from spmd_tx.programs_protocol import CompileReport
 
 logger = logging.getLogger(__name__)
@@ -22,32 +23,42 @@ class CompileProgress:
     """Of one generation of workers after the other."""
 
     def __init__(self) -> None:
-        self._set(CompileReport())
+        self.begin()
 
     def begin(self) -> None:
         """New workers, which have compiled nothing."""
-        self._set(CompileReport())
+        self._last = CompileReport()
+        self._progress: Progress | None = None
+        self._set_gauges()
+
+    def show(self, progress: Progress) -> None:
+        """What has become of what was planned."""
+        was_ready = self._progress is not None and self._progress.ready == self._progress.planned
+        self._progress = progress
+        self._set_gauges()
+        if progress.planned and progress.ready == progress.planned and not was_ready:
+            logger.info("all %d programs are ready: no request has to wait for one", progress.planned)
 
     def take(self, report: CompileReport) -> None:
-        """The next report of the same workers; what it counts is since they started."""
+        """The next report of process 0 of the same workers; what it counts is since they started."""
         before = {(each.program, each.is_cached): each for each in self._last.counts}
         for each in report.counts:
             last = before.get((each.program, each.is_cached))
             labels = each.program, "cache" if each.is_cached else "compiler"
             metrics.COMPILES.labels(*labels).inc(each.count - (last.count if last else 0))
             metrics.COMPILE_SECONDS.labels(*labels).inc(each.seconds - (last.seconds if last else 0.0))
-        is_news = report.planned and self._last.ready < report.planned == report.ready
-        self._set(report)
-        if is_news:
-            logger.info("all %d programs are ready: no request has to wait for one", report.planned)
+        metrics.UNFORESEEN_COMPILES.inc(report.unforeseen - self._last.unforeseen)
+        self._last = report
 
     @property
     def health(self) -> ProgramsHealth | None:
-        """None without a warm-up."""
-        last = self._last
-        return ProgramsHealth(last.ready, last.planned, last.ahead or None) if last.planned else None
+        """None when nothing is planned, and nothing is being compiled."""
+        now = self._progress
+        if now is None or not (now.planned or now.compiling):
+            return None
+        return ProgramsHealth(now.ready, now.planned, ", ".join(now.compiling) or None)
 
-    def _set(self, report: CompileReport) -> None:
-        self._last = report
-        metrics.PROGRAMS_PLANNED.set(report.planned)
-        metrics.PROGRAMS_READY.set(report.ready)
+    def _set_gauges(self) -> None:
+        now = self._progress
+        metrics.PROGRAMS_PLANNED.set(now.planned if now else 0)
+        metrics.PROGRAMS_READY.set(now.ready if now else 0)

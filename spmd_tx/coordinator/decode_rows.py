@@ -2,24 +2,20 @@
 
 import numpy as np
 
-from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.pages import TRASH_PAGE
-from spmd_tx.coordinator.prompt_wishes import width
 from spmd_tx.coordinator.samples import Sample
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import STOP_TOKENS, Decode
 
 FRESH = -1
 
 
 def decode_command(
-    chosen: list[list[Sample]], steps: int, menu: Menu, last_decode: int, vocab_size: int
+    chosen: list[list[Sample]], steps: int, program: ProgramShape, last_decode: int, vocab_size: int
 ) -> Decode:
-    """The command for the samples of each data shard."""
-    rows = menu.rows_of_decode(max(len(samples) for samples in chosen))
-    count = len(chosen) * rows
-    top = max(sample.job.top for samples in chosen for sample in samples)
-    widest = max(len(sample.pages) for samples in chosen for sample in samples)
-    tables = np.full((count, menu.decode_table(widest)), TRASH_PAGE, np.int32)
+    """The command for the samples of each data shard, with a program that is large enough."""
+    count, rows = program.rows, program.rows // len(chosen)
+    tables = np.full((count, program.table), TRASH_PAGE, np.int32)
     command = Decode(
         steps=steps,
         source=np.full(count, FRESH, np.int32),
@@ -33,7 +29,8 @@ def decode_command(
         top_p=np.ones(count, np.float32),
         stop_tokens=np.full((count, STOP_TOKENS), -1, np.int32),
         tables=tables,
-        top=width(top, vocab_size),
+        top=program.top,
+        active=program.active,
     )
     for shard, samples in enumerate(chosen):
         for row, sample in enumerate(samples):

@@ -16,17 +16,22 @@ from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.buckets import Menu, decode_steps
 from spmd_tx.coordinator.containment import failure, let_pass
+from spmd_tx.coordinator.decode_choice import Choice, choose
 from spmd_tx.coordinator.decode_rows import decode_command
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
+from spmd_tx.coordinator.pages import pages_for
 from spmd_tx.coordinator.prefill import Segment
+from spmd_tx.coordinator.program_orders import Wish
 from spmd_tx.coordinator.queue_status import counted
 from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.request_queue import Failed, Outcome
 from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
+from spmd_tx.coordinator.sampling_programs import EverythingReady, Programs, SamplingPrograms
 from spmd_tx.coordinator.schemas import SampleRequest
 from spmd_tx.coordinator.shard import Shard
 from spmd_tx.errors import MeshError
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.reports import Reply
 
 MOST_DECODES = 2  # sent and not yet answered
@@ -68,8 +73,9 @@ class SampleBatch:
         limits: SamplingLimits,
         listener: Listener = lambda sample: None,
         at_work: AtWork | None = None,
+        programs: Programs | None = None,
     ) -> None:
-        """The listener hears of every sample that has got tokens."""
+        """The listener hears of every sample that has got tokens. Without ``programs`` all are ready."""
         menu = limits.menu
         longest = (limits.pages_per_shard - 1) * menu.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
@@ -88,7 +94,11 @@ class SampleBatch:
             )
             for _ in range(menu.shards)
         ]
-        self._admission = Admission(bank, self._shards, menu)
+        self._programs = SamplingPrograms(
+            programs or EverythingReady(), menu, bank.size, limits.decode_steps, model.config.vocab_size
+        )
+        self._admission = Admission(bank, self._shards, self._programs)
+        self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, and what they wait for
         self._jobs: dict[str, SampleJob] = {}
         self._arrivals = 0
         self._planned: deque[Dispatch] = deque()
@@ -124,12 +134,33 @@ class SampleBatch:
         return bool(self._jobs)
 
     def status(self, request_id: str) -> str | None:
-        """Why nothing of a request has started yet."""
+        """Why nothing of a request goes on."""
         job = self._jobs.get(request_id)
+        missing = [] if job is None else self._missing(job)
+        if missing:
+            return self._programs.programs.reason(missing[0])
         if job is None or job.has_started:
             return None
         ahead = self._admission.line.ahead_of(job)
         return f"{counted(ahead, 'sample')} ahead; {job.obstacle}" if ahead else job.obstacle
+
+    def wishes(self) -> list[Wish]:
+        """The programs that requests wait for."""
+        jobs = dict.fromkeys([*self._admission.without_program, *self._left_out])
+        return [Wish(program, job.session, job.request_id) for job in jobs for program in self._missing(job)]
+
+    def not_compiled(self, program: ProgramShape, error: str) -> list[tuple[str, Outcome]]:
+        """Let those requests fail that cannot do without a program."""
+        if program.step == "decode" and program.rows > self._limits.menu.shards:
+            return []  # they can do with fewer rows
+        jobs = [job for job in self._jobs.values() if program in self._missing(job)]
+        for job in jobs:
+            self._end(job)
+        return [(job.request_id, Failed(error, "server")) for job in jobs]
+
+    def _missing(self, job: SampleJob) -> list[ProgramShape]:
+        missing = [*job.missing, *([self._left_out[job]] if job in self._left_out else [])]
+        return [program for program in missing if not self._programs.programs.is_ready(program)]
 
     def next_dispatch(self) -> Dispatch | None:
         """The next command, to be sent before anything else is asked; None: nothing can be done now."""
@@ -153,9 +184,11 @@ class SampleBatch:
         if admitted.plan.is_empty:
             return
         wishes = [(reading.job.wishes, segment) for reading, segment, is_scored in admitted.read if is_scored]
-        command = admitted.plan.command(wishes, self._model.config.vocab_size)
+        program = self._programs.prefill(admitted.plan.program)
+        assert program is not None, "a Prefill was planned whose program is not ready"
+        command = admitted.plan.command(wishes, program, self._model.config.vocab_size)
         written = [
-            (reading, segment, admitted.plan.row_of(segment), is_scored)
+            (reading, segment, admitted.plan.row_of(segment, program), is_scored)
             for reading, segment, is_scored in admitted.read
         ]
         jobs = admitted.started | {reading.job for reading, _, _ in admitted.read}
@@ -170,11 +203,12 @@ class SampleBatch:
         least = min(sample.undecided for samples in candidates for sample in samples)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
-        chosen = [self._with_pages(*each, steps) for each in zip(self._shards, candidates, strict=True)]
-        if not any(chosen):
+        choice = self._choose(candidates, steps)
+        chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
+        if choice.program is None or not any(chosen):
             return
         menu, vocab_size = self._limits.menu, self._model.config.vocab_size
-        command = decode_command(chosen, steps, menu, self._decodes, vocab_size)
+        command = decode_command(chosen, steps, choice.program, self._decodes, vocab_size)
         rows = len(command.source) // menu.shards
         self._decodes += 1
         self._unanswered += 1
@@ -188,6 +222,18 @@ class SampleBatch:
         tokens = steps * len(command.tokens)
         requests = frozenset(each.sample.job.request_id for each in drawn)
         self._planned.append(Dispatch(command, tokens, partial(self._absorb_decode, drawn), requests))
+
+    def _choose(self, candidates: list[list[Sample]], steps: int) -> Choice:
+        """Who takes part as far as programs go, when all are to have the pages for so many steps."""
+        page_size = self._limits.menu.page_size
+        pages = {
+            sample: max(len(sample.pages), pages_for(sample.last_position(steps) + 1, page_size))
+            for samples in candidates
+            for sample in samples
+        }
+        choice = choose(candidates, pages, self._programs)
+        self._left_out = {sample.job: program for sample, program in choice.waits.items()}
+        return choice
 
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
         """The candidates that get pages for so many steps; others make room for them, the oldest never."""
@@ -296,6 +342,7 @@ class SampleBatch:
 
     def _end(self, job: SampleJob) -> None:
         job.is_over = True
+        self._left_out.pop(job, None)
         self._bank.let_go(job.version)
         del self._jobs[job.request_id]
         self._admission.withdraw(job)

@@ -10,15 +10,19 @@ from typing import Protocol
 
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.batching import MicroBatch
+from spmd_tx.coordinator.compilation import Compilation, Compilers, Settled
 from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
 from spmd_tx.coordinator.fair_shares import FairShares
+from spmd_tx.coordinator.program_orders import Wish
 from spmd_tx.coordinator.request_queue import Outcome
 from spmd_tx.coordinator.request_times import Stage
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.step_programs import StepPrograms
 from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.errors import MeshError, WorkerLost
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import (
     AnyCommand,
     Decode,
@@ -44,10 +48,10 @@ COMMAND_COST = 256  # of a command without rows, and of moving an adapter
 Outcomes = list[tuple[str, Outcome]]
 
 
-class Workers(Protocol):
+class Workers(Compilers, Protocol):
     """All worker processes, as one."""
 
-    busy: str | None  # what they do instead of running commands: "compiling decode 4x16"
+    busy: str | None  # what they do instead of running commands: "loading weights 45 %"
     on_written: Callable[
         [Written], None
     ]  # called when the files of a Snapshot are complete, or never will be
@@ -75,6 +79,10 @@ class Sampling(Protocol):
 
     def status(self, request_id: str) -> str | None: ...
 
+    def wishes(self) -> list[Wish]: ...
+
+    def not_compiled(self, program: ProgramShape, error: str) -> Outcomes: ...
+
 
 @dataclass(frozen=True)
 class _Sent:
@@ -94,6 +102,9 @@ class Dispatcher:
 
     As long as there are suspects, requests whose commands may have ended a generation, one command runs at
     a time, and a suspect's runs without company, so that it is known which one ends the next generation.
+
+    A step is sent only if its programs are ready on all workers. Until then its model is passed over, which
+    keeps its share, and what it needs is compiled beside the commands of others.
     """
 
     def __init__(
@@ -105,9 +116,12 @@ class Dispatcher:
         on_reply: Callable[[], None],
         note: Callable[[Stage, Iterable[str]], None],
         suspects: set[str] | None = None,
+        compilation: Compilation | None = None,
     ) -> None:
+        """Without a ``compilation`` all programs are there."""
         self.suspects = suspects or set()
         self._workers = workers
+        self._programs = StepPrograms(compilation, slots)
         self._sampling = sampling
         self._slots = slots
         self._data_shards = data_shards
@@ -129,13 +143,13 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> set[str]:
-        """The requests whose commands are sent and not answered."""
-        return set().union(*(sent.requests for sent in self._sent))
+        """The requests whose commands are sent and not answered, or whose programs are being compiled."""
+        return self._programs.waiting.union(*(sent.requests for sent in self._sent))
 
     @property
     def blamed(self) -> set[str]:
-        """The requests whose command may be why the workers are lost."""
-        return set().union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
+        """The requests whose command, or whose program, may be why the workers are lost."""
+        return self._programs.blamed.union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
 
     @property
     def at_work_for(self) -> set[str]:
@@ -156,6 +170,8 @@ class Dispatcher:
         while self._sent and self._sent[0].reply.done():
             outcomes += self._absorb(self._sent[0])
             self._sent.popleft()  # only now: of one that is lost, the requests must still be known
+        for settled in self._programs.settle():
+            outcomes += self._take_compiled(settled)
         return outcomes
 
     def _absorb(self, sent: _Sent) -> Outcomes:
@@ -170,18 +186,31 @@ class Dispatcher:
         """Send what may be sent now."""
         for command in self._slots.take_dropped():
             self._send(TRAINING, command, _nothing)
+        self._programs.look(models)
         most = 1 if self.suspects else MOST_IN_FLIGHT
-        while len(self._sent) < most and self._send_next([each for each in models if each.unsent]):
-            pass
+        is_held_up = bool(self.suspects) and self._programs.is_compiling  # what may be as bad as a command
+        while not is_held_up and len(self._sent) < most:
+            if not self._send_next([each for each in models if each.unsent]):
+                break
+            self._programs.look(models)
         self._at_work_for = tuple
+        if not (self.suspects and self._sent):
+            self._programs.order(models, self._sampling, self._on_reply, only_awaited=bool(self.suspects))
+
+    def _take_compiled(self, settled: Settled) -> Outcomes:
+        if settled.costs:
+            self._sessions.charge(settled.costs)
+        return [] if settled.error is None else self._sampling.not_compiled(settled.program, settled.error)
 
     def _send_next(self, models: list[TrainedModel]) -> bool:
-        sides = [TRAINING] if models else []
+        sides = [TRAINING] if any(not model.missing for model in models) else []
         if self._sampling.waiting():
             sides.append(SAMPLING)
-        for side in self._sides.ranking(sides):
+        for place, side in enumerate(self._sides.ranking(sides)):
             cost = self._send_training(models) if side == TRAINING else self._send_sampling()
             if cost is not None:
+                if place:  # the other one can do nothing, so this takes nothing from it
+                    self._sides.ranking([side])
                 self._sides.charge({side: cost})
                 return True
             if any(sent.side == side for sent in self._sent):
@@ -191,11 +220,13 @@ class Dispatcher:
     def _send_training(self, models: list[TrainedModel]) -> float | None:
         """Send the next step of the model whose turn it is, with chunks of others where there is room.
 
-        Who has no slot, and gets none before others have had their turns in theirs, is passed over.
+        Who has no slot, and gets none before others have had their turns in theirs, is passed over, and so
+        is who waits for a program.
         """
         is_place = self._slots.has_place(at_once=not any(sent.side == TRAINING for sent in self._sent))
         ranked = self._in_order(models)  # all of them: who is passed over is owed his share
-        order = [each for each in ranked if is_place or each.has_slot or not _needs_slot(each)]
+        able = (each for each in ranked if not each.missing)
+        order = [each for each in able if is_place or each.has_slot or not each.unsent[0].needs_slot]
         if not order:
             return None  # there is a reply to wait for
         step = order[0].unsent[0]
@@ -214,8 +245,10 @@ class Dispatcher:
             head = model.unsent[0]
             if not isinstance(head, ChunkStep) or not self._may_meet(step, head):
                 continue
+            if not batch.fits(head.chunk) or self._programs.missing(model, swapping):
+                continue
             heads.add(head.request_id)
-            if batch.fits(head.chunk) and (model.has_slot or self._slots.has_place(beside=swapping)):
+            if model.has_slot or self._slots.has_place(beside=swapping):
                 swapping[model] = self._seat(model, beside=swapping)
                 batch.join(head.chunk.in_slot(model.slot))
             else:
@@ -310,11 +343,6 @@ def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Ou
 def _absorb_step(step: CommandStep, reply: Reply) -> Outcomes:
     step.reply.set_result(reply)
     return []
-
-
-def _needs_slot(model: TrainedModel) -> bool:
-    step = model.unsent[0]
-    return not isinstance(step, CommandStep) or step.needs_slot
 
 
 def _measure(command: SwapOut | SwapIn, reply: Reply, seconds: float) -> None:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.dispatcher import Sampling, Workers
+from spmd_tx.coordinator.program_orders import ProgramOrders
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.versions import Versions
@@ -17,6 +19,11 @@ class Equipment:
     training: Training
     versions: Versions
     sampling: Sampling
+    compilation: Compilation | None = None  # None: all programs are there
+
+    @property
+    def orders(self) -> ProgramOrders | None:
+        return None if self.compilation is None else self.compilation.orders
 
 
 class Remains(NamedTuple):

@@ -27,7 +27,15 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.coordinator.unfinished import Unfinished
-from spmd_tx.errors import Abandoned, DamagedBody, InvalidRequest, MeshError, RequestError, ServerFault
+from spmd_tx.errors import (
+    Abandoned,
+    CompileFailed,
+    DamagedBody,
+    InvalidRequest,
+    MeshError,
+    RequestError,
+    ServerFault,
+)
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
 HALF_DONE = "the server failed in the middle of one of its requests"
@@ -83,9 +91,11 @@ class Execution:
         self._bug: BaseException | None = None
         self._loss: MeshError | None = None
         shards, slots = self._training.grid.data_shards, self._training.slots
-        self._dispatcher = Dispatcher(self._workers, sampling, slots, shards, self._wake, log.note, suspects)
+        self._dispatcher = Dispatcher(
+            self._workers, sampling, slots, shards, self._wake, log.note, suspects, equipment.compilation
+        )
         self._replay = Replay(log, self._training, self._spawn, self._is_lost, at_work)
-        self._view = QueueView(unfinished, self.lines, self._sampling, slots)
+        self._view = QueueView(unfinished, self.lines, self._sampling, slots, equipment.orders)
         self._versions.restored = self._restored
         self._workers.on_written = snapshots.written
         self._workers.on_custom_loss = self._training.loss_runs.take
@@ -253,7 +263,7 @@ class Execution:
             let_pass(error)
             if is_outage(error):  # it will be tried again
                 raise
-            is_known = isinstance(error, (RequestError, *STORAGE_ERRORS))
+            is_known = isinstance(error, (RequestError, CompileFailed, *STORAGE_ERRORS))
             why = str(error) if is_known else "the server could not carry out the request"
             if not is_known and model.effects > effects and request.kind in CHANGES_STATE:
                 entry.refuse(f"{model.id} cannot be used before the workers are started again: {HALF_DONE}")
@@ -293,6 +303,8 @@ class Execution:
             return None
         except RequestError as error:
             failed = Failed(str(error), "user", counts, layout)
+        except CompileFailed as error:  # nothing of it was sent
+            failed = Failed(str(error), "server")
         except (OSError, DamagedBody) as error:
             failed = Failed(f"the server cannot read or write its data: {error}", "server", counts, layout)
         except Abandoned as error:

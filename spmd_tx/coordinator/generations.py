@@ -11,7 +11,7 @@ import msgspec
 from spmd_tx.agent_protocol import AgentReport, StartWorker
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent_roster import AgentRoster
-from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.broadcast import NO_COMMAND, Hub
 from spmd_tx.coordinator.losses import Loss, Sign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.watchdog import Watchdog
 from spmd_tx.coordinator.worker_port import WorkerPort
@@ -86,7 +86,7 @@ class Generations:
             seconds, then = clock() - then, clock()
             self._roster.passed(seconds)
             if self._watchdog is not None:
-                for sign in self._watchdog.passed(seconds, self._hub.current()):
+                for sign in self._watchdog.passed(seconds, self._hub.current(), self._hub.compiling()):
                     self._notice(self._with_names(sign))
 
     async def run(self, work: Work) -> NoReturn:
@@ -218,16 +218,19 @@ class Generations:
         sign = cause(self._signs)
         if sign.is_final and not self._has_been_ready:
             raise StartError(sign.text)
-        culprit, message = self._hub.current(sign.worker), sign.text
+        culprit, message = None if sign.orders else self._hub.current(sign.worker), sign.text
         if culprit is not None:
             culprit = max(culprit, sign.sequence or 0)  # a worker may be ahead of its replies
             message += f", during command {culprit} ({self._hub.name_of(culprit)})"
         self._ready_at = None
-        self._hub.lose(WorkerLost(message, sign.by_command and culprit is not None), culprit)
+        loss = WorkerLost(message, sign.by_command)
+        self._hub.lose(loss, NO_COMMAND if culprit is None else culprit, sign.orders)
         return Loss(sign, message)
 
     def _with_names(self, sign: Sign) -> Sign:
         """Say on which hosts."""
+        if sign.orders:
+            return sign
         late = self._hub.late() if sign.suspicion == Suspicion.LATE else [sign.worker]
         places = ", ".join(self._roster.place(worker) for worker in late)
         return replace(sign, text=f"{sign.text} ({places})" if places else sign.text)

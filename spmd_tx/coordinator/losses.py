@@ -1,7 +1,7 @@
 """From the signs that a generation has ended to its cause: which worker, where, and whose fault. Pure."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -48,6 +48,8 @@ class Sign:
     sequence: int | None = None  # of that command, where it is known better than from the replies
     last_lines: tuple[str, ...] = ()
     is_final: bool = False  # it would happen again, whatever the requests
+    # Orders of programs of which one may be the cause; None: all that are being compiled may be
+    orders: Collection[int] | None = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def of_exit(exit: WorkerExit, host: str) -> Sign:
         text,
         by_command=exit.code != 0 and (is_starved or number not in FROM_OUTSIDE) and not follows,
         last_lines=exit.last_lines,
+        orders=None,
     )
 
 

@@ -107,6 +107,11 @@ COMPILE_SECONDS = Counter(
     ["program", "source"],
     registry=REGISTRY,
 )
+UNFORESEEN_COMPILES = Counter(
+    "spmd_tx_unforeseen_compiles",
+    "Programs that a command of worker 0 had to wait for, since they were not ordered before it: a mistake.",
+    registry=REGISTRY,
+)
 PROGRAMS_PLANNED = Gauge(
     "spmd_tx_programs_planned", "Programs that workers compile ahead of need.", registry=REGISTRY
 )

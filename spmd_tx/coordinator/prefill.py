@@ -10,6 +10,8 @@ from spmd_tx.coordinator.buckets import Menu, power_of_four
 from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.prompt_wishes import Wishes
+from spmd_tx.coordinator.sampling_programs import Scores
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import SEGMENTS_PER_ROW, PackedRows, Prefill
 
 
@@ -70,6 +72,7 @@ class PrefillPlan:
         self._segments: list[Segment] = []
         self._row_length = menu.row_lengths[0]
         self._table = 0  # pages of a row's table; 0: there are none
+        self._scores = Scores()
 
     @property
     def is_empty(self) -> bool:
@@ -84,14 +87,39 @@ class PrefillPlan:
             return True
         if piece.first and not self._table:
             return False
-        row_length = self._menu.row_length(max(self._row_length, piece.length))
-        counts = [len(rows) for rows in self._rows]
-        counts[piece.shard] += self._row_for(piece, row_length) is None
-        table = self._wide_enough(piece, row_length) if self._table else 0
-        return self._menu.may_prefill(power_of_four(max(counts)), row_length, table)
+        return self._menu.may_prefill(*self._size_with(piece))
 
-    def add(self, piece: Piece) -> Segment:
+    def program_with(self, piece: Piece, scores: Scores) -> ProgramShape:
+        """What the Prefill needs if a piece joins that fits."""
+        return self._program(*self._size_with(piece), self._scores.and_of(scores))
+
+    @property
+    def program(self) -> ProgramShape:
+        """What the Prefill needs."""
+        rows = power_of_four(max(len(rows) for rows in self._rows))
+        return self._program(rows, self._row_length, self._table, self._scores)
+
+    def _size_with(self, piece: Piece) -> tuple[int, int, int]:
+        """Rows of each data shard, their length, and the width of their tables, if a piece joins."""
+        row_length = self._menu.row_length(max(self._row_length, piece.length))
+        counts, table = [len(rows) for rows in self._rows], self._table
+        if piece.length:
+            counts[piece.shard] += self._row_for(piece, row_length) is None
+            table = self._wide_enough(piece, row_length) if self._table or piece.first else 0
+        return power_of_four(max(counts)), row_length, table
+
+    def _program(self, rows: int, row_length: int, table: int, scores: Scores) -> ProgramShape:
+        return ProgramShape(
+            step="prefill",
+            rows=rows * self._menu.shards,
+            row_length=row_length,
+            table=table,
+            **scores._asdict(),
+        )
+
+    def add(self, piece: Piece, scores: Scores) -> Segment:
         """Place a piece that fits."""
+        self._scores = self._scores.and_of(scores)
         self._row_length = self._menu.row_length(max(self._row_length, piece.length))
         if self._table or piece.first:
             self._table = self._wide_enough(piece, self._row_length)
@@ -110,23 +138,24 @@ class PrefillPlan:
         """Copy pages after everything is written."""
         self._copies[shard] += copies
 
-    @property
-    def rows_per_shard(self) -> int:
-        return power_of_four(max(len(rows) for rows in self._rows))
+    def row_of(self, segment: Segment, program: ProgramShape) -> int:
+        """The segment's row in the command for a program, once all segments are there."""
+        return segment.piece.shard * (program.rows // self._menu.shards) + segment.row
 
-    def row_of(self, segment: Segment) -> int:
-        """The segment's row in the command, once all segments are there."""
-        return segment.piece.shard * self.rows_per_shard + segment.row
+    def command(
+        self, scored: Sequence[tuple[Wishes, Segment]], program: ProgramShape, vocab_size: int
+    ) -> Prefill:
+        """Write everything down, for a program that is large enough.
 
-    def command(self, scored: Sequence[tuple[Wishes, Segment]], vocab_size: int) -> Prefill:
-        """Write everything down. Of the scored segments more is wanted than keys and values."""
-        shape = (len(self._rows) * self.rows_per_shard, self._row_length)
+        Of the scored segments more is wanted than keys and values.
+        """
+        shape, width = (program.rows, program.row_length), program.table
         tokens, targets, segments, positions, pages = (np.zeros(shape, np.int32) for _ in range(5))
         pages[:] = TRASH_PAGE
         numbers = np.zeros(shape[0], np.int32)
-        tables = np.full((shape[0], self._table), TRASH_PAGE, np.int32) if self._table else None
+        tables = np.full((shape[0], width), TRASH_PAGE, np.int32) if width else None
         for segment in self._segments:
-            piece, row = segment.piece, self.row_of(segment)
+            piece, row = segment.piece, self.row_of(segment, program)
             place = row, segment.place
             counter = np.arange(piece.first, piece.end)
             numbers[row] += 1
@@ -145,7 +174,8 @@ class PrefillPlan:
             slots=self._slots(shape[0]),
         )
         placed = [
-            (wishes, (self.row_of(segment), segment.place), segment.piece.first) for wishes, segment in scored
+            (wishes, (self.row_of(segment, program), segment.place), segment.piece.first)
+            for wishes, segment in scored
         ]
         return Prefill(
             rows=packed,
@@ -165,7 +195,7 @@ class PrefillPlan:
         slots = np.zeros(count, np.int32)
         for shard, rows in enumerate(self._rows):
             for number, row in enumerate(rows):
-                slots[shard * self.rows_per_shard + number] = row.bank
+                slots[shard * (count // self._menu.shards) + number] = row.bank
         return slots
 
     def _copy_array(self) -> np.ndarray:

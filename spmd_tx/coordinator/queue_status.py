@@ -9,8 +9,12 @@ from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.request_log import Request
 from spmd_tx.coordinator.trained_model import ChunkStep, TrainedModel
 from spmd_tx.coordinator.unfinished import Unfinished
+from spmd_tx.programs_protocol import ProgramShape
 
-COMPILING = re.compile(r"compiling (prefill|forward_backward|forward|decode)(?: with logprobs)? (\d+)x(\d+)")
+COMPILING = re.compile(
+    r"compiling (?:continued )?(prefill|forward_backward|forward|decode)(?: with \w+| of sequences)? "
+    r"(\d+)x(\d+)(?:x\d+)*"
+)
 WORDS = {
     "prefill": "prefill",
     "decode": "decode step",
@@ -21,7 +25,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class QueueStatus:
-    """``paused_capacity``: nothing of it runs for want of room, or of workers.
+    """``paused_capacity``: nothing of it runs for want of room, of its program, or of workers.
 
     The third state of the wire, ``paused_rate_limit``, is not used: nothing that was accepted waits for a
     rate.
@@ -43,6 +47,12 @@ class Slots(Protocol):
     def obstacle(self, model: TrainedModel) -> str | None: ...
 
 
+class Programs(Protocol):
+    """What is used of the orders of programs."""
+
+    def reason(self, program: ProgramShape) -> str: ...
+
+
 @dataclass(frozen=True)
 class QueueView:
     """One generation's queue, as far as it explains why somebody waits."""
@@ -51,6 +61,7 @@ class QueueView:
     lines: Mapping[str, ModelLine]  # by model
     samples: Obstacles
     slots: Slots
+    programs: Programs | None = None  # None: all are ready
 
     def status(self, request_id: str, busy: str | None) -> QueueStatus:
         """``busy`` is what the workers do instead of running commands."""
@@ -60,13 +71,18 @@ class QueueView:
         activity = busy and in_words(busy)
         if request.kind != "sample":
             entry = self.lines.get(request.line)
-            obstacle = entry and self.slots.obstacle(entry.model)
+            obstacle = entry and (self._compiling(entry.model) or self.slots.obstacle(entry.model))
             state = "active" if obstacle is None else "paused_capacity"
             errand = entry and entry.model.errand
             return QueueStatus(state, _joined([activity, obstacle, errand, self._before_training(request)]))
         obstacle = self.samples.status(request_id)
         state = "active" if obstacle is None else "paused_capacity"
-        return QueueStatus(state, _joined([obstacle, activity]))
+        return QueueStatus(state, _joined([obstacle and in_words(obstacle), activity]))
+
+    def _compiling(self, model: TrainedModel) -> str | None:
+        if self.programs is None or not model.missing:
+            return None
+        return in_words(self.programs.reason(model.missing[0]))
 
     def _before_training(self, request: Request) -> str | None:
         entry = self.lines.get(request.line)
@@ -98,14 +114,13 @@ def counted(number: int, thing: str, things: str | None = None) -> str:
 
 def in_words(busy: str) -> str:
     """What the workers compile, for people who do not know the shapes of programs."""
-    found = COMPILING.search(busy)
-    if found is None:
-        return busy
+    return COMPILING.sub(_words, busy)
+
+
+def _words(found: re.Match[str]) -> str:
     step, (rows, tokens) = WORDS[found[1]], map(int, found.groups()[1:])
     what = f"a {step} of {rows} x {tokens} tokens" if rows > 1 else f"a {tokens}-token {step}"
-    progress = re.search(r"\d+ of \d+ programs are ready", busy)
-    words = f"compiling {f'a {step}' if found[1] == 'decode' else what}"
-    return busy[: found.start()] + words + (f", {progress[0]}" if progress else "")
+    return f"compiling {f'a {step}' if found[1] == 'decode' else what}"
 
 
 def _joined(reasons: Iterable[str | None]) -> str | None:

@@ -14,7 +14,7 @@ from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.request_queue import Request
 from spmd_tx.coordinator.training import WITHOUT_EFFECT, Training
 from spmd_tx.coordinator.training_outcomes import Begun
-from spmd_tx.errors import DamagedBody, MeshError, RequestError
+from spmd_tx.errors import CompileFailed, DamagedBody, MeshError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +55,8 @@ class Replay:
                 begun = await patiently(lambda: self._marks.during(request.id, begin), self._is_lost)
         except MeshError:
             return
-        except (RequestError, DamagedBody, OSError) as error:
-            why = (
-                f"{entry.model.id} cannot be restored: request {request.seq_id} cannot be run again: {error}"
-            )
-            if entry.model.refusal is None:
-                logger.error("%s", why)
-                entry.refuse(why)
+        except (RequestError, DamagedBody, OSError, CompileFailed) as error:
+            _refuse(entry, request, error)
             return
         except BaseException as error:
             text = report(error, f"running {request.kind} {request.seq_id} of {request.line} again")
@@ -82,6 +77,9 @@ class Replay:
             outcome = await patiently(marked, self._is_lost)
         except MeshError:
             return
+        except CompileFailed as error:
+            _refuse(entry, request, error)
+            return
         except BaseException as error:  # its commands count; of some requests that is known already
             outcome = failure(
                 error, f"the result of {request.kind} {request.seq_id} of {request.line}, again,"
@@ -101,3 +99,10 @@ class Replay:
     def _done(self, entry: ModelLine, request: Request) -> None:
         self._marks.suspects.discard(request.id)
         entry.ran_again(request)
+
+
+def _refuse(entry: ModelLine, request: Request, error: Exception) -> None:
+    if entry.to_run_again:
+        why = f"{entry.model.id} cannot be restored: request {request.seq_id} cannot be run again: {error}"
+        logger.error("%s", why)
+        entry.refuse(entry.model.refusal or why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +27,7 @@ from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
 from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.programs_protocol import ProgramShape
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.reading import Reading
@@ -139,6 +141,7 @@ class SampleJob:
     is_over: bool = False
     has_started: bool = False
     obstacle: str = "waiting for its turn"  # what keeps it from starting
+    missing: Sequence[ProgramShape] = ()  # programs that it waits for, to start or to have its prompt read
     passed_over: int = 0  # jobs that started while it waited for pages, since it last drew a token
     is_overdue: bool = False  # was passed over too often; counts as older than all others that were not
 
@@ -151,6 +154,7 @@ class SampleJob:
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
         self.needs_scores = not self.wishes.is_empty and self.scores is None
         self.has_started = self.is_overdue = False
+        self.missing = ()
         self.passed_over = 0
 
     def next_part(self) -> list[Sample]:

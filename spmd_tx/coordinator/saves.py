@@ -27,12 +27,16 @@ from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after
 from spmd_tx.coordinator.versions import Versions
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand, SaveSampler, SaveState
 from spmd_tx.reports import Reply
 
 ENCRYPTION = "spmd_tx.coordinator.age_encryption"  # runs in a child process only
 CHECK_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 5e6  # of encrypting, and writing, on a busy machine
+
+
+SAVE_STATE, SAVE_SAMPLER = ProgramShape(step="save_state"), ProgramShape(step="save_sampler")
 
 
 class Checkpoints(Protocol):
@@ -79,7 +83,11 @@ class Saves:
         options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
-        reply = model.put_later(lambda: [SaveState(slot=model.slot, path=str(staged), adapter=adapter)])
+
+        def commands() -> list[AnyCommand]:
+            return [SaveState(slot=model.slot, path=str(staged), adapter=adapter)]
+
+        reply = model.put_later(commands, lambda: [SAVE_STATE])
 
         async def outcome() -> Outcome:
             await reply
@@ -119,7 +127,7 @@ class Saves:
         def commands() -> list[AnyCommand]:
             return [SaveSampler(slot=model.slot, bank=UNPLACED, adapter=adapter, path=str(staged))]
 
-        reply = model.put_later(commands)
+        reply = model.put_later(commands, lambda: [SAVE_SAMPLER])
 
         async def outcome() -> Outcome:
             await reply
@@ -181,7 +189,7 @@ class Saves:
             save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
             return [*place.before, save]
 
-        return model.put_later(commands)
+        return model.put_later(commands, lambda: [SAVE_SAMPLER, *self.versions.programs_to_reserve(version)])
 
 
 async def _at_once(failed: Failed) -> Outcome:

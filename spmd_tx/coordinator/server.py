@@ -16,7 +16,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.app import make_app
-from spmd_tx.coordinator.assembly import Parts, make_menu, open_model, open_parts
+from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
 from spmd_tx.coordinator.connections import open_connections
 from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http_server import HttpServer
@@ -27,7 +27,6 @@ from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.public_address import networks
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
-from spmd_tx.protocol import WarmUp
 from spmd_tx.reports import Ready
 from spmd_tx.secret import Keys, read_secret
 
@@ -145,10 +144,6 @@ class _Server:
         if not self._has_been_ready:
             print(f"ready: http://{self._config.host}:{self._http.port}", flush=True)
             self._has_been_ready = True
-        if self._config.warm_up == "background":
-            services = parts.services
-            menu = make_menu(self._config, services.model, services.max_context, ready.plan)
-            parts.hub.send(WarmUp(programs=menu))
         try:
             await parts.scheduler.run(parts.hub, ready.plan)
         finally:

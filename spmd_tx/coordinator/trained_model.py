@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from spmd_tx.coordinator.batching import Chunk, ChunkOutput
-from spmd_tx.errors import MeshError
+from spmd_tx.errors import CompileFailed, MeshError
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand
 from spmd_tx.reports import Reply
 
@@ -20,13 +21,16 @@ class ChunkStep:
 
     request_id: str
     chunk: Chunk
+    programs: Sequence[ProgramShape]  # of this chunk and of those that follow: nothing is done by halves
+    has_programs: bool = False  # whether all are known to be ready
+    needs_slot: ClassVar[bool] = True
     output: asyncio.Future[ChunkOutput] = field(default_factory=asyncio.Future)
 
     @property
     def may_change_state(self) -> bool:
         return not self.chunk.forward_only
 
-    def lose(self, error: MeshError) -> None:
+    def lose(self, error: MeshError | CompileFailed) -> None:
         fail(self.output, error)
 
 
@@ -36,21 +40,28 @@ class CommandStep:
 
     request_id: str
     make: Callable[[], list[AnyCommand]]
+    needs: Callable[[], Sequence[ProgramShape]] = tuple  # the programs of what would be made now
     needs_slot: bool = True
+    fills_slot: bool = False  # without it, the model is not there
+    has_programs: bool = False  # never known for long: what it needs depends on when it is sent
     reply: asyncio.Future[Reply] = field(default_factory=asyncio.Future)
+
+    @property
+    def programs(self) -> Sequence[ProgramShape]:
+        return self.needs()
 
     @property
     def may_change_state(self) -> bool:
         return self.needs_slot
 
-    def lose(self, error: MeshError) -> None:
+    def lose(self, error: MeshError | CompileFailed) -> None:
         fail(self.reply, error)
 
 
 Step = ChunkStep | CommandStep
 
 
-def fail(answer: asyncio.Future[Any], error: MeshError) -> None:
+def fail(answer: asyncio.Future[Any], error: MeshError | CompileFailed) -> None:
     """Give an error to whoever waits; that nobody does is no reason to complain."""
     if not answer.done():
         answer.set_exception(error)
@@ -65,6 +76,7 @@ class TrainedModel:
         self.session_id = session_id
         self.refusal: str | None = None  # why no request is carried out: the creation failed
         self.unsent: deque[Step] = deque()
+        self.missing: Sequence[ProgramShape] = ()  # what its next step waits for, as of the last look
         self.request_id = ""  # of the request whose steps are put in now
         self.errand: str | None = None  # what its request waits for that goes on beside the commands
         self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon put in more steps
@@ -99,17 +111,29 @@ class TrainedModel:
         self._adapter = adapter
 
     def put_chunk(self, chunk: Chunk) -> asyncio.Future[ChunkOutput]:
-        step = ChunkStep(self.request_id, chunk)
-        self._put(step)
-        return step.output
+        return self.put_chunks([chunk])[0]
+
+    def put_chunks(self, chunks: Sequence[Chunk]) -> list[asyncio.Future[ChunkOutput]]:
+        """All of a request, of which no part is sent before all of it may be."""
+        programs = tuple(dict.fromkeys(chunk.program for chunk in chunks))
+        steps = [ChunkStep(self.request_id, chunk, programs) for chunk in chunks]
+        for step in steps:
+            self._put(step)
+        return [step.output for step in steps]
 
     def put(self, command: AnyCommand) -> asyncio.Future[Reply]:
         """A command that needs no slot."""
         return self._put_step(CommandStep(self.request_id, lambda: [command], needs_slot=False))
 
-    def put_later(self, make: Callable[[], list[AnyCommand]]) -> asyncio.Future[Reply]:
-        """Commands that are made when the model has its slot."""
-        return self._put_step(CommandStep(self.request_id, make))
+    def put_later(
+        self,
+        make: Callable[[], list[AnyCommand]],
+        needs: Callable[[], Sequence[ProgramShape]],
+        *,
+        fills_slot: bool = False,
+    ) -> asyncio.Future[Reply]:
+        """Commands that are made when the model has its slot, and their programs are ready."""
+        return self._put_step(CommandStep(self.request_id, make, needs, fills_slot=fills_slot))
 
     def _put_step(self, step: CommandStep) -> asyncio.Future[Reply]:
         self._put(step)
@@ -120,6 +144,21 @@ class TrainedModel:
         step = self.unsent.popleft()
         self._sent.set()
         return step
+
+    def give_up_next(self, error: CompileFailed) -> None:
+        """The next step, and with it its request, cannot be carried out."""
+        first = self.unsent[0]
+        fills_slot = isinstance(first, CommandStep) and first.fills_slot
+        if fills_slot:
+            self.refusal = f"{self.id} has no weights: {error}"
+        kept: deque[Step] = deque()
+        for step in self.unsent:
+            if fills_slot or step is first or (step.request_id and step.request_id == first.request_id):
+                step.lose(error)
+            else:
+                kept.append(step)
+        self.unsent, self.missing = kept, ()
+        self._sent.set()
 
     async def room(self) -> None:
         """Return when there is room to prepare more."""

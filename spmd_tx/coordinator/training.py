@@ -51,6 +51,7 @@ from spmd_tx.coordinator.versions import Versions, check_rank
 from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss_limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import (
     AnyCommand,
     CreateAdapter,
@@ -65,6 +66,9 @@ WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 PACKED_BYTES = 192 << 20  # of all models' large requests, from their decoding until their results are there
 CHILDREN = 4  # processes at a time that encrypt exports
 BEGUN_AT_ONCE = 16  # of these requests, large or small
+CREATE, OPTIM_STEP = ProgramShape(step="create_adapter"), ProgramShape(step="optim_step")
+SAVE_STATE, LOAD_STATE = ProgramShape(step="save_state"), ProgramShape(step="load_state")
+
 PACKED = 4  # a body, decoded and packed, becomes so many times as large
 
 
@@ -156,7 +160,7 @@ class Training:
     async def _loss(self, model: TrainedModel, sent: ForwardBackwardRequest, layout: str | None) -> Begun:
         grid = self.grid.as_recorded(layout)
         packed = await compute(self._size(sent), self._pack, model, sent, grid, layout is not None)
-        outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
+        outputs = model.put_chunks(packed.chunks)
         return Begun(partial(outcome_of_loss, packed, outputs, grid.layout))
 
     async def begin_again(
@@ -186,7 +190,7 @@ class Training:
             path, adapter = str(found.path), found.adapter
             return [LoadState(slot=model.slot, path=path, optimizer=found.optimizer, adapter=adapter)]
 
-        model.put_later(load)
+        model.put_later(load, lambda: [LOAD_STATE], fills_slot=True)
 
     def take_snapshot(self, model: TrainedModel, seq_id: int) -> Coroutine[Any, Any, str | None]:
         """Take a snapshot of what the steps put in so far lead to; wait for the files, or what went wrong.
@@ -202,7 +206,7 @@ class Training:
             snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
             return [*self.versions.write_out(model.id), snapshot]
 
-        return written_after(model.put_later(commands), written)
+        return written_after(model.put_later(commands, partial(self._to_write, model, SAVE_STATE)), written)
 
     def free(self, model: TrainedModel) -> None:
         """The model is not wanted any more, and all of its steps have been sent."""
@@ -213,7 +217,11 @@ class Training:
         assert wish.lora_config is not None
         model.become(adapter)
         seed = adapter_seed(wish.lora_config, model.id)
-        reply = model.put_later(lambda: [CreateAdapter(slot=model.slot, seed=seed, adapter=adapter)])
+
+        def commands() -> list[AnyCommand]:
+            return [CreateAdapter(slot=model.slot, seed=seed, adapter=adapter)]
+
+        reply = model.put_later(commands, lambda: [CREATE], fills_slot=True)
         return Begun(partial(json_after, reply, schemas.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, wish: schemas.LoadWeightsRequest) -> Begun:
@@ -240,7 +248,7 @@ class Training:
             load = LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=adapter)
             return [*self.versions.write_out(model.id), load]
 
-        reply = model.put_later(commands)
+        reply = model.put_later(commands, partial(self._to_write, model, LOAD_STATE), fills_slot=True)
 
         async def outcome() -> Outcome:
             await reply
@@ -302,7 +310,7 @@ class Training:
         if not sent.forward_only:
             packed = await compute(SMALL_BYTES, custom_training.backward, sent, found, pack)
             model.request_id = request.id
-            outputs = [model.put_chunk(chunk) for chunk in packed.chunks]
+            outputs = model.put_chunks(packed.chunks)
         return Begun(partial(outcome_of_loss, packed, outputs, grid.layout, found))
 
     def _size(self, request: ForwardBackwardRequest) -> int:
@@ -339,7 +347,11 @@ class Training:
                 )
             ]
 
-        return Begun(partial(outcome_of_step, model.put_later(step)))
+        return Begun(partial(outcome_of_step, model.put_later(step, lambda: [OPTIM_STEP])))
+
+    def _to_write(self, model: TrainedModel, program: ProgramShape) -> list[ProgramShape]:
+        """What the program's command needs before whose versions that are only on the device are written."""
+        return [program, *self.versions.programs_to_write_out(model.id)]
 
 
 async def _closing(held: ExitStack, outcome: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:

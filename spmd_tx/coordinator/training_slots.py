@@ -8,11 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AnyCommand, DropSwapped, SwapIn, SwapOut
 
 # Who has more work ready keeps the slot for so long, in tokens of training, while others wait for it: much
 # longer than a swap takes, and short enough to wait for.
 TURN = 8192
+
+SWAPS = SWAP_OUT, SWAP_IN = ProgramShape(step="swap_out"), ProgramShape(step="swap_in")
 
 
 @dataclass
@@ -37,6 +40,14 @@ class TrainingSlots:
         ``at_once``: from those, too, whose turn is not over, but who have nothing to be sent at this moment.
         """
         return self._next_place(beside, at_once) is not None
+
+    def programs(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> list[ProgramShape]:
+        """What it would take to seat a model now."""
+        place = None if model.has_slot else self._next_place(beside, at_once=True)
+        if place is None:
+            return []
+        leaves = [] if self._slots[place].model is None else [SWAP_OUT]
+        return leaves + ([SWAP_IN] if model.id in self._swapped else [])
 
     def seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> list[AnyCommand]:
         """Give a model a slot, if it has none, where there is a place; the result must be sent first."""
@@ -78,7 +89,7 @@ class TrainingSlots:
 
     def obstacle(self, model: TrainedModel) -> str | None:
         """Why nothing of a model that has work ready is sent; None: it may be sent."""
-        if not model.unsent or model.has_slot or self.has_place():
+        if not model.unsent or model.has_slot or model.missing or self.has_place():
             return None
         return f"waiting for one of the {len(self._slots)} training slots, whose models have work ready"
 
@@ -89,8 +100,8 @@ class TrainingSlots:
             model = slot.model
             if model is None:
                 return place
-            is_ready = bool(model.unsent)
-            is_busy = is_ready or model.has_more()
+            is_ready = bool(model.unsent) and not model.missing
+            is_busy = not model.missing and (is_ready or model.has_more())
             if model not in beside and (not is_busy or slot.left <= 0 or (at_once and not is_ready)):
                 places.append((is_ready, is_busy, slot.used_at, place))
         return min(places)[-1] if places else None

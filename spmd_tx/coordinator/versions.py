@@ -20,6 +20,7 @@ from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
 from spmd_tx.coordinator.inflight import FROM_DISK, InflightVersions
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand
 
 
@@ -101,6 +102,14 @@ class Versions:
         """What writes those ephemeral versions of a model to disk that are only on the device."""
         versions = sorted(self._ephemeral.pop(model_id, ()))
         return [command for version in versions for command in self._bank.write_out(version)]
+
+    def programs_to_write_out(self, model_id: str) -> list[ProgramShape]:
+        """What the commands of ``write_out`` would need."""
+        return self._bank.programs_to_write_out(self._ephemeral.get(model_id, ()))
+
+    def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
+        """What the commands before a save of this version would need."""
+        return self._bank.programs_to_reserve(version)
 
     async def find_on_disk(self, version: VersionKey, session_id: str) -> bool:
         """Take up a version that an earlier generation has written to disk, if it has."""

@@ -25,6 +25,10 @@ class WaitingLine:
         jobs = self._jobs.get(sampler)
         return jobs[0][-1] if jobs else None
 
+    def jobs(self, sampler: str, most: int) -> list[SampleJob]:
+        """The first of a sampler, in the order of their turns."""
+        return [job for _, _, job in self._jobs.get(sampler, [])[:most]]
+
     def ahead_of(self, job: SampleJob) -> int:
         """How many samples of earlier requests wait, too."""
         if self._ahead is None:

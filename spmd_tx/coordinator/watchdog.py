@@ -1,5 +1,6 @@
-"""Notices workers that hang: silent ones, and commands past their deadline. Has no clock of its own."""
+"""Notices workers that hang: silent ones, commands and programs past their deadlines. Has no clock."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.losses import Sign, Suspicion
@@ -17,7 +18,6 @@ class _Worker:
     silent: float = 0.0  # seconds
     has_spoken: bool = False
     executing: int | None = None  # the number of a command, as of its last beat
-    busy: str = ""  # compiling, which takes as long as it takes
 
 
 @dataclass
@@ -27,8 +27,9 @@ class Watchdog:
     workers: int
     command_timeout: float  # seconds
     _watched: list[_Worker] = field(init=False)
-    _age: float = 0.0  # of the command that is carried out, without the time of compilation
+    _age: float = 0.0  # of the command that is carried out
     _oldest: int | None = None  # the number of that command; None: nothing is sent
+    _compiling: dict[int, float] = field(default_factory=dict)  # ages of orders of programs, by number
     _is_ready: bool = False
 
     def __post_init__(self) -> None:
@@ -40,16 +41,19 @@ class Watchdog:
         worker.silent, worker.has_spoken = 0.0, True
         if isinstance(report, Beat):
             worker.executing = report.sequence
-        elif isinstance(report, Progress):
-            self._progress(worker, report.message)
+        elif isinstance(report, Progress) and not self._is_ready:
+            self._age = 0.0  # it is getting there
 
     def ready(self) -> None:
         self._is_ready, self._age = True, 0.0
-        for worker in self._watched:
-            worker.busy = ""
 
-    def passed(self, seconds: float, oldest: int | None) -> list[Sign]:
-        """Time has passed; ``oldest`` is the number of the command that is being carried out."""
+    def passed(
+        self, seconds: float, oldest: int | None, compiling: Mapping[int, str] | None = None
+    ) -> list[Sign]:
+        """Time has passed; ``oldest`` is the number of the command that is being carried out.
+
+        ``compiling`` are the programs that are being compiled, by the numbers of their orders.
+        """
         seconds = min(seconds, LONGEST_STEP)
         signs = []
         for number, worker in enumerate(self._watched):
@@ -59,19 +63,14 @@ class Watchdog:
                 text = f"worker {number} has given no sign of life for {limit:g} s"
                 signs.append(Sign(Suspicion.SILENT, number, text, False, worker.executing))
         signs += self._deadline(seconds, oldest)
+        signs += self._deadlines_of_programs(seconds, compiling or {})
         return signs
-
-    def _progress(self, worker: _Worker, message: str) -> None:
-        """It compiles something, or has done so; until all are ready, it is getting there."""
-        worker.busy = message
-        if not self._is_ready:
-            self._age = 0.0
 
     def _deadline(self, seconds: float, oldest: int | None) -> list[Sign]:
         if self._is_ready:
             if oldest != self._oldest or oldest is None:
                 self._oldest, self._age = oldest, 0.0
-            elif not any(worker.busy for worker in self._watched):
+            else:
                 self._age += seconds
         else:
             self._age += seconds
@@ -80,3 +79,14 @@ class Watchdog:
         what = "no reply to a command" if self._is_ready else "the workers did not get ready"
         text = f"{what} within --command-timeout {self.command_timeout:g} s"
         return [Sign(Suspicion.LATE, 0, text, by_command=self._is_ready, sequence=oldest)]
+
+    def _deadlines_of_programs(self, seconds: float, compiling: Mapping[int, str]) -> list[Sign]:
+        ages = {number: self._compiling.get(number, -seconds) + seconds for number in compiling}
+        self._compiling = ages
+        signs = []
+        for number, age in ages.items():
+            if age > self.command_timeout:
+                limit = f"--command-timeout {self.command_timeout:g} s"
+                text = f"{compiling[number]} was not compiled within {limit}"
+                signs.append(Sign(Suspicion.LATE, 0, text, by_command=True, orders=[number]))
+        return signs

@@ -162,7 +162,8 @@ def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray
     """
     is_used = (command.source >= 0) | (command.remaining > 0)
     used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
-    size = next(size for size in active_sizes(is_used.size, bank_slots) if size >= used.size)
+    sizes = [command.active] if command.active else active_sizes(is_used.size, bank_slots)
+    size = next(size for size in sizes if size >= used.size)
     index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
 

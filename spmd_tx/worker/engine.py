@@ -29,7 +29,7 @@ from spmd_tx.worker.loss_lanes import ChildProcess, LossLanes
 from spmd_tx.worker.memory import plan_memory
 from spmd_tx.worker.menu import Menu
 from spmd_tx.worker.plan import Plan, report
-from spmd_tx.worker.programs import Call, Programs
+from spmd_tx.worker.programs import Call, Order, Programs
 from spmd_tx.worker.state import WorkerState, allocate
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
@@ -51,6 +51,7 @@ class Engine:
         self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
         self._plan, self.declared, self.attention = plan, declared, setup.attention
         self._calls = Calls(plan, setup, mesh, declared)
+        self._menu = Menu(setup, mesh, declared, self._calls)
         self.on_snapshot_end: OnEnd = lambda path, problem: None
         self.report_aside: Callable[..., None] = lambda kind, **fields: None
         start = partial(ChildProcess, setup.loss_memory_bytes, setup.compilation_cache)
@@ -80,9 +81,9 @@ class Engine:
         attention = "" if self.attention == "reference" else f", attention {self.attention}"
         return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
-    def warm_up(self, command: protocol.WarmUp) -> Result:
-        menu = Menu(self.setup, self.mesh, self.declared, self._calls)
-        self.programs.compile_ahead([partial(menu.calls, shape) for shape in command.programs], self.mesh)
+    def compile(self, command: protocol.Compile) -> Result:
+        order = Order(command.number, str(command.program), partial(self._menu.calls, command.program))
+        self.programs.order(order, self.mesh, lane=command.lane, is_last=command.is_last)
         return {}, {}
 
     def create_adapter(self, command: protocol.CreateAdapter) -> Result:

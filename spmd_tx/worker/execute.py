@@ -8,6 +8,7 @@ import numpy as np
 
 from spmd_tx.protocol import (
     AnyCommand,
+    Compile,
     CreateAdapter,
     CustomLoss,
     Decode,
@@ -25,7 +26,6 @@ from spmd_tx.protocol import (
     Snapshot,
     SwapIn,
     SwapOut,
-    WarmUp,
 )
 
 # Arrays and metrics of a reply, which may still be on their way from the device.
@@ -54,7 +54,7 @@ class Steps(Protocol):
     def load_sampler(self, command: LoadSampler) -> Result: ...
     def prefill(self, command: Prefill) -> Result: ...
     def decode(self, command: Decode) -> Result: ...
-    def warm_up(self, command: WarmUp) -> Result: ...
+    def compile(self, command: Compile) -> Result: ...
 
 
 def execute(steps: Steps, command: AnyCommand) -> Result:
@@ -92,8 +92,8 @@ def execute(steps: Steps, command: AnyCommand) -> Result:
             return steps.prefill(command)
         case Decode():
             return steps.decode(command)
-        case WarmUp():
-            return steps.warm_up(command)
+        case Compile():
+            return steps.compile(command)
         case Shutdown():
             return NOTHING
         case _:

@@ -1,11 +1,13 @@
 """Tells the coordinator, from a thread of its own, that this process is alive and what it is doing."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from types import TracebackType
+from typing import Any
 
 from spmd_tx.programs_protocol import CompileReport
-from spmd_tx.reports import BEAT_SECONDS, Beat
+from spmd_tx.reports import BEAT_SECONDS, Beat, Report
 from spmd_tx.worker.inbox import Inbox
 
 
@@ -16,6 +18,7 @@ class Heartbeat:
         self._inbox = inbox
         self._programs = programs
         self._wake = threading.Event()
+        self._untold: SimpleQueue[tuple[type[Report], dict[str, Any]]] = SimpleQueue()
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -29,8 +32,9 @@ class Heartbeat:
         self._wake.set()
         self._thread.join()
 
-    def beat(self) -> None:
-        """Beat at once: there is news. Any thread may ask."""
+    def tell(self, kind: type[Report], **fields: Any) -> None:
+        """Send a report, and a beat with it. Any thread may ask."""
+        self._untold.put((kind, fields))
         self._wake.set()
 
     def _run(self) -> None:
@@ -39,4 +43,13 @@ class Heartbeat:
                 self._wake.clear()
                 programs = self._programs() if self._programs else None
                 report(Beat, sequence=self._inbox.executing, programs=programs)
+                for kind, fields in self._news():
+                    report(kind, **fields)
                 self._wake.wait(BEAT_SECONDS)
+
+    def _news(self) -> Iterator[tuple[type[Report], dict[str, Any]]]:
+        try:
+            while True:
+                yield self._untold.get_nowait()
+        except Empty:
+            return

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from spmd_tx.protocol import (
+    Compile,
     Decode,
     Envelope,
     Forward,
@@ -25,7 +26,7 @@ from spmd_tx.reports import Reply, Report
 from spmd_tx.worker.execute import Result, Steps, execute
 
 # The engine returns from these as soon as the device has its work; the others wait for disks.
-DISPATCHED = (ForwardBackward, Forward, OptimStep, SwapOut, SwapIn, Prefill, Decode)
+DISPATCHED = (ForwardBackward, Forward, OptimStep, SwapOut, SwapIn, Prefill, Decode, Compile)
 
 
 @runtime_checkable

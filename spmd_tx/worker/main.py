@@ -18,7 +18,7 @@ import msgspec
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.protocol import Setup
-from spmd_tx.reports import Failure, Progress, Ready, Written
+from spmd_tx.reports import Compiled, Failure, Progress, Ready, Written
 from spmd_tx.secret import Keys, read_secret
 from spmd_tx.worker import mesh_address
 from spmd_tx.worker.accelerator import prepare_accelerator
@@ -72,8 +72,12 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
     assert secret is not None, "the agent hands the secret over"
     inbox = Inbox(options.coordinator, options.process_id, options.generation, Keys.of(secret))
     sys.excepthook = partial(_fail, inbox)
-    heart: Heartbeat  # which the programs tell when there is news
-    programs = Programs(lambda message: inbox.report(Progress, message=message), lambda: heart.beat())
+    heart: Heartbeat
+
+    def settled(number: int, seconds: float, error: str | None) -> None:
+        heart.tell(Compiled, number=number, seconds=seconds, error=error)
+
+    programs = Programs(lambda message: inbox.report(Progress, message=message), settled)
     heart = Heartbeat(inbox, programs.state if options.process_id == 0 else None)
     with heart:
         _work(inbox, options, start_engine, programs)

@@ -1,4 +1,4 @@
-"""Examples of the commands that clients can cause, one for each program: what is to be compiled ahead."""
+"""Examples of the commands that clients can cause, one for each program: what is compiled for them."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -46,6 +46,8 @@ class Menu:
                 return [calls.read_adapter(state, 0)]
             case "load_state":
                 return [calls.write_adapter(state, 0, self._slot, self._adapter)]
+            case "load_sampler":
+                return [calls.to_bank(state, self._one, 0, self._adapter)]
             case "swap_out":
                 return [calls.swap_out(state, 0)]
             case "swap_in":
@@ -73,6 +75,7 @@ class Menu:
             pages=np.zeros((shape.rows, shape.row_length), np.int32),
             copies=np.zeros((self._setup.decode_rows, 2), np.int32),
             logprobs=shape.logprobs,
+            wishes=_wishes(shape),
             tables=tables,
         )
 
@@ -92,27 +95,45 @@ class Menu:
             top_p=np.ones(rows, np.float32),
             stop_tokens=np.full((rows, STOP_TOKENS), -1, np.int32),
             tables=np.zeros((rows, shape.table), np.int32),
+            top=shape.top,
+            active=shape.active,
         )
 
 
 def _rows(shape: ProgramShape) -> protocol.PackedRows:
     tokens = np.zeros((shape.rows, shape.row_length), np.int32)
+    targets = np.zeros((*tokens.shape, shape.targets), np.int32) if shape.targets else tokens
     slots = np.zeros(shape.rows, np.int32)
-    return protocol.PackedRows(tokens=tokens, targets=tokens, segments=tokens, positions=tokens, slots=slots)
+    return protocol.PackedRows(tokens=tokens, targets=targets, segments=tokens, positions=tokens, slots=slots)
 
 
 def _loss(shape: ProgramShape) -> protocol.LossInputs:
     per_row = np.zeros(shape.rows, np.float32)
     per_token = np.zeros((shape.rows, shape.row_length), np.float32)
+    weights = np.zeros((*per_token.shape, shape.targets), np.float32) if shape.targets else per_token
     return protocol.LossInputs(
         kinds=np.zeros(shape.rows, np.int32),
         clip_low=per_token,
         clip_high=per_token,
         beta=per_row,
         kl_coeff=per_row,
-        weights=per_token,
+        weights=weights,
         advantages=per_token,
         sampling_logprobs=per_token,
+        ratio_mask=per_token if shape.sequences else None,
+    )
+
+
+def _wishes(shape: ProgramShape) -> protocol.PromptWishes | None:
+    if not (shape.top or shape.named or shape.draws):
+        return None
+    size = shape.rows, shape.row_length
+    return protocol.PromptWishes(
+        top=shape.top,
+        targets=np.zeros((*size, shape.named), np.int32),
+        draws=shape.draws,
+        seeds=np.zeros((*size, 2), np.uint32),
+        temperatures=np.ones(size, np.float32),
     )
 
 

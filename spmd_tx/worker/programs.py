@@ -1,24 +1,27 @@
-"""The compiled programs of a worker: each is compiled once, ahead of need in one thread or when it is wanted.
+"""The compiled programs of a worker: each is compiled once, when it is ordered, and run ever after.
 
 A step is compiled ahead of time for the shapes of its arguments, and called as that executable ever after.
-One thread goes through the menu that the coordinator sends. The thread that runs commands waits for a program
-if that one is at it, and else compiles it itself, at once: it never waits for programs of others.
+The coordinator orders programs, and sends a command only when its programs are ready on all workers, so that
+the thread that runs commands never compiles. There are two more threads, so that what somebody waits for does
+not wait for what is compiled ahead of need.
 
 Processes that compile the same program may have to meet (on GPUs they share what autotuning finds). So no two
-of them may each wait for a program that the other has not begun, and they do not: all run the same commands
-in the same order, and go through the same menu in the same order. What a command needs in one process is
-compiled by that very command in any other, if it is not there or on its way already; and whatever stands at
-the earliest unfinished place of the menu waits for nothing behind it. With one thread for both it would be
-otherwise: what one process prefers would stand behind what the other one is at.
+of them may each wait for a program that the other has not begun, and they do not: the orders come in one
+order, and each thread of a process takes its own in that order, like the same thread of any other process.
+A program that nobody has ordered, if there ever is one, is compiled by the command that needs it, at once;
+that is the same command in every process.
 """
 
 import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import jax
@@ -27,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.programs_protocol import CompileReport
+from spmd_tx.protocol import COMPILE_LANES
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.compile_counts import compile_counts
@@ -35,7 +39,7 @@ from spmd_tx.worker.free_memory import free_memory
 logger = logging.getLogger(__name__)
 
 STACK_BYTES = 64 << 20  # XLA recurses deeply, and the stacks of threads are small by default
-NICENESS = 5  # of the thread that compiles ahead: commands go before
+NICENESS = 5  # of the threads that compile: commands go before
 STOP_SECONDS = 5.0  # for the program that is being compiled when the worker is told to end
 
 
@@ -75,6 +79,18 @@ class Call:
         return " ".join([self.name, "x".join(map(str, self.shape))]).rstrip()
 
 
+@dataclass(frozen=True)
+class Order:
+    """What the coordinator wants to have compiled: the programs of one kind of command."""
+
+    number: int
+    what: str  # for people
+    calls: Callable[[], Sequence[Call]]  # with abstract state
+
+
+Settled = Callable[[int, float, str | None], None]  # number, seconds, what went wrong
+
+
 @dataclass
 class _Program:
     """A program that somebody compiles or has compiled."""
@@ -83,23 +99,50 @@ class _Program:
     is_settled: threading.Event = field(default_factory=threading.Event)
 
 
+class _Lane:
+    """A thread that compiles one thing after the other, from the first one on."""
+
+    def __init__(self, name: str) -> None:
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._has_begun = False
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._waiting.put(work)
+        if not self._has_begun:
+            self._has_begun = True
+            usual = threading.stack_size(STACK_BYTES)
+            self._thread.start()
+            threading.stack_size(usual)
+
+    def stop(self) -> bool:
+        """Begin nothing more; whether nothing is being compiled."""
+        self._waiting.put(None)
+        if self._has_begun:
+            self._thread.join(STOP_SECONDS)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (work := self._waiting.get()) is not None:
+            work()
+
+
 class Programs:
     """All programs of this process."""
 
-    def __init__(self, report: Callable[[str], None], on_change: Callable[[], None] = lambda: None) -> None:
-        """``report`` says what commands wait for, "" when they go on; ``on_change``: ``state`` is another."""
+    def __init__(self, report: Callable[[str], None], on_settled: Settled = lambda *order: None) -> None:
+        """``report`` says what commands wait for, "" when they go on; ``on_settled`` how orders end."""
         self._report = report
-        self._on_change = on_change
+        self._on_settled = on_settled
         self._counts = compile_counts()
         self._lock = threading.Lock()
         self._programs: dict[Hashable, _Program] = {}
         self._seen: set[Hashable] = set()  # of steps that are not programs of ours
-        self._is_free = threading.Event()  # no command waits for a compilation
-        self._is_free.set()
+        self._unforeseen = 0
         self._is_ending = False
-        self._thread: threading.Thread | None = None
-        self._ahead = ""  # what is being compiled ahead
-        self._ready, self._planned = 0, 0
+        self._lanes = [_Lane(f"programs {number}") for number in range(COMPILE_LANES)]
 
     def run(self, call: Call, mesh: Mesh) -> Any:
         """Run a program, which is compiled first if it is not there yet."""
@@ -107,6 +150,8 @@ class Programs:
         program = self._programs.get(call.key)
         executable = program.executable if program is not None else None
         if executable is None:
+            logger.warning("commands wait for %s, which nobody has ordered", call)
+            self._unforeseen += 1
             with self._waiting(str(call)):
                 executable = self._get(call, mesh)
         return executable(*arguments)
@@ -115,57 +160,33 @@ class Programs:
         """Wrap a step that compiles what it needs itself; the first with this key is reported."""
         return nullcontext() if key in self._seen else self._compiling(key)
 
-    def compile_ahead(self, menu: Sequence[Callable[[], Sequence[Call]]], mesh: Mesh) -> None:
-        """Begin to compile programs, in this order; each entry brings calls with abstract state."""
-        assert self._thread is None, "one menu, one thread"
-        self._planned = len(menu)
-        self._thread = threading.Thread(
-            target=self._work_through, args=(menu, mesh), name="programs", daemon=True
-        )
-        usual = threading.stack_size(STACK_BYTES)
-        self._thread.start()
-        threading.stack_size(usual)
+    def order(self, order: Order, mesh: Mesh, *, lane: int, is_last: bool = False) -> None:
+        """Compile these as soon as what was ordered before, in the same lane, is compiled."""
+        self._lanes[lane].put(partial(self._carry_out, order, mesh, is_last))
 
     def stop(self) -> bool:
         """Begin no more programs; whether none is being compiled. If one is, Python cannot end in order."""
         self._is_ending = True
-        self._is_free.set()
-        if self._thread is None:
-            return True
-        self._thread.join(STOP_SECONDS)
-        return not self._thread.is_alive()
+        have_ended = [lane.stop() for lane in self._lanes]
+        return all(have_ended)
 
     def state(self) -> CompileReport:
         """For the coordinator. Any thread may ask."""
-        return CompileReport(
-            ahead=self._ahead, ready=self._ready, planned=self._planned, counts=self._counts.all()
-        )
+        return CompileReport(counts=self._counts.all(), unforeseen=self._unforeseen)
 
-    def _work_through(self, menu: Sequence[Callable[[], Sequence[Call]]], mesh: Mesh) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        for calls in menu:
-            for call in calls():
-                self._is_free.wait()
-                if self._is_ending:
-                    return
-                self._one_ahead(call, mesh)
-            self._ready += 1
-        free_memory()
-        self._ahead = ""
-        self._on_change()
-
-    def _one_ahead(self, call: Call, mesh: Mesh) -> None:
-        program, is_mine = self._claim(call.key)
-        if not is_mine:
+    def _carry_out(self, order: Order, mesh: Mesh, is_last: bool) -> None:
+        if self._is_ending:
             return
-        self._ahead = str(call)
-        self._on_change()
+        began, error = time.monotonic(), None
         try:
-            self._compile(program, call, mesh)
-        except (RuntimeError, ValueError, TypeError, OSError) as problem:
-            # Whoever wants it will try again, and that is when it matters.
-            logger.warning("could not compile %s ahead: %s", call, problem)
+            for call in order.calls():
+                self._get(call, mesh)
+        except Exception as problem:  # whatever a compiler raises is the order's, and nobody else's
+            logger.warning("could not compile %s: %s", order.what, problem)
+            error = f"{type(problem).__name__}: {problem}"
+        if is_last:
+            free_memory()
+        self._on_settled(order.number, time.monotonic() - began, error)
 
     def _get(self, call: Call, mesh: Mesh) -> Callable[..., Any]:
         while True:
@@ -195,15 +216,8 @@ class Programs:
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """The menu stands still while a command waits."""
-        self._is_free.clear()
-        progress = f", {self._ready} of {self._planned} programs are ready" if self._planned else ""
-        self._report(f"compiling {what}{progress}")
-        try:
-            yield
-        finally:
-            self._is_free.set()
-            self._on_change()
+        self._report(f"compiling {what}")
+        yield
         self._report("")
 
     @contextmanager

@@ -58,6 +58,9 @@ def main() -> int:
         arrays, metrics = answer(envelope.command)
         reply = reports.Reply(**origin, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
         socket.send(protocol.encode(reply))
+        if isinstance(envelope.command, protocol.Compile):
+            compiled = reports.Compiled(**origin, number=envelope.command.number)
+            socket.send(protocol.encode(compiled))
         if isinstance(envelope.command, protocol.Shutdown):
             return 0
 

@@ -93,6 +93,8 @@ def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
         if options.process_id:
             arrays, metrics = {}, {}
         report(reports.Reply, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
+        if isinstance(command, protocol.Compile):
+            report(reports.Compiled, number=command.number)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 from spmd_tx.coordinator.compile_progress import CompileProgress, ProgramsHealth
 from spmd_tx.coordinator.metrics import REGISTRY
+from spmd_tx.coordinator.program_orders import Progress
 from spmd_tx.programs_protocol import CompileCount, CompileReport
 
 
@@ -30,9 +31,19 @@ def test_what_workers_count_since_they_started_is_added_up_over_generations():
 def test_health_says_what_is_compiled_ahead_and_how_much_is_ready():
     progress = CompileProgress()
     assert progress.health is None
-    progress.take(report(1, ready=3, planned=40, ahead="forward_backward 4x256"))
-    assert progress.health == ProgramsHealth(3, 40, "forward_backward 4x256")
-    progress.take(report(1, ready=40, planned=40))
+    progress.show(Progress(3, 40, ("forward_backward 4x256", "decode 4x16x1")))
+    assert progress.health == ProgramsHealth(3, 40, "forward_backward 4x256, decode 4x16x1")
+    progress.show(Progress(40, 40))
     assert progress.health == ProgramsHealth(40, 40)
     progress.begin()
     assert progress.health is None
+
+
+def test_what_commands_had_to_wait_for_is_counted():
+    def unforeseen():
+        return REGISTRY.get_sample_value("spmd_tx_unforeseen_compiles_total")
+
+    progress, before = CompileProgress(), unforeseen()
+    for count in (1, 1, 3):
+        progress.take(CompileReport(unforeseen=count))
+    assert unforeseen() == before + 3

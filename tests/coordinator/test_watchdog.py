@@ -71,13 +71,26 @@ def test_each_command_has_its_own_deadline(watchdog):
     assert pass_time(watchdog, TIMEOUT, oldest=19) == []
 
 
-def test_compilation_does_not_count(watchdog):
-    pass_time(watchdog, 1 + 9, oldest=4)
+def test_a_command_has_no_more_time_because_something_is_compiled(watchdog):
     watchdog.heard(progress(1, "compiling decode 4x16"))
-    assert pass_time(watchdog, 1000, oldest=4) == []
-    watchdog.heard(progress(1, ""))
-    assert pass_time(watchdog, 1, oldest=4) == []
+    assert pass_time(watchdog, 1 + TIMEOUT, oldest=4) == []
     assert pass_time(watchdog, 1, oldest=4) != []
+
+
+def test_a_program_past_its_deadline_is_named_and_no_command_is_blamed(watchdog):
+    def compile_for(seconds, number, program):
+        signs = []
+        for _ in range(round(seconds)):
+            signs += watchdog.passed(1.0, None, {number: program})
+            for worker in range(2):
+                watchdog.heard(beat(worker))
+        return signs
+
+    assert compile_for(1 + TIMEOUT, 1, "decode 4x16x1") == []
+    assert compile_for(1 + TIMEOUT, 2, "forward 1x64") == []  # each has its own time
+    signs = compile_for(1, 2, "forward 1x64")
+    assert [(sign.suspicion, sign.by_command, sign.orders) for sign in signs] == [(Suspicion.LATE, True, [2])]
+    assert signs[0].text == "forward 1x64 was not compiled within --command-timeout 10 s"
 
 
 def test_workers_that_do_not_get_ready_are_late():

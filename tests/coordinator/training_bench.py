@@ -16,11 +16,13 @@ from spmd_tx.coordinator import schemas, tinker_pb2
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.program_orders import ProgramOrders
 from spmd_tx.coordinator.request_log import Executed, History, Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
@@ -343,6 +345,10 @@ class TrainingBench:
             loss_runs=LossRuns(loss_limits(Bounds())),
         )
         self.versions = versions
+        if hasattr(workers, "compile"):
+            self.orders = ProgramOrders(workers.menu)
+            compilation, sampling = Compilation(workers, self.orders), self.sampling(self.bank, self.orders)
+            return Equipment(workers, training, versions, sampling, compilation)
         sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling
         return Equipment(workers, training, versions, sampling or NoSampling())
 

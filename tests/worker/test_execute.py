@@ -9,6 +9,7 @@ from spmd_tx import protocol
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import (
     AdapterSpec,
+    Compile,
     CreateAdapter,
     CustomLoss,
     Decode,
@@ -29,7 +30,6 @@ from spmd_tx.protocol import (
     Snapshot,
     SwapIn,
     SwapOut,
-    WarmUp,
 )
 from spmd_tx.reports import Reply
 from spmd_tx.worker.execute import execute
@@ -65,7 +65,7 @@ EXAMPLES = {
     "save_sampler": SaveSampler(slot=0, bank=1, adapter=ADAPTER),
     "page_out": PageOut(bank=1, adapter=ADAPTER, path="/x"),
     "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),
-    "warm_up": WarmUp(programs=[ProgramShape(step="decode", rows=1, table=4, active=1)]),
+    "compile": Compile(number=3, program=ProgramShape(step="decode", rows=1, table=4, active=1), lane=0),
     "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),
     "decode": DECODE,
 }

@@ -1,5 +1,6 @@
 import threading
 from functools import partial
+from queue import SimpleQueue
 
 import jax
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.compile_counts import compile_counts
-from spmd_tx.worker.programs import Call, Programs
+from spmd_tx.worker.programs import Call, Order, Programs
 
 SECONDS = 30
 
@@ -44,8 +45,14 @@ def messages():
 
 
 @pytest.fixture
-def programs(messages):
-    programs = Programs(messages.append)
+def settled():
+    """(number, error) of orders, as they are settled."""
+    return SimpleQueue()
+
+
+@pytest.fixture
+def programs(messages, settled):
+    programs = Programs(messages.append, lambda number, seconds, error: settled.put((number, error)))
     yield programs
     assert programs.stop()
 
@@ -54,13 +61,11 @@ def call(step, name="forward", shape=(8, 256), number=1):
     return Call(name, shape, step, (), rest=(np.full(shape, number, np.float32),))
 
 
-def ahead(programs, mesh, *steps, wait=True):
-    """Compile these, in this order, and go on when the last one is there."""
+def order(programs, mesh, *steps, lane=0):
+    """Order these, in this order; gives a call of each."""
     calls = [call(step, name) for name, step in zip("abc", steps, strict=False)]
-    programs.compile_ahead([partial(list, [each]) for each in calls], mesh)
-    if wait:
-        programs._thread.join(SECONDS)
-        assert programs.state().ready == len(steps)
+    for number, each in enumerate(calls):
+        programs.order(Order(number, str(each), partial(list, [each])), mesh, lane=lane)
     return calls
 
 
@@ -84,73 +89,78 @@ def test_a_step_that_compiles_by_itself_is_reported_the_first_time_only(programs
     assert messages == ["compiling custom_loss 2x3", "run", "", "run", "compiling custom_loss 4x5", "run", ""]
 
 
-def test_what_was_compiled_ahead_is_not_compiled_again(mesh, programs, messages):
+@pytest.mark.parametrize("lane", [0, 1])
+def test_what_was_ordered_is_run_without_waiting(mesh, programs, messages, settled, caplog, lane):
     step = Step()
-    (program,) = ahead(programs, mesh, step)
+    (program,) = order(programs, mesh, step, lane=lane)
+    assert settled.get(timeout=SECONDS) == (0, None)
     assert programs.run(program, mesh).max() == 2
-    assert step.compiled_in == ["programs"]
-    assert messages == []
+    assert len(step.compiled_in) == 1
+    assert step.compiled_in != ["MainThread"]
+    assert (messages, caplog.text, programs.state().unforeseen) == ([], "", 0)
 
 
-def test_a_command_does_not_wait_for_the_programs_of_others(mesh, programs, messages):
+def test_what_somebody_waits_for_does_not_wait_for_what_is_compiled_ahead(mesh, programs, settled):
+    ahead, wanted = Step(), Step()
+    ahead.may_end.clear()
+    order(programs, mesh, ahead, lane=1)
+    assert ahead.begun.wait(SECONDS)
+    programs.order(Order(7, "wanted", lambda: [call(wanted, "wanted")]), mesh, lane=0)
+    assert settled.get(timeout=SECONDS) == (7, None)
+    ahead.may_end.set()
+    assert settled.get(timeout=SECONDS) == (0, None)
+
+
+def test_orders_of_a_kind_are_carried_out_one_after_the_other(mesh, programs, settled):
     first, second = Step(), Step()
     first.may_end.clear()
-    _, wanted = ahead(programs, mesh, first, second, wait=False)
+    order(programs, mesh, first, second)
     assert first.begun.wait(SECONDS)
-    programs.run(wanted, mesh)
-    assert messages == ["compiling b 8x256, 0 of 2 programs are ready", ""]
+    assert second.compiled_in == []
     first.may_end.set()
-    programs._thread.join(SECONDS)
-    assert (first.compiled_in, second.compiled_in) == (["programs"], ["MainThread"])
-    assert programs.state().ready == 2
+    assert [settled.get(timeout=SECONDS) for _ in range(2)] == [(0, None), (1, None)]
 
 
-def test_a_command_waits_for_its_program_if_that_is_on_its_way(mesh, programs):
+def test_a_program_that_is_ordered_twice_is_compiled_once(mesh, programs, settled):
     step = Step()
     step.may_end.clear()
-    (wanted,) = ahead(programs, mesh, step, wait=False)
+    order(programs, mesh, step, lane=1)
     assert step.begun.wait(SECONDS)
-    threading.Timer(0.1, step.may_end.set).start()
-    assert programs.run(wanted, mesh).max() == 2
-    assert step.compiled_in == ["programs"]
+    order(programs, mesh, step)
+    step.may_end.set()
+    assert [settled.get(timeout=SECONDS) for _ in range(2)] == [(0, None), (0, None)]
+    assert len(step.compiled_in) == 1
 
 
-def test_the_menu_stands_still_while_a_command_waits(mesh, programs):
-    wanted, first, second = Step(), Step(), Step()
-    first.may_end.clear()
-    ahead(programs, mesh, first, second, wait=False)
-    assert first.begun.wait(SECONDS)
-    wanted.may_end.clear()
-    command = threading.Thread(target=programs.run, args=(call(wanted, "wanted"), mesh))
-    command.start()
-    assert wanted.begun.wait(SECONDS)
-    first.may_end.set()
-    assert not second.begun.wait(0.1)
-    wanted.may_end.set()
-    command.join(SECONDS)
-    assert second.begun.wait(SECONDS)
+def test_a_command_whose_program_nobody_has_ordered_compiles_it_and_says_so(mesh, programs, messages, caplog):
+    step = Step()
+    assert programs.run(call(step), mesh).max() == 2
+    assert step.compiled_in == ["MainThread"]
+    assert "commands wait for forward 8x256, which nobody has ordered" in caplog.text
+    assert programs.state().unforeseen == 1
 
 
-def test_a_failure_ahead_of_need_ends_nothing_and_is_the_commands_own_when_it_comes(mesh, programs, caplog):
+def test_a_program_that_cannot_be_compiled_is_told_and_the_next_one_is(mesh, programs, settled, caplog):
     broken, sound = Step(RuntimeError("no room")), Step()
-    wanted, _ = ahead(programs, mesh, broken, sound)
-    assert "could not compile a 8x256 ahead: no room" in caplog.text
-    with pytest.raises(RuntimeError, match="no room"):
-        programs.run(wanted, mesh)
+    wanted, _ = order(programs, mesh, broken, sound)
+    assert [settled.get(timeout=SECONDS) for _ in range(2)] == [(0, "RuntimeError: no room"), (1, None)]
+    assert "could not compile a 8x256: no room" in caplog.text
     broken.error = None
+    order(programs, mesh, broken)
+    assert settled.get(timeout=SECONDS) == (0, None)
     assert programs.run(wanted, mesh).max() == 2
 
 
-def test_the_end_does_not_wait_for_the_rest_of_the_menu(mesh, messages, monkeypatch):
+def test_the_end_does_not_wait_for_what_is_ordered(mesh, messages, monkeypatch):
     monkeypatch.setattr("spmd_tx.worker.programs.STOP_SECONDS", 0.05)
     first, second = Step(), Step()
     first.may_end.clear()
     programs = Programs(messages.append)
-    ahead(programs, mesh, first, second, wait=False)
+    order(programs, mesh, first, second)
     assert first.begun.wait(SECONDS)
     assert not programs.stop()
     first.may_end.set()
-    assert programs.stop()
+    programs._lanes[0]._thread.join(SECONDS)
     assert second.compiled_in == []
 
 

@@ -83,7 +83,7 @@ class SumEngine:
 
     forward = forward_backward = custom_loss = optim_step = save_sampler = page_out = load_sampler = (
         prefill
-    ) = warm_up = None
+    ) = compile = None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""Which programs the steps of models need, and which models wait for theirs."""
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from typing import Protocol
+
+from spmd_tx.coordinator.compilation import Compilation, Settled
+from spmd_tx.coordinator.program_orders import Wish
+from spmd_tx.coordinator.trained_model import MOST_UNSENT, ChunkStep, TrainedModel
+from spmd_tx.coordinator.training_slots import SWAPS, TrainingSlots
+from spmd_tx.errors import CompileFailed
+from spmd_tx.programs_protocol import ProgramShape
+
+
+class Wishing(Protocol):
+    """What is used of the sample batch."""
+
+    def wishes(self) -> list[Wish]: ...
+
+
+class StepPrograms:
+    """Without a ``compilation`` all programs are there."""
+
+    def __init__(self, compilation: Compilation | None, slots: TrainingSlots) -> None:
+        self._compilation = compilation
+        self._slots = slots
+        self._not_compiled: list[Settled] = []  # which models have not been told of
+
+    @property
+    def is_compiling(self) -> bool:
+        return self._compilation is not None and self._compilation.is_out
+
+    @property
+    def waiting(self) -> set[str]:
+        """The requests whose programs are being compiled."""
+        return set() if self._compilation is None else self._compilation.waiting
+
+    @property
+    def blamed(self) -> set[str]:
+        """The requests whose program may be why the workers are lost."""
+        return set() if self._compilation is None else self._compilation.blamed
+
+    def settle(self) -> list[Settled]:
+        """What has been compiled, or could not be. Raises MeshError when the workers are lost."""
+        settled = [] if self._compilation is None else self._compilation.settle()
+        self._not_compiled += [each for each in settled if each.error is not None]
+        return settled
+
+    def look(self, models: Sequence[TrainedModel]) -> None:
+        """See which models wait for programs. Requests fail whose programs could not be compiled."""
+        failed, self._not_compiled = self._not_compiled, []
+        for settled in failed:
+            for model in models:
+                if model.unsent and settled.program in model.missing:
+                    model.give_up_next(CompileFailed(settled.error))
+        if self._compilation is not None:
+            for model in models:
+                model.missing = self.missing(model) if model.unsent else ()
+
+    def missing(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> Sequence[ProgramShape]:
+        """Which programs of a model's next step, and of seating it, are not ready."""
+        if self._compilation is None:
+            return ()
+        is_ready, step, missing = self._compilation.orders.is_ready, model.unsent[0], []
+        if not step.has_programs:
+            missing = [program for program in step.programs if not is_ready(program)]
+            # A command may need others by the time at which it is sent.
+            step.has_programs = not missing and isinstance(step, ChunkStep)
+        if not model.has_slot and step.needs_slot and not all(map(is_ready, SWAPS)):
+            missing += [swap for swap in self._slots.programs(model, beside) if not is_ready(swap)]
+        return missing
+
+    def order(
+        self,
+        models: Sequence[TrainedModel],
+        sampling: Wishing,
+        on_answer: Callable[[], None],
+        *,
+        only_awaited: bool,
+    ) -> None:
+        """Have compiled what models and samples wait for, or ahead of need what they may."""
+        if self._compilation is None:
+            return
+        wishes = [
+            Wish(program, model.session_id, model.unsent[0].request_id)
+            for model in models
+            for program in model.missing
+        ]
+        wishes += sampling.wishes()
+        for model in models:
+            wishes += self._wishes_ahead(model)
+        self._compilation.advance(wishes, on_answer, only_awaited=only_awaited)
+
+    def _wishes_ahead(self, model: TrainedModel) -> list[Wish]:
+        """What the steps behind the next one will wait for."""
+        assert self._compilation is not None
+        is_ready = self._compilation.orders.is_ready
+        return [
+            Wish(program, model.session_id, step.request_id)
+            for step in islice(model.unsent, 1, MOST_UNSENT)
+            if not step.has_programs
+            for program in step.programs
+            if not is_ready(program)
+        ]
