@@ -5,9 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,7 +25,9 @@ running: list["Server"] = []  # whose logs belong to the report of a failed test
 class Server:
     """A running server, its data and its log."""
 
-    def __init__(self, model_dir: Path, data_dir: Path, **options: object) -> None:
+    def __init__(
+        self, model_dir: Path, data_dir: Path, command: Sequence[str] = (str(COMMAND),), **options: object
+    ) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self.url = f"http://127.0.0.1:{options.get('port') or free_port()}"
@@ -41,7 +44,7 @@ class Server:
             "warm_up": "off",
             **options,
         }
-        command = [str(COMMAND), "serve"]
+        command = [*command, "serve"]
         for name, value in options.items():
             command += ["--" + name.replace("_", "-"), str(value)]
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
@@ -88,7 +91,7 @@ class Server:
 
 
 @contextmanager
-def serving(model_dir: Path, data_dir: Path, **options: object) -> Iterator[Server]:
+def serving(model_dir: Path, data_dir: Path, **options: Any) -> Iterator[Server]:
     """Start a server; it may not be ready yet."""
     server = Server(model_dir, data_dir, **options)
     running.append(server)
