@@ -132,21 +132,23 @@ class Mallory:
         Sessions end first, as some requests wait for a number that never comes.
         """
         body = {"reason": {"type": "success"}}
-        with self._client() as client:
+        deadline = time.monotonic() + seconds
+        with self._client() as client, ThreadPoolExecutor(CONNECTIONS) as threads:
             for session in self._book.sessions:
                 client.post(f"{API}sessions/{session}/finish", json=body).raise_for_status()
-        with ThreadPoolExecutor(CONNECTIONS) as threads:
-            list(threads.map(lambda item: self._settle(*item, seconds), list(self._book.requests.items())))
+            for each in [
+                threads.submit(self._settle, client, *item, deadline) for item in self._book.requests.items()
+            ]:
+                each.result()
 
-    def _settle(self, request_id: str, line: str, seconds: float) -> None:
-        with self._client() as client:
-            try:
-                answer = client.post(
-                    API + "retrieve_future", json={"request_id": request_id}, timeout=seconds
-                )
-            except httpx.TransportError as error:
-                self._book.find(f"its future cannot be asked for: {error!r}", line)
-                return
+    def _settle(self, client: httpx.Client, request_id: str, line: str, deadline: float) -> None:
+        try:
+            answer = client.post(API + "retrieve_future", json={"request_id": request_id})
+            while answer.status_code == 408 and time.monotonic() < deadline:
+                answer = client.post(API + "retrieve_future", json={"request_id": request_id})
+        except httpx.TransportError as error:
+            self._book.find(f"its future cannot be asked for: {error!r}", line)
+            return
         self._judge(answer, line)
 
     def _judge(self, answer: httpx.Response, line: str) -> None:
