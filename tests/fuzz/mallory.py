@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
