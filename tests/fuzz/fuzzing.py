@@ -67,7 +67,7 @@ class Run:
         if self._started():
             self._alice.start()
             self._prober.start()
-            if all(self._play(part) and self._restarted() for part in parts):
+            if all(self._play(part) and self._goes_on() for part in parts):
                 self._settle()
             self._prober.end()
             self._alice.leave()
@@ -82,6 +82,13 @@ class Run:
             self._alice.allow(ROUNDS_AT_ONCE)
             self._mallory.play(stories[place : place + STORIES_AT_ONCE])
         return self._has_survived()
+
+    def _goes_on(self) -> bool:
+        """Whether it does after a kill."""
+        if not self._restarted():
+            return False
+        self._mallory.finish_sessions()
+        return True
 
     def _settle(self) -> None:
         """When nothing new is sent, everything comes to an end."""

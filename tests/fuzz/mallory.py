@@ -127,16 +127,17 @@ class Mallory:
         timeout = POLL_SECONDS if call.is_poll else SECONDS
         return client.request(call.method, url, content=call.body, headers=headers, timeout=timeout)
 
-    def settle(self, seconds: float) -> None:
-        """Every future ends, and none with an internal error.
+    def finish_sessions(self) -> None:
+        """Those of all stories so far; some requests in them wait for a number that never comes."""
+        with self._client() as client:
+            while self._book.sessions:
+                path = f"{API}sessions/{self._book.sessions.pop()}/finish"
+                client.post(path, json={"reason": {"type": "success"}}).raise_for_status()
 
-        Sessions end first, as some requests wait for a number that never comes.
-        """
-        body = {"reason": {"type": "success"}}
+    def settle(self, seconds: float) -> None:
+        """Every future ends, and none with an internal error."""
         deadline = time.monotonic() + seconds
         with self._client() as client, ThreadPoolExecutor(CONNECTIONS) as threads:
-            for session in self._book.sessions:
-                client.post(f"{API}sessions/{session}/finish", json=body).raise_for_status()
             for each in [
                 threads.submit(self._settle, client, *item, deadline) for item in self._book.requests.items()
             ]:
