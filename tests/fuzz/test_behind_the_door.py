@@ -19,7 +19,7 @@ SEED = int(os.environ.get("FUZZ_SEED", "1"))
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "300"))
 ONLY = [int(number) for number in os.environ.get("FUZZ_STORIES", "").split(",") if number]
 SHORT = range(24), range(24, 32), range(0)
-LONG = 160  # stories between two kills
+LONG = 64  # stories between two kills
 
 pytestmark = pytest.mark.timeout(3600)
 
