@@ -38,6 +38,7 @@ from spmd_tx.errors import (
 )
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
+WITHDRAWN = CHUNKED_KINDS | {"optim_step"}  # kinds that leave nothing behind if none of their steps was sent
 HALF_DONE = "the server failed in the middle of one of its requests"
 
 Result = TypeVar("Result")
@@ -121,9 +122,13 @@ class Execution:
         if request.kind == "sample":
             self.cancel(request, failed)
             return True
-        if request.id in self._at_work:
+        if request.id not in self._at_work:
+            self._given_up[request.id] = failed.error  # until its turn comes
+        elif request.kind in WITHDRAWN and self.lines[request.line].model.withdraw(request.id):
+            self.lines[request.line].pass_over(request, failed.error)
+            self._wake()  # what is behind it may be sent
+        else:
             return False
-        self._given_up[request.id] = failed.error
         self._finish(request, failed)
         return True
 

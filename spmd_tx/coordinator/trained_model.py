@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spmd_tx.coordinator.batching import Chunk, ChunkOutput
-from spmd_tx.errors import CompileFailed, MeshError
+from spmd_tx.errors import Abandoned, CompileFailed, MeshError
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand
 from spmd_tx.reports import Reply
@@ -30,7 +30,7 @@ class ChunkStep:
     def may_change_state(self) -> bool:
         return not self.chunk.forward_only
 
-    def lose(self, error: MeshError | CompileFailed) -> None:
+    def lose(self, error: MeshError | CompileFailed | Abandoned) -> None:
         fail(self.output, error)
 
 
@@ -54,14 +54,14 @@ class CommandStep:
     def may_change_state(self) -> bool:
         return self.needs_slot
 
-    def lose(self, error: MeshError | CompileFailed) -> None:
+    def lose(self, error: MeshError | CompileFailed | Abandoned) -> None:
         fail(self.reply, error)
 
 
 Step = ChunkStep | CommandStep
 
 
-def fail(answer: asyncio.Future[Any], error: MeshError | CompileFailed) -> None:
+def fail(answer: asyncio.Future[Any], error: MeshError | CompileFailed | Abandoned) -> None:
     """Give an error to whoever waits; that nobody does is no reason to complain."""
     if not answer.done():
         answer.set_exception(error)
@@ -82,6 +82,7 @@ class TrainedModel:
         self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon put in more steps
         self.effects = 0  # steps put in so far that may change its state
         self._lost: MeshError | None = None
+        self._sent_last = ""  # the request whose step was sent last
         self._slot: int | None = None
         self._adapter: AdapterSpec | None = None
         self._on_step = on_step
@@ -142,6 +143,7 @@ class TrainedModel:
     def take(self) -> Step:
         """The next step, which must be sent now."""
         step = self.unsent.popleft()
+        self._sent_last = step.request_id
         self._sent.set()
         return step
 
@@ -159,6 +161,17 @@ class TrainedModel:
                 kept.append(step)
         self.unsent, self.missing = kept, ()
         self._sent.set()
+
+    def withdraw(self, request_id: str) -> bool:
+        """Take back the steps of a request that has put in all of them; False if any was sent."""
+        mine = [step for step in self.unsent if step.request_id == request_id]
+        if not mine or self._sent_last == request_id:
+            return False
+        self.unsent, self.missing = deque(each for each in self.unsent if each.request_id != request_id), ()
+        for step in mine:
+            step.lose(Abandoned("it was given up"))
+        self._sent.set()
+        return True
 
     async def room(self) -> None:
         """Return when there is room to prepare more."""

@@ -60,6 +60,24 @@ async def test_what_is_next_in_line_is_never_begun(bench):
     assert len(bench.workers.sent(ForwardBackward)) == 7
 
 
+async def test_what_is_ready_to_be_sent_is_taken_back(bench):
+    bench.create(A, seed=5)
+    seq_id = await bench.hold(A, 1)
+    first, stepped, last = (
+        bench.train(A, seq_id, 10),
+        bench.step(A, seq_id + 1),
+        bench.train(A, seq_id + 2, 20),
+    )
+    await bench.prepared(A, 3)
+    for request_id in (first, stepped):
+        assert bench.scheduler.give_up(request_id, WHY)
+        assert await bench.failure(request_id, "server") == TOLD
+    bench.let_go()
+    await bench.result(last)
+    assert len(bench.workers.sent(ForwardBackward)) == 1
+    assert len(bench.workers.sent(OptimStep)) == 3  # those that held it up
+
+
 async def test_what_has_begun_keeps_its_result(bench):
     await bench.result(bench.create(A))
     bench.workers.is_holding = True
@@ -105,25 +123,25 @@ async def test_a_model_that_was_given_up_before_it_was_made_says_why(bench):
     assert f"{A} was not created: {TOLD}" in await bench.failure(waiting)
 
 
-async def test_an_answer_that_others_were_built_on_cannot_be_left_out(bench):
+@pytest.mark.parametrize("ahead", [8, 3], ids=["before its turn", "ready to be sent"])
+async def test_an_answer_that_others_were_built_on_cannot_be_left_out(bench, ahead):
     """The step's result was stored before that of the gradients it used, and the workers were lost then."""
     await bench.result(bench.create(A))
-    trained = [bench.train(A, seq_id, 10) for seq_id in range(1, 10)][-1]
-    bench.step(A, 10, learning_rate=0.5)
+    trained = [bench.train(A, seq_id, 10) for seq_id in range(1, ahead + 2)][-1]
+    bench.step(A, ahead + 2, learning_rate=0.5)
     await bench.settled()
     bench.log.outcomes.pop(trained)
     bench.log.order.remove(trained)
     bench.log._settled[trained].clear()
     bench.scheduler._unfinished.add(bench.log.requests[trained])
     await next_generation(bench, holds=(CreateAdapter, ForwardBackward))
-    await bench.prepared(A, 4)
+    await bench.prepared(A, min(4, ahead))
     assert bench.scheduler.give_up(trained, WHY)
     bench.workers.holds = ()
     bench.let_go()
     assert await bench.failure(trained, "server") == TOLD
-    message = await bench.failure(bench.step(A, 11))
-    assert message == f"{A} cannot be restored: request 9 is not run again, it was {TOLD}"
-    assert bench.workers.sent(OptimStep) == []
+    message = await bench.failure(bench.step(A, ahead + 3))
+    assert message == f"{A} cannot be restored: request {ahead + 1} is not run again, it was {TOLD}"
 
 
 async def test_a_sample_is_cancelled_wherever_it_is(tmp_path, sampling):
