@@ -230,7 +230,7 @@ def make_equipment(
     limits = SamplingLimits(menu=menu, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
     ahead = make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
-    orders = ProgramOrders(ahead)
+    orders = ProgramOrders(program for program in ahead if program not in workers.avoided)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear, at_work, orders)
     return Equipment(workers, training, versions, batch, Compilation(workers, orders))
 

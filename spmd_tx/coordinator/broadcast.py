@@ -75,6 +75,7 @@ class Hub:
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.programs = CompileProgress()
+        self.avoided: set[ProgramShape] = set()  # whose compilation may have ended a generation
         self._send = send
         self._generation: _Generation | None = None
 
@@ -152,7 +153,7 @@ class Hub:
         self.be_busy("")
         generation, self._generation = self._generation, None
         if generation is not None:
-            generation.lose(loss, culprit, orders)
+            self.avoided |= generation.lose(loss, culprit, orders)
 
     def includes(self, report: AnyReport) -> bool:
         """Whether its sender belongs to this generation."""
@@ -279,13 +280,19 @@ class _Generation:
         place = sequence - self.answered
         return self._sent[place].name if 0 <= place < len(self._sent) else "done"
 
-    def lose(self, loss: WorkerLost, culprit: int | None, orders: Collection[int] | None) -> None:
+    def lose(
+        self, loss: WorkerLost, culprit: int | None, orders: Collection[int] | None
+    ) -> set[ProgramShape]:
+        """The programs whose compilation may be the cause."""
+        suspected = set()
         for number, order in self._orders.items():
             may_be = loss.by_command and (orders is None or number in orders)
             _fail(order.answer, WorkerLost(str(loss), may_be))
+            suspected |= {order.program} if may_be else set()
         for number, sent in enumerate(self._sent, start=self.answered):
             _fail(sent.answer, WorkerLost(str(loss), loss.by_command and culprit in (None, number)))
         _fail(self.all_ready, loss)
+        return suspected
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:

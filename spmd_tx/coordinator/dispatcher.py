@@ -51,6 +51,7 @@ Outcomes = list[tuple[str, Outcome]]
 class Workers(Compilers, Protocol):
     """All worker processes, as one."""
 
+    avoided: set[ProgramShape]  # that nobody should have compiled who does not need them
     busy: str | None  # what they do instead of running commands: "loading weights 45 %"
     on_written: Callable[
         [Written], None

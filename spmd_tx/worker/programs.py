@@ -39,7 +39,8 @@ from spmd_tx.worker.free_memory import free_memory
 logger = logging.getLogger(__name__)
 
 STACK_BYTES = 64 << 20  # XLA recurses deeply, and the stacks of threads are small by default
-NICENESS = 5  # of the threads that compile: commands go before
+AWAITED = 0  # the lane of what somebody waits for
+NICENESS = 5  # of the thread that compiles ahead: commands go before
 STOP_SECONDS = 5.0  # for the program that is being compiled when the worker is told to end
 
 
@@ -102,7 +103,8 @@ class _Program:
 class _Lane:
     """A thread that compiles one thing after the other, from the first one on."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, niceness: int) -> None:
+        self._niceness = niceness
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._has_begun = False
@@ -123,8 +125,8 @@ class _Lane:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        if sys.platform == "linux" and self._niceness:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         while (work := self._waiting.get()) is not None:
             work()
 
@@ -142,7 +144,9 @@ class Programs:
         self._seen: set[Hashable] = set()  # of steps that are not programs of ours
         self._unforeseen = 0
         self._is_ending = False
-        self._lanes = [_Lane(f"programs {number}") for number in range(COMPILE_LANES)]
+        self._lanes = [
+            _Lane(f"programs {lane}", 0 if lane == AWAITED else NICENESS) for lane in range(COMPILE_LANES)
+        ]
 
     def run(self, call: Call, mesh: Mesh) -> Any:
         """Run a program, which is compiled first if it is not there yet."""

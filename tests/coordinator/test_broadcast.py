@@ -2,11 +2,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.broadcast import NO_COMMAND, Hub
 from spmd_tx.errors import CommandGap, WorkerLost
 from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, CreateAdapter, Envelope, OptimStep, decode_to_worker
-from spmd_tx.reports import Beat, Hello, Progress, Ready, Reply, Written
+from spmd_tx.reports import Beat, Compiled, Hello, Progress, Ready, Reply, Written
 from tests.tiny_setup import tiny_setup
 
 GENERATION = 3
@@ -210,3 +211,34 @@ async def test_commands_have_names(hub):
     for command in (COMMANDS[0], STEP):
         hub.send(command)
     assert [hub.name_of(number) for number in range(2)] == ["create_adapter", "optim_step"]
+
+
+async def test_a_program_is_compiled_when_all_workers_say_so_and_the_slowest_counts(pair):
+    workers = [FakeWorker(pair, process) for process in (0, 1)]
+    for worker in workers:
+        worker.join()
+    program = ProgramShape(step="optim_step")
+    answer = pair.compile(program, lane=0)
+    (envelope,) = workers[1].received()
+    assert (envelope.command.number, envelope.command.program) == (1, program)
+    assert pair.compiling() == {}
+    for worker in workers:
+        worker.report(Reply, sequence=0)
+    assert pair.compiling() == {1: "optim_step"}
+    workers[1].report(Compiled, number=1, seconds=3.0)
+    assert not answer.done()
+    workers[0].report(Compiled, number=1, seconds=2.0)
+    assert (answer.result().seconds, answer.result().error, pair.compiling()) == (3.0, None, {})
+    assert not pair.was_useful
+
+
+@pytest.mark.parametrize("orders, blamed", [([1], [True, False]), (None, [True, True]), ((), [False, False])])
+async def test_a_lost_generation_blames_the_orders_that_may_be_the_cause_and_avoids_them(hub, orders, blamed):
+    FakeWorker(hub, 0).join()
+    programs = [ProgramShape(step="optim_step"), ProgramShape(step="swap_in")]
+    answers = [hub.compile(program, lane=lane) for lane, program in enumerate(programs)]
+    hub.lose(WorkerLost("too late", by_command=True), NO_COMMAND, orders)
+    assert [answer.exception().by_command for answer in answers] == blamed
+    assert hub.avoided == {program for program, is_blamed in zip(programs, blamed, strict=True) if is_blamed}
+    late = hub.compile(programs[0], lane=0)
+    assert not late.exception().by_command, "what is sent to nobody is not the cause"
