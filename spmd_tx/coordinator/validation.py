@@ -36,6 +36,7 @@ class Limits:
 
 
 MAX_SAMPLES = 1024  # of one request
+HOTTEST = 3e38  # that is finite as a float32
 
 
 def check_adam(request: OptimStepRequest) -> AdamParams:
@@ -127,7 +128,10 @@ def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
 
 def _check_sampling_params(params: SamplingParams, limits: Limits) -> None:
     refusals = {
-        "temperature": (0 <= params.temperature < math.inf, "a finite number, at least 0 (0 is greedy)"),
+        "temperature": (
+            0 <= params.temperature <= HOTTEST,
+            "a finite number, at least 0 (0 is greedy), and at most 3e38",
+        ),
         "top_p": (0 < params.top_p <= 1, "above 0 and at most 1 (1 is off)"),
         "top_k": (params.top_k == -1 or params.top_k >= 1, "at least 1, or -1 (off)"),
         "max_tokens": (params.max_tokens is None or params.max_tokens >= 1, "at least 1, or left out"),

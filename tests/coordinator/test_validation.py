@@ -111,6 +111,7 @@ def sample(*prompt: int, num_samples: int = 1, **params) -> SampleRequest:
         (sample(1, num_samples=1025), "num_samples is 1025"),
         (sample(1, temperature=-1.0), "temperature is -1.0; it must be a finite number, at least 0"),
         (sample(1, temperature=float("nan")), "temperature is nan"),
+        (sample(1, temperature=1e39), "temperature is 1e+39"),
         (sample(1, top_p=0.0), "top_p is 0.0; it must be above 0 and at most 1"),
         (sample(1, top_p=1.5), "top_p is 1.5"),
         (sample(1, top_k=0), "top_k is 0; it must be at least 1, or -1"),
