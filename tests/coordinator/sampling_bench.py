@@ -61,6 +61,7 @@ class Bench:
         slots=4,
         listener=ignore,
         model=MODEL,
+        programs=None,
     ):
         limits = SamplingLimits(
             menu=Menu(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
@@ -68,7 +69,9 @@ class Bench:
             decode_steps=decode_steps,
         )
         self.bank = VersionBank(slots, Path("/paged-out"))
-        self.batch = SampleBatch(SamplingModel(model, MAX_CONTEXT, Words()), self.bank, limits, listener)
+        self.batch = SampleBatch(
+            SamplingModel(model, MAX_CONTEXT, Words()), self.bank, limits, listener, programs=programs
+        )
         self.prefills = set(limits.menu.prefills())
         self.decodes = {(rows, table) for rows, table, _ in limits.menu.decodes(slots)}
         self.device = FakeDevice(shards, pages, PAGE_SIZE)
