@@ -25,7 +25,7 @@ def bench_with(*programs):
 
 
 def test_rows_take_turns_in_a_smaller_program_until_theirs_is_ready():
-    bench, orders = bench_with(SMALL)
+    bench, _orders = bench_with(SMALL)
     for number in range(3):
         bench.admit(f"{number}", prompt_of(5, number), max_tokens=20, seed=number)
     bench.run()

@@ -44,7 +44,7 @@ OPTIM_STEP = OptimStep(
 DECODE = Decode(
     steps=1,
     **dict.fromkeys(
-        [name for name in Decode.__struct_fields__ if name not in ("steps", "top")],
+        [name for name in Decode.__struct_fields__ if name not in ("steps", "top", "active")],
         np.zeros((1, 1), np.int32),
     ),
 )
