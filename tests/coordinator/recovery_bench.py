@@ -17,6 +17,7 @@ from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.compile_progress import CompileProgress
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.progress import Progress
@@ -26,8 +27,9 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AnyCommand
-from spmd_tx.reports import Reply, Written
+from spmd_tx.reports import Compiled, Reply, Written
 from tests.coordinator.replay_device import ReplayDevice, write_state
 from tests.coordinator.sampling_bench import MODEL, Words
 
@@ -44,7 +46,9 @@ class SimulatedWorkers:
 
     def __init__(self) -> None:
         self.busy: str | None = None
-        self.on_written = lambda report: None
+        self.on_written = self.on_custom_loss = lambda report: None
+        self.programs = CompileProgress()
+        self.avoided: set[ProgramShape] = set()
         self.device = ReplayDevice(PAGES, page_size=16)
         self._pending: deque[tuple[AnyCommand, asyncio.Future[Reply]]] = deque()
         self._sent = 0
@@ -56,6 +60,15 @@ class SimulatedWorkers:
             _fail(answer, self._lost)
         else:
             self._pending.append((command, answer))
+        return answer
+
+    def compile(self, program: ProgramShape, *, lane: int, is_last: bool) -> asyncio.Future[Compiled]:
+        """Nothing takes any time but commands."""
+        answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
+        if self._lost is not None:
+            _fail(answer, self._lost)
+        else:
+            answer.set_result(Compiled(generation=1, process=0, number=0, seconds=0.0))
         return answer
 
     def finish(self, count: int) -> int:
@@ -146,6 +159,7 @@ class Coordinator:
     def __init__(self, folder: Path) -> None:
         self.config = ServerConfig(
             base_model="tiny",
+            warm_up="off",
             data_dir=folder,
             max_lora_adapters=2,
             max_lora_rank=4,

@@ -120,13 +120,13 @@ async def test_a_model_with_half_of_a_request_is_not_used_until_it_is_restored(b
     await bench.result(bench.create(A))
     await train_for_a_while(bench, A)
     expected = dict(bench.workers.weights)
-    original = TrainedModel.put_chunk
+    original = TrainedModel.put_chunks
 
-    def put_chunk(model, chunk):
-        original(model, chunk)
+    def put_chunks(model, chunks):
+        original(model, chunks)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(TrainedModel, "put_chunk", put_chunk)
+    monkeypatch.setattr(TrainedModel, "put_chunks", put_chunks)
     await bench.failure(bench.train(A, 10, 10), "server")
     monkeypatch.undo()
     refusal = await bench.failure(bench.step(A, 11))

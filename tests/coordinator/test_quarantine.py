@@ -205,7 +205,7 @@ def wait_for_end(server: Running, path):
     server.process.wait()
 
 
-@pytest.mark.parametrize("way", ["EXIT", "FREEZE"])
+@pytest.mark.parametrize("way", ["EXIT", pytest.param("FREEZE", marks=pytest.mark.slow)])
 def test_a_request_that_ends_the_server_twice_is_given_up_and_the_next_start_goes_on(
     model_dir, tmp_path, way, monkeypatch
 ):

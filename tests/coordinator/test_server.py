@@ -1,12 +1,10 @@
 import json
 import re
-import resource
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -93,8 +91,8 @@ class Running:
 
 
 @contextmanager
-def serving(model_dir, data_dir, process=None, **options):
-    """``process``: more for subprocess.Popen."""
+def serving(model_dir, data_dir, shell=(), **options):
+    """``shell``: what executes the command."""
     options = {
         "base_model": str(model_dir),
         "served_model_name": "tiny",
@@ -105,7 +103,7 @@ def serving(model_dir, data_dir, process=None, **options):
     }
     command = [sys.executable, str(SCRIPT), json.dumps(options)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, text=True, **(process or {})) as process:
+    with subprocess.Popen([*shell, *command], **pipes, text=True) as process:
         running = Running(process)
         try:
             yield running
@@ -298,8 +296,8 @@ def test_a_cache_too_small_for_one_sequence_is_refused(model_dir, tmp_path):
 
 def test_connections_without_end_take_no_files_from_the_log(model_dir, tmp_path):
     """As many as the system would let it open, and more, with half a request each."""
-    few = {"preexec_fn": partial(resource.setrlimit, resource.RLIMIT_NOFILE, (256, 256))}
-    with serving(model_dir, tmp_path, process=few) as server, ExitStack() as stack:
+    few = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
+    with serving(model_dir, tmp_path, shell=few) as server, ExitStack() as stack:
         server.wait_until_ready()
         session_id = server.session()
         address = server.client.base_url.host, server.client.base_url.port

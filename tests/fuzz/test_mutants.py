@@ -25,7 +25,8 @@ def test_a_parser_that_raises_is_found_and_harms_its_request_only(
     assert len(result.notes) == len(peace)
 
 
-@pytest.mark.parametrize("mutant", ["exits", pytest.param("hangs", marks=pytest.mark.fuzz)])
+@pytest.mark.fuzz
+@pytest.mark.parametrize("mutant", ["exits", "hangs"])
 def test_a_parser_that_ends_the_server_is_found_and_its_request_is_given_up(
     model_dir: Path, tmp_path: Path, mutant: str
 ) -> None:
