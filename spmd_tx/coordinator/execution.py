@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.at_work import AtWork
-from spmd_tx.coordinator.containment import contained, failure, let_pass, report
+from spmd_tx.coordinator.containment import contained, failed_by, let_pass, report
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.lines import CHUNKED_KINDS
@@ -28,7 +28,6 @@ from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import (
-    Abandoned,
     CompileFailed,
     DamagedBody,
     InvalidRequest,
@@ -196,10 +195,8 @@ class Execution:
             entry = self._line_of(request)
             entry.line.arrive(request, self._clock())
             self._waiting.add(entry)
-        except RequestError as error:
-            self._finish(request, Failed(str(error), "user"))
         except BaseException as error:
-            self._finish(request, failure(error, _name(request)))
+            self._finish(request, failed_by(error, request))
 
     def _line_of(self, request: Request) -> ModelLine:
         entry = self.lines.get(request.line)
@@ -306,18 +303,9 @@ class Execution:
             return await patiently(lambda: self._marks.during(request.id, work), self._is_lost)
         except MeshError:
             return None
-        except RequestError as error:
-            failed = Failed(str(error), "user", counts, layout)
-        except CompileFailed as error:  # nothing of it was sent
-            failed = Failed(str(error), "server")
-        except (OSError, DamagedBody) as error:
-            failed = Failed(f"the server cannot read or write its data: {error}", "server", counts, layout)
-        except Abandoned as error:
-            failed = Failed(str(error), "server", counts, layout)
         except BaseException as error:
-            failed = failure(error, _name(request), executed=counts, layout=layout)
-        self._finish(request, failed)
-        return None
+            self._finish(request, failed_by(error, request, counts, layout))
+            return None
 
     def _finish(self, request: Request, outcome: Outcome) -> None:
         if request.id not in self._unfinished:
@@ -409,8 +397,3 @@ class Execution:
         self._keeper.abandon()
         for task in self._tasks:
             task.cancel()
-
-
-def _name(request: Request) -> str:
-    """For the log."""
-    return f"{request.kind} {request.seq_id} of {request.line} (request {request.id})"

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -141,7 +141,6 @@ class Programs:
         self._counts = compile_counts()
         self._lock = threading.Lock()
         self._programs: dict[Hashable, _Program] = {}
-        self._seen: set[Hashable] = set()  # of steps that are not programs of ours
         self._unforeseen = 0
         self._is_ending = False
         self._lanes = [
@@ -159,10 +158,6 @@ class Programs:
             with self._waiting(str(call)):
                 executable = self._get(call, mesh)
         return executable(*arguments)
-
-    def first(self, *key: Hashable) -> AbstractContextManager[None]:
-        """Wrap a step that compiles what it needs itself; the first with this key is reported."""
-        return nullcontext() if key in self._seen else self._compiling(key)
 
     def order(self, order: Order, mesh: Mesh, *, lane: int, is_last: bool = False) -> None:
         """Compile these as soon as what was ordered before, in the same lane, is compiled."""
@@ -223,13 +218,3 @@ class Programs:
         self._report(f"compiling {what}")
         yield
         self._report("")
-
-    @contextmanager
-    def _compiling(self, key: tuple[Hashable, ...]) -> Iterator[None]:
-        with self._counts.of(str(key[0])), self._waiting(" ".join(map(_text, key))):
-            yield
-        self._seen.add(key)
-
-
-def _text(part: Hashable) -> str:
-    return "x".join(map(str, part)) if isinstance(part, tuple) else str(part)

@@ -82,13 +82,6 @@ def test_a_program_is_compiled_once_for_each_shape_and_commands_that_wait_are_to
     assert len(step.compiled_in) == 2
 
 
-def test_a_step_that_compiles_by_itself_is_reported_the_first_time_only(programs, messages):
-    for shape in [(2, 3), (2, 3), (4, 5)]:
-        with programs.first("custom_loss", shape):
-            messages.append("run")
-    assert messages == ["compiling custom_loss 2x3", "run", "", "run", "compiling custom_loss 4x5", "run", ""]
-
-
 @pytest.mark.parametrize("lane", [0, 1])
 def test_what_was_ordered_is_run_without_waiting(mesh, programs, messages, settled, caplog, lane):
     step = Step()

@@ -22,6 +22,7 @@ from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.sharding.mesh import AXES, make_mesh
 from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state, write_in_background
 from spmd_tx.worker.main import main
+from spmd_tx.worker.programs import Call
 
 PLAN = MemoryPlan(pages=5, train_tokens=64, decode_rows=2)
 
@@ -48,8 +49,8 @@ class SumEngine:
         )
 
     def decode(self, command):
-        with self.programs.first("sum", (self.mesh.size,)):
-            return {"sum": self.sum(self.one_per_device(command.steps))}, {}
+        call = Call("sum", (self.mesh.size,), self.sum, (self.one_per_device(command.steps),))
+        return {"sum": self.programs.run(call, self.mesh)}, {}
 
     def create_adapter(self, command):
         if command.seed == 1:
