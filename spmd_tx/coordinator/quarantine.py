@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spmd_tx.coordinator import request_log
+from spmd_tx.coordinator import request_losses
 from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.request_log import Failed
@@ -58,7 +58,7 @@ async def open_quarantine(database: Database, data_dir: Path) -> Quarantine:
     """Count what the marks of the last process tell; they are gone then."""
     at_work = await asyncio.to_thread(AtWork, data_dir / FILE)
     async with database.transaction() as db:
-        ends = await request_log.count_ends(db, at_work.found)
+        ends = await request_losses.count_ends(db, at_work.found)
     for request_id in at_work.found & ends.keys():
         times = _times(ends[request_id])
         logger.error("the server ended while it was at work on request %s, %s by now", request_id, times)

@@ -1,12 +1,12 @@
 """Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
-from sqlalchemy import Table, func, or_, orm, select, update
+from sqlalchemy import Table, func, or_, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import bulk_rows, steady_time
@@ -135,13 +135,6 @@ class History(NamedTuple):
     refusal: str | None  # why there is no model: its creation failed, or the operator has given it up
 
 
-class Losses(NamedTuple):
-    """How many generations ended while a command of a request was out."""
-
-    total: int
-    by_command: int  # for which the command may be to blame
-
-
 async def next_number(db: AsyncSession) -> int:
     return (await db.scalar(select(func.max(RequestRow.number))) or 0) + 1
 
@@ -264,30 +257,6 @@ def not_run_again(line: str, seq_id: int, why: str) -> str:
 
 def by_operator(why: str) -> str:
     return f"given up by the operator: {why}" if why else "given up by the operator"
-
-
-async def count_losses(
-    db: AsyncSession, in_flight: Collection[str], blamed: Collection[str]
-) -> dict[str, Losses]:
-    """A generation ended while commands of these requests were out; how often that has happened by now."""
-    is_in_flight = RequestRow.id.in_(list(in_flight))
-    await db.execute(update(RequestRow).where(is_in_flight).values(losses=RequestRow.losses + 1))
-    one_more = RequestRow.losses_by_command + 1
-    await db.execute(
-        update(RequestRow).where(RequestRow.id.in_(list(blamed))).values(losses_by_command=one_more)
-    )
-    columns = (RequestRow.id, RequestRow.losses, RequestRow.losses_by_command)
-    rows = await db.execute(select(*columns).where(is_in_flight))
-    return {id: Losses(total, by_command) for id, total, by_command in rows}
-
-
-async def count_ends(db: AsyncSession, at_work: Collection[str]) -> dict[str, int]:
-    """The coordinator ended while it was at work on these; how often that has happened, to any request."""
-    counted, is_one = RequestRow.coordinator_losses, RequestRow.id.in_(list(at_work))
-    is_needed = RequestRow.finished_at.is_(None) | RequestRow.executed
-    await db.execute(update(RequestRow).where(is_one, is_needed).values(coordinator_losses=counted + 1))
-    rows = await db.execute(select(RequestRow.id, counted).where(counted > 0, is_needed))
-    return {row.id: row.coordinator_losses for row in rows}
 
 
 async def session_of(db: AsyncSession, request_id: str) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sqlalchemy import Executable
 
-from spmd_tx.coordinator import request_log, steady_time
+from spmd_tx.coordinator import request_log, request_losses, steady_time
 from spmd_tx.coordinator.backlog import Backlog
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
 from spmd_tx.coordinator.containment import failure, let_pass, report
@@ -24,10 +24,10 @@ from spmd_tx.coordinator.request_log import (
     Finished,
     History,
     Kind,
-    Losses,
     Outcome,
     Request,
 )
+from spmd_tx.coordinator.request_losses import Losses
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
 from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.storage import Storage
@@ -167,7 +167,7 @@ class RequestQueue:
 
     async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
         async with self._database.transaction() as db:
-            return await request_log.count_losses(db, in_flight, blamed)
+            return await request_losses.count_losses(db, in_flight, blamed)
 
     async def given_up(self) -> dict[str, str]:
         async with self._database.reading() as db:

@@ -15,11 +15,15 @@ from jax import Array
 from spmd_tx import custom_loss, protocol
 from spmd_tx.custom_loss import CustomLoss, Node
 from spmd_tx.custom_loss_arguments import Dtype, Ref, printed, quoted
-from spmd_tx.worker import loss_elementwise, loss_numbers, loss_reductions, loss_shapes
+from spmd_tx.worker import loss_elementwise, loss_numbers, loss_products, loss_reductions, loss_shapes
 from spmd_tx.worker.loss_values import Dim, Length, LossProblem, Need, Tensor, Trace, shown
 
 FUNCTIONS: dict[str, Callable[..., Any]] = (
-    loss_elementwise.FUNCTIONS | loss_numbers.FUNCTIONS | loss_reductions.FUNCTIONS | loss_shapes.FUNCTIONS
+    loss_elementwise.FUNCTIONS
+    | loss_numbers.FUNCTIONS
+    | loss_products.FUNCTIONS
+    | loss_reductions.FUNCTIONS
+    | loss_shapes.FUNCTIONS
 )
 
 MOST_DATUMS = 64  # of one call of a program

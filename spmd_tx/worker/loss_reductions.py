@@ -1,16 +1,13 @@
 """Operations of custom losses that bring elements together; what is not real adds nothing."""
 
-import string
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from spmd_tx.custom_loss_arguments import quoted
 from spmd_tx.worker.loss_elementwise import FUNCTIONS as ELEMENTWISE
 from spmd_tx.worker.loss_elementwise import apply, as_bool, cast, constant, floats
 from spmd_tx.worker.loss_values import (
@@ -28,8 +25,6 @@ from spmd_tx.worker.loss_values import (
     result_type,
     rounds,
 )
-
-PRODUCTS_PER_ELEMENT = 64  # a product of matrices is that much cheaper, per product, than other work
 
 Function = Callable[..., Any]
 Pair = tuple[Tensor, Tensor]
@@ -219,59 +214,6 @@ def _cumulative(function: Function, neutral: float | int) -> Function:
     return run
 
 
-def _einsum(trace: Trace, equation: str, operands: Sequence[Tensor]) -> Tensor:
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    names = inputs.split(",")
-    letters = [letter for name in names for letter in name]
-    if len(operands) > 2:
-        raise LossProblem("it takes one or two tensors")
-    if not arrow:
-        output = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
-    if (
-        len(names) != len(operands)
-        or not set(letters) <= set(string.ascii_letters)
-        or not set(output) <= set(letters)
-    ):
-        raise LossProblem(
-            f"the equation {quoted(equation)} does not fit {len(operands)} operands; it takes letters only"
-        )
-    sizes: dict[str, Dim] = {}
-    for name, operand in zip(names, operands, strict=True):
-        if len(name) != operand.ndim:
-            raise LossProblem(
-                f"{quoted(name)} in {quoted(equation)} stands for a tensor of {operand.ndim} dimensions"
-            )
-        for letter, size in zip(name, operand.shape, strict=True):
-            if sizes.setdefault(letter, size) != size:
-                raise LossProblem(
-                    f"{quoted(letter)} in {quoted(equation)} is both {sizes[letter]} and {size}"
-                )
-    if len(set(output)) < len(output):
-        raise LossProblem(f"{quoted(equation)} repeats a letter of its result")
-    products = prod(trace.widths(list(sizes.values())))
-    trace.spend(products // PRODUCTS_PER_ELEMENT, 2 * products)
-    dtype = result_type(*operands)
-    arrays = [trace.filled(cast(operand, dtype), 0) for operand in operands]
-    array = jnp.einsum(f"{inputs}->{output}", *arrays, precision=lax.Precision.HIGHEST)
-    return trace.tensor(array, tuple(sizes[letter] for letter in output))
-
-
-_PRODUCTS = {(1, 1): "i,i->", (2, 1): "ij,j->i", (1, 2): "i,ij->j", (2, 2): "ij,jk->ik"}
-
-
-def _matmul(trace: Trace, x: Tensor, other: Tensor) -> Tensor:
-    equation = _PRODUCTS.get((x.ndim, other.ndim))
-    if equation is None:
-        raise LossProblem("it takes tensors of one or two dimensions; use torch.einsum for more")
-    return _einsum(trace, equation, [x, other])
-
-
-def _dot(trace: Trace, x: Tensor, other: Tensor) -> Tensor:
-    if (x.ndim, other.ndim) != (1, 1):
-        raise LossProblem("it takes two vectors")
-    return _einsum(trace, "i,i->", [x, other])
-
-
 def _sort(trace: Trace, x: Tensor, dim: Any = -1, descending: Any = None, stable: Any = None) -> Pair:
     axis = axis_of(dim, x.ndim)
     trace.spend(0, COMPARISON * rounds(x, axis) * x.array.size)
@@ -391,9 +333,6 @@ FUNCTIONS: dict[str, Function] = {
     "log_softmax_function": _softmax(jax.nn.log_softmax),
     "cumsum": _cumulative(jnp.cumsum, 0),
     "cumprod": _cumulative(jnp.cumprod, 1),
-    "dot": _dot,
-    "matmul": _matmul,
-    "einsum": _einsum,
     "sort": _sort,
     "topk": _topk,
     "kl_div": _kl_div,

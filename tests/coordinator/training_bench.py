@@ -23,7 +23,8 @@ from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.program_orders import ProgramOrders
-from spmd_tx.coordinator.request_log import Executed, History, Losses
+from spmd_tx.coordinator.request_log import Executed, History
+from spmd_tx.coordinator.request_losses import Losses
 from spmd_tx.coordinator.request_queue import Failed, Finished, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots

@@ -1,0 +1,40 @@
+"""Counts how often workers, or the server, ended while they were at work on a request. Plain functions."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.tables import RequestRow
+
+
+class Losses(NamedTuple):
+    """How many generations ended while a command of a request was out."""
+
+    total: int
+    by_command: int  # for which the command may be to blame
+
+
+async def count_losses(
+    db: AsyncSession, in_flight: Collection[str], blamed: Collection[str]
+) -> dict[str, Losses]:
+    """A generation ended while commands of these requests were out; how often that has happened by now."""
+    is_in_flight = RequestRow.id.in_(list(in_flight))
+    await db.execute(update(RequestRow).where(is_in_flight).values(losses=RequestRow.losses + 1))
+    one_more = RequestRow.losses_by_command + 1
+    await db.execute(
+        update(RequestRow).where(RequestRow.id.in_(list(blamed))).values(losses_by_command=one_more)
+    )
+    columns = (RequestRow.id, RequestRow.losses, RequestRow.losses_by_command)
+    rows = await db.execute(select(*columns).where(is_in_flight))
+    return {id: Losses(total, by_command) for id, total, by_command in rows}
+
+
+async def count_ends(db: AsyncSession, at_work: Collection[str]) -> dict[str, int]:
+    """The coordinator ended while it was at work on these; how often that has happened, to any request."""
+    counted, is_one = RequestRow.coordinator_losses, RequestRow.id.in_(list(at_work))
+    is_needed = RequestRow.finished_at.is_(None) | RequestRow.executed
+    await db.execute(update(RequestRow).where(is_one, is_needed).values(coordinator_losses=counted + 1))
+    rows = await db.execute(select(RequestRow.id, counted).where(counted > 0, is_needed))
+    return {row.id: row.coordinator_losses for row in rows}
