@@ -13,11 +13,10 @@ import msgspec
 
 from spmd_tx.child_messages import AnyAnswer, Broke, Call, RequestRefused, Returned, StorageFailed
 from spmd_tx.errors import RequestError
+from spmd_tx.modest_process import be_modest
 
 PR_SET_PDEATHSIG = 1
-NICENESS = 5  # clients who wait for the parent come first
 LATE_SECONDS = 5  # of processor time after which the kernel ends a child whose parent has not
-FIRST_VICTIM = "1000"  # if the machine runs out of memory
 
 
 def main(parent: int) -> None:
@@ -43,17 +42,13 @@ def _end_with(parent: int) -> None:
 def _limit(call: Call) -> None:
     seconds = math.ceil(call.seconds) + LATE_SECONDS
     for limit, value in (
-        (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, call.memory),
         (resource.RLIMIT_CPU, seconds),
     ):
         _, hardest = resource.getrlimit(limit)
         most = value if hardest == resource.RLIM_INFINITY else min(value, hardest)
         resource.setrlimit(limit, (most, most))
-    os.nice(NICENESS)
-    if sys.platform == "linux":
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write(FIRST_VICTIM)
+    be_modest()
 
 
 def _answer(call: Call) -> AnyAnswer:

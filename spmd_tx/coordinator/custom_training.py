@@ -55,7 +55,7 @@ async def differentiate(
 ) -> tuple[PackedRequest, list[asyncio.Future[ChunkOutput]], Differentiated]:
     """The first two steps. Raises InvalidRequest when the loss cannot be run on these datums."""
     packed = await compute(SMALL_BYTES, _forward, request, stored, pack)
-    waiting = [model.put_chunk(chunk) for chunk in packed.chunks]
+    waiting = model.put_chunks(packed.chunks)
     outputs = [await output for output in waiting]
     logprobs, _ = await compute(SMALL_BYTES, packed.results, outputs)
     command = await compute(SMALL_BYTES, _command, request, stored, logprobs)

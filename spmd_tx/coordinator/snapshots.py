@@ -90,6 +90,7 @@ class Snapshots:
 
     def abandon(self) -> None:
         """The workers are gone: what they were writing will never be complete."""
+        self._staged.clear()
         for written in list(self._writing.values()):
             if not written.done():
                 written.set_result("the workers were lost")

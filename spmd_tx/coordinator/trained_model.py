@@ -111,9 +111,6 @@ class TrainedModel:
     def become(self, adapter: AdapterSpec) -> None:
         self._adapter = adapter
 
-    def put_chunk(self, chunk: Chunk) -> asyncio.Future[ChunkOutput]:
-        return self.put_chunks([chunk])[0]
-
     def put_chunks(self, chunks: Sequence[Chunk]) -> list[asyncio.Future[ChunkOutput]]:
         """All of a request, of which no part is sent before all of it may be."""
         programs = tuple(dict.fromkeys(chunk.program for chunk in chunks))

@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from spmd_tx.modest_process import be_modest
 from spmd_tx.worker.custom_loss import inputs_of
 from spmd_tx.worker.loss_messages import (
     Answer,
@@ -38,9 +39,6 @@ from spmd_tx.worker.loss_messages import (
 )
 from spmd_tx.worker.loss_runs import CustomLosses, OpenLoss
 from spmd_tx.worker.loss_values import LossProblem
-
-NICENESS = 5  # the model's commands go before
-FIRST_TO_KILL = "1000"  # when the host runs out of memory
 
 NO_MEMORY = (
     "loss {name} needs more memory on these datums than a custom loss may take (the limit "
@@ -90,7 +88,7 @@ class LossProcess:
 def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
     """Follow orders until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the coordinator
-    _be_modest()
+    be_modest()
     _configure_jax(compilation_cache)
     pipe = Connection(descriptor)
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -127,14 +125,6 @@ def _read(pipe: Connection, orders: queue.SimpleQueue[bytes]) -> None:
             orders.put(pipe.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
-
-
-def _be_modest() -> None:
-    os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        with suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
 
 
 def _limit_memory(most: int) -> None:
