@@ -5,6 +5,10 @@ import msgspec
 from spmd_tx.protocol import unpack_array
 from spmd_tx.reports import PROTOCOL_VERSION, AnyReport
 
+# What a connection may be silent until it is closed. ZeroMQ asks and answers in threads of its own.
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 15_000
+
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
     """What an agent says."""

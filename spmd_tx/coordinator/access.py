@@ -6,11 +6,12 @@ rule itself is Caller.sees.
 
 from dataclasses import dataclass, replace
 
-from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator import checkpoint_paths
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog, unknown
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.request_log import not_kept
@@ -81,7 +82,7 @@ class Access:
     async def problem_loading(self, path: str, token: str | None, keyring: Keyring) -> str | None:
         """Why a model must not be loaded from a path, if so. One of the caller's own may still be coming."""
         try:
-            parsed, reader = checkpoint_files.parse(path), self.reading_with(token, keyring)
+            parsed, reader = checkpoint_paths.parse(path), self.reading_with(token, keyring)
             if not await self._is_own_run(parsed.run_id):
                 await self.checkpoints.find(parsed, reader._may_read)
         except RequestError as error:

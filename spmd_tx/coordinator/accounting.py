@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from spmd_tx.coordinator import audit, steady_time, usage
-from spmd_tx.coordinator.request_log import Finished, Kind, Settled
+from spmd_tx.coordinator.request_records import Finished, Kind, Settled
 
 AUDITED: dict[Kind, str] = {
     "save_weights": "checkpoint_saved",

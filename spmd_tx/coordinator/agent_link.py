@@ -8,8 +8,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from spmd_tx.agent_protocol import AgentReport, AnyOrder, decode_order
-from spmd_tx.coordinator.worker_port import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from spmd_tx.agent_protocol import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AgentReport, AnyOrder, decode_order
 from spmd_tx.protocol import encode
 from spmd_tx.reports import in_frames
 from spmd_tx.secret import Keys

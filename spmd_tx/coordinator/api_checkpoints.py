@@ -9,30 +9,38 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import age_recipients, audit, catalog, checkpoint_files, listings, validation
+from spmd_tx.coordinator import (
+    age_recipients,
+    audit,
+    catalog,
+    checkpoint_paths,
+    datum_validation,
+    listings,
+    request_limits,
+)
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
 from spmd_tx.coordinator.bodies import read_json
-from spmd_tx.coordinator.checkpoint_files import WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.checkpoint_paths import WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import (
+    CheckpointsResponse,
     CopyWeightsRequest,
     CopyWeightsResponse,
     SaveWeightsExternalRequest,
-)
-from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services, takes_work
-from spmd_tx.coordinator.route_marks import READS
-from spmd_tx.coordinator.schemas import (
-    CheckpointsResponse,
-    FutureResponse,
-    LoadWeightsRequest,
-    SaveWeightsForSamplerRequest,
-    SaveWeightsRequest,
     SetTtlRequest,
-    StatusResponse,
     WeightsInfoRequest,
     WeightsInfoResponse,
 )
+from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services, takes_work
+from spmd_tx.coordinator.future_schemas import FutureResponse
+from spmd_tx.coordinator.route_marks import READS
+from spmd_tx.coordinator.training_schemas import (
+    LoadWeightsRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+)
+from spmd_tx.coordinator.wire_fields import StatusResponse
 from spmd_tx.errors import InvalidRequest
 
 CHECKPOINT = "/training_runs/{run_id:str}/checkpoints/{kind:str}/{name:str}"
@@ -102,7 +110,7 @@ class CheckpointsController(Controller):
         if data.session_id is None:  # then the copy has a session of its own
             await services.allowances.check_session(access.caller, len(data.destination_project_id or ""))
         bounds = services.config.bounds
-        validation.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
+        request_limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
         path = await services.copies.make(data, key, access, reader)
         copy, details = _Own(path, access.caller.owner), {"copied_from": data.source_path}
         await _note(services, access, "checkpoint_copied", copy, **details)
@@ -112,7 +120,7 @@ class CheckpointsController(Controller):
     async def weights_info(
         self, data: JSONBody[WeightsInfoRequest], access: Accessible
     ) -> WeightsInfoResponse:
-        manifest = await access.describe_checkpoint(checkpoint_files.parse(data.tinker_path))
+        manifest = await access.describe_checkpoint(checkpoint_paths.parse(data.tinker_path))
         return WeightsInfoResponse(
             base_model=manifest.base_model,
             lora_rank=manifest.rank,
@@ -136,7 +144,7 @@ class CheckpointsController(Controller):
         self, run_id: FromPath[str], services: Service, access: Accessible
     ) -> CheckpointsResponse:
         """Of a run that exists, or whose checkpoints have outlived it."""
-        checkpoint_files.check_name("a training run", run_id)
+        checkpoint_paths.check_name("a training run", run_id)
         found = await listings.run_checkpoints(services.database, run_id, access.caller)
         if not found.checkpoints:
             await access.model(run_id)
@@ -195,7 +203,7 @@ class CheckpointsController(Controller):
 
 def _problem_of_number(number: int, bounds: Bounds) -> str | None:
     try:
-        validation.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
+        request_limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
     except InvalidRequest as error:
         return str(error)
     return None
@@ -230,12 +238,12 @@ async def _create_from_checkpoint(
     services: Services, access: Access, request: LoadWeightsRequest, token: str | None
 ) -> FutureResponse:
     """Queue a new model whose adapter is like the saved one."""
-    path = checkpoint_files.parse(request.path)
+    path = checkpoint_paths.parse(request.path)
     if path.kind != WEIGHTS:
         raise InvalidRequest(f"{path} cannot be trained; load one that save_state wrote")
     if request.base_model is not None:
         check_base_model(request.base_model, services)
-    validation.check_optimizer(request.optimizer_config)
+    datum_validation.check_optimizer(request.optimizer_config)
     reader = access.reading_with(token, services.keyring)
     adapter = (await reader.open_checkpoint(path)).manifest.adapter
     max_rank = services.limits.max_rank

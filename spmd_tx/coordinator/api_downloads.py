@@ -23,7 +23,8 @@ from litestar.status_codes import (
 from spmd_tx.coordinator import audit, byte_ranges, download_content
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
-from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import ExternalWeightsUrlsResponse
 from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services
 from spmd_tx.coordinator.http_errors import error_response

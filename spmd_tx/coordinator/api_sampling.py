@@ -5,16 +5,19 @@ from litestar import Controller, get, post
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import checkpoint_files, validation
+from spmd_tx.coordinator import checkpoint_paths, request_limits, validation
 from spmd_tx.coordinator.api_models import check_base_model
 from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
-from spmd_tx.coordinator.future_schemas import JoinSamplingSessionRequest, JoinSamplingSessionResponse
+from spmd_tx.coordinator.future_schemas import (
+    FutureResponse,
+    JoinSamplingSessionRequest,
+    JoinSamplingSessionResponse,
+)
 from spmd_tx.coordinator.route_marks import PROMPTS
-from spmd_tx.coordinator.schemas import (
+from spmd_tx.coordinator.sampling_schemas import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
-    FutureResponse,
     SampleRequest,
     SamplerResponse,
 )
@@ -31,11 +34,11 @@ class SamplingController(Controller):
     ) -> CreateSamplingSessionResponse:
         """Choose what to sample from: a saved checkpoint or the base model."""
         number, bounds = data.sampling_session_seq_id, services.config.bounds
-        validation.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
+        request_limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
         await access.open_session(data.session_id)
         path = None
         if data.model_path is not None:
-            path = checkpoint_files.parse_sampler_weights(data.model_path)
+            path = checkpoint_paths.parse_sampler_weights(data.model_path)
             await access.open_checkpoint(path)
         elif data.base_model is not None:
             check_base_model(data.base_model, services)

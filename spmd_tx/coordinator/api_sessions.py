@@ -11,7 +11,7 @@ from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.http_errors import ErrorResponse, error_response
 from spmd_tx.coordinator.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.route_marks import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE
-from spmd_tx.coordinator.schemas import (
+from spmd_tx.coordinator.session_schemas import (
     ClientConfigResponse,
     CreateSessionRequest,
     CreateSessionResponse,
@@ -22,12 +22,13 @@ from spmd_tx.coordinator.schemas import (
     SessionHeartbeatRequest,
     SessionHeartbeatResponse,
     SessionResponse,
+    SessionSearchRequest,
+    SessionSearchResponse,
     SessionsResponse,
     SetProjectRequest,
-    StatusResponse,
     SupportedModel,
 )
-from spmd_tx.coordinator.session_schemas import SessionSearchRequest, SessionSearchResponse
+from spmd_tx.coordinator.wire_fields import StatusResponse
 
 
 class SessionsController(Controller):

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from spmd_tx.coordinator.request_log import Request
-from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.request_records import Request
+from spmd_tx.coordinator.sampling_schemas import SampleRequest
 
 
 class Backlog:

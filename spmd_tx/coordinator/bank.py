@@ -8,9 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
+from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand, LoadSampler, PageOut
+
+# One frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
+# tinker:// path for a named one, BASE_MODEL for the base model itself.
+VersionKey = str
+BASE_MODEL: VersionKey = "base"
 
 BASE_BANK = 0
 UNPLACED = -1

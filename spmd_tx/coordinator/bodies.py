@@ -12,7 +12,7 @@ from litestar import Request
 from spmd_tx.coordinator import json_forms, wire, wire_scan
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import RequestScheduler
-from spmd_tx.coordinator.schemas import TrainingNumber
+from spmd_tx.coordinator.wire_fields import TrainingNumber
 from spmd_tx.errors import InvalidRequest, NotFound
 
 Body = TypeVar("Body", bound=msgspec.Struct)

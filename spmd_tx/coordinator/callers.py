@@ -1,11 +1,11 @@
-"""Who sends a request, and what they may do. Knows neither HTTP nor SQL."""
+"""Who sends a request, and what they may see, as a rule in Python and in SQL. Knows no HTTP."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-LOCAL_OWNER = "local"  # of all that was made without an API key
+from sqlalchemy import ColumnElement, true
+from sqlalchemy.orm import InstrumentedAttribute
 
-Role = Literal["user", "admin", "read-only"]
+from spmd_tx.coordinator.tables import LOCAL_OWNER, Role
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,14 @@ class Caller:
     limits: KeyLimits = KeyLimits()
 
     def sees(self, owner: str) -> bool:
-        """The rule of ownership: what is not seen does not exist (access.py; for listings, listings.py)."""
+        """The rule of ownership: what is not seen does not exist (access.py)."""
         return self.role == "admin" or owner == self.owner
 
 
 EVERYONE = Caller(LOCAL_OWNER, "admin")  # on a server without keys
 SERVER = Caller("server", "admin")  # what it does by itself, in the audit log
+
+
+def is_seen(caller: Caller, owner: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Caller.sees in SQL."""
+    return true() if caller.role == "admin" else owner == caller.owner

@@ -13,13 +13,13 @@ import msgspec
 from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, update
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator import checkpoint_files, folder_links
-from spmd_tx.coordinator.callers import LOCAL_OWNER
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.coordinator import checkpoint_files, checkpoint_paths, folder_links
+from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.storage import Storage
-from spmd_tx.coordinator.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.tables import LOCAL_OWNER, Checkpoint, Model, Session
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 
@@ -68,7 +68,7 @@ class CheckpointCatalog:
         Raises OSError while there is no room: workers that found the disk full would be lost.
         """
         self._storage.require_room()
-        checkpoint_files.check_name("a checkpoint", path.name)
+        checkpoint_paths.check_name("a checkpoint", path.name)
         check_ttl(options.ttl_seconds)
         present = await self._row(path)
         is_in_the_way = present is not None and not options.overwrite and not _is_expired(present)

@@ -10,13 +10,15 @@ from weakref import WeakValueDictionary
 import msgspec
 from sqlalchemy import Executable, insert
 
-from spmd_tx.coordinator import checkpoint_files, steady_time
+from spmd_tx.coordinator import checkpoint_paths, steady_time
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions, check_ttl
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import CopyWeightsRequest
-from spmd_tx.coordinator.request_queue import Failed, RequestQueue
+from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.tables import Model, Session
 from spmd_tx.errors import InvalidRequest, NotFound
 
@@ -39,7 +41,7 @@ class CheckpointCopies:
         Raises NotFound and InvalidRequest.
         """
         check_ttl(request.ttl_seconds)
-        source = checkpoint_files.parse(request.source_path)
+        source = checkpoint_paths.parse(request.source_path)
         session_id, number = await _place(request, key, own)
         run_id = model_id(session_id, number)
         target = CheckpointPath(run_id, source.kind, source.name)

@@ -13,40 +13,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from spmd_tx.coordinator.callers import LOCAL_OWNER
+from spmd_tx.coordinator.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.coordinator.folder_manifest import digest
+from spmd_tx.coordinator.tables import LOCAL_OWNER
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec
 
-WEIGHTS = "weights"  # weights and optimizer state, to train on
-SAMPLER_WEIGHTS = "sampler_weights"  # a PEFT folder, to sample from
-EXTERNAL_WEIGHTS = "external_weights"  # a PEFT folder, to be downloaded
-KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
-
-MAX_NAME_BYTES = 200  # file systems take 255
 MANIFEST = "checkpoint.json"
 STAGED = "staged"  # suffix of what is being written
 FORMAT = 1  # to be raised when an older version could not read the files; read those of all earlier ones
 STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
-
-
-class CheckpointPath(NamedTuple):
-    """tinker://RUN/KIND/NAME"""
-
-    run_id: str
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
-
-    def folder(self, checkpoints_dir: Path) -> Path:
-        return checkpoints_dir / self.run_id.replace(":", "_") / self.kind / self.name
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,42 +64,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         return sum(self.files.values())
-
-
-def parse(text: str) -> CheckpointPath:
-    """Read a tinker:// path. Raises InvalidRequest when it is none."""
-    scheme, _, rest = text.partition("://")
-    parts = rest.split("/")
-    if scheme != "tinker" or len(parts) != 3 or parts[1] not in KINDS:
-        raise InvalidRequest(
-            f"{text!r} is no checkpoint path; it must look like tinker://RUN/weights/NAME, "
-            "tinker://RUN/sampler_weights/NAME or tinker://RUN/external_weights/NAME"
-        )
-    check_name("a training run", parts[0])
-    check_name("a checkpoint", parts[2])
-    return CheckpointPath(*parts)
-
-
-def parse_sampler_weights(text: str) -> CheckpointPath:
-    """Read the path of a checkpoint that can be sampled. Raises InvalidRequest when it is none."""
-    path = parse(text)
-    if path.kind != SAMPLER_WEIGHTS:
-        raise InvalidRequest(f"{path} cannot be sampled; sample from one saved with save_weights_for_sampler")
-    return path
-
-
-def check_name(of_what: str, name: str) -> None:
-    """Refuse a name that cannot be one folder's name."""
-    is_usable = name and not name.startswith(".") and name.isprintable() and not {"/", "\\"} & set(name)
-    if not is_usable:
-        raise InvalidRequest(
-            f"{name!r} cannot be the name of {of_what}; use letters, digits, - and _, and no / or leading dot"
-        )
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise InvalidRequest(
-            f"the name {name[:20]}... of {of_what} has {len(name.encode())} bytes; "
-            f"use at most {MAX_NAME_BYTES}"
-        )
 
 
 def prepare(folder: Path) -> Path:

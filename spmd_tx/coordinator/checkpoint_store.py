@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from spmd_tx.coordinator import checkpoint_files
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest
 
 TRIES = 5  # to read a checkpoint that is overwritten again and again

@@ -2,21 +2,11 @@
 
 import logging
 
-import msgspec
-
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.program_orders import Progress
 from spmd_tx.programs_protocol import CompileReport
 
 logger = logging.getLogger(__name__)
-
-
-class ProgramsHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far the warm-up is."""
-
-    ready: int
-    planned: int
-    compiling: str | None = None  # "forward_backward 4x256"
 
 
 class CompileProgress:
@@ -51,12 +41,10 @@ class CompileProgress:
         self._last = report
 
     @property
-    def health(self) -> ProgramsHealth | None:
+    def shown(self) -> Progress | None:
         """None when nothing is planned, and nothing is being compiled."""
         now = self._progress
-        if now is None or not (now.planned or now.compiling):
-            return None
-        return ProgramsHealth(now.ready, now.planned, ", ".join(now.compiling) or None)
+        return now if now is not None and (now.planned or now.compiling) else None
 
     def _set_gauges(self) -> None:
         now = self._progress

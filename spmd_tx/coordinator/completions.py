@@ -14,11 +14,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.future_schemas import SEQ_IDS_PER_CLIENT
 
 MOST_AT_ONCE = 1000  # completions in one answer
 MOST_TARGETS = 4096  # clients whose news are held in memory though none of them waits; others have them read
 MOST_UNTOLD = 100_000  # completions that a client may leave unread, before they are read from the log, too
-SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK's numbering: which copy of a sampling client has sent a request
 MICROSECONDS = 1_000_000
 
 

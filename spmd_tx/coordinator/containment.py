@@ -10,14 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spmd_tx.coordinator import metrics
-from spmd_tx.coordinator.request_log import Failed, Request
 from spmd_tx.errors import (
-    Abandoned,
-    CompileFailed,
     CrashLoop,
-    DamagedBody,
     MeshError,
-    RequestError,
     StartError,
 )
 
@@ -54,29 +49,6 @@ def report(error: BaseException, work: str, consequence: str = LOST) -> str:
     number = secrets.token_hex(6)
     logger.error("internal error %s: %s failed", number, work, exc_info=error)
     return f"internal error {number}: {consequence}"
-
-
-def failure(error: BaseException, work: str, *, executed: bool = False, layout: str | None = None) -> Failed:
-    """The outcome of a request whose work has raised it; ``executed`` if its commands count all the same."""
-    return Failed(report(error, work, COUNTS if executed else LOST), "server", executed, layout)
-
-
-def failed_by(
-    error: BaseException, request: Request, executed: bool = False, layout: str | None = None
-) -> Failed:
-    """The outcome of a request for any error; ``executed`` if its commands are out, and count."""
-    match error:
-        case RequestError():
-            return Failed(str(error), "user", executed, layout)
-        case CompileFailed():  # nothing of it was sent
-            return Failed(str(error), "server")
-        case OSError() | DamagedBody():
-            why = f"the server cannot read or write its data: {error}"
-            return Failed(why, "server", executed, layout)
-        case Abandoned():
-            return Failed(str(error), "server", executed, layout)
-    name = f"{request.kind} {request.seq_id} of {request.line} (request {request.id})"
-    return failure(error, name, executed=executed, layout=layout)
 
 
 @contextmanager

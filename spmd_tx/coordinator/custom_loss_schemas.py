@@ -2,7 +2,7 @@
 
 import msgspec
 
-from spmd_tx.coordinator.schemas import Number
+from spmd_tx.coordinator.wire_fields import Number
 from spmd_tx.custom_loss import LossInput, WireGraph
 
 

@@ -1,11 +1,66 @@
 """Every reason to refuse a forward or forward_backward request, found before a worker hears of it. Pure."""
 
+import hashlib
+import math
+
 import numpy as np
 
 from spmd_tx.coordinator.loss_table import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
-from spmd_tx.coordinator.validation import Limits, vocabulary
+from spmd_tx.coordinator.request_limits import Limits, vocabulary
+from spmd_tx.coordinator.training_schemas import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
 from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import AdapterSpec
+
+
+def check_adam(request: OptimStepRequest) -> AdamParams:
+    """The step's hyper-parameters, each in its range."""
+    if request.optimizer_params is not None:
+        kind = request.optimizer_params.get("type")
+        raise InvalidRequest(
+            f"optimizer_params asks for {kind!r}; this service has AdamW only, send adam_params"
+        )
+    adam = request.adam_params or AdamParams()
+    for name in adam.__struct_fields__:
+        value = getattr(adam, name)
+        is_beta = name in ("beta1", "beta2")
+        if not math.isfinite(value) or value < 0 or (is_beta and value >= 1):
+            allowed = "at least 0 and below 1" if is_beta else "finite and at least 0"
+            raise InvalidRequest(f"adam_params.{name} is {value}; it must be {allowed}")
+    return adam
+
+
+def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, limits: Limits) -> AdapterSpec:
+    """The adapter that create_model asks for."""
+    if config is None:
+        raise InvalidRequest("lora_config is missing; this service trains LoRA adapters, so send a rank")
+    if not 1 <= config.rank <= limits.max_rank:
+        raise InvalidRequest(
+            f"lora_config.rank is {config.rank}; it must be between 1 and {limits.max_rank} "
+            "(the operator raises the limit with --max-lora-rank)"
+        )
+    if not (config.train_attn or config.train_mlp or config.train_unembed):
+        raise InvalidRequest("lora_config trains nothing; set train_attn, train_mlp or train_unembed")
+    check_optimizer(optimizer)
+    return AdapterSpec(
+        rank=config.rank,
+        train_attn=config.train_attn,
+        train_mlp=config.train_mlp,
+        train_unembed=config.train_unembed,
+    )
+
+
+def check_optimizer(optimizer: OptimizerConfig | None) -> None:
+    if optimizer is not None and optimizer.type != "adamw":
+        raise InvalidRequest(f"optimizer_config.type is {optimizer.type!r}; this service has 'adamw' only")
+
+
+def adapter_seed(config: LoraConfig, model_id: str) -> int:
+    """The seed as a worker takes it; without one, each model gets its own."""
+    if config.seed is not None:
+        return config.seed & (2**63 - 1)
+    return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=8).digest()) >> 1
+
 
 MAX_TARGETS = 256  # per position
 

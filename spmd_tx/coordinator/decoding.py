@@ -13,22 +13,22 @@ from functools import partial
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.admission import Admission
 from spmd_tx.coordinator.at_work import AtWork
-from spmd_tx.coordinator.bank import VersionBank
+from spmd_tx.coordinator.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.buckets import Menu, decode_steps
-from spmd_tx.coordinator.containment import failure, let_pass
+from spmd_tx.coordinator.containment import let_pass
 from spmd_tx.coordinator.decode_choice import Choice, choose
 from spmd_tx.coordinator.decode_rows import decode_command
-from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
+from spmd_tx.coordinator.dispatch import Dispatch
 from spmd_tx.coordinator.pages import pages_for
 from spmd_tx.coordinator.prefill import Segment
 from spmd_tx.coordinator.program_orders import Wish
-from spmd_tx.coordinator.queue_status import counted
 from spmd_tx.coordinator.reading import Reading
-from spmd_tx.coordinator.request_queue import Failed, Outcome
+from spmd_tx.coordinator.request_failures import failure
+from spmd_tx.coordinator.request_records import Failed, Outcome
 from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling_programs import EverythingReady, Programs, SamplingPrograms
-from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.shard import Shard
 from spmd_tx.errors import MeshError
 from spmd_tx.programs_protocol import ProgramShape
@@ -142,7 +142,11 @@ class SampleBatch:
         if job is None or job.has_started:
             return None
         ahead = self._admission.line.ahead_of(job)
-        return f"{counted(ahead, 'sample')} ahead; {job.obstacle}" if ahead else job.obstacle
+        return (
+            f"{ahead:,} {'sample' if ahead == 1 else 'samples'} ahead; {job.obstacle}"
+            if ahead
+            else job.obstacle
+        )
 
     def wishes(self) -> list[Wish]:
         """The programs that requests wait for."""

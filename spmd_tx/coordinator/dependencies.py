@@ -14,15 +14,14 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator import checkpoint_paths
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath
-from spmd_tx.coordinator.compile_progress import ProgramsHealth
+from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
@@ -32,11 +31,12 @@ from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper
+from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.session_schemas import ProgramsHealth
 from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
-from spmd_tx.coordinator.validation import Limits
 from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
 
@@ -140,7 +140,7 @@ def give_access(request: Request, services: Service) -> Access:
 
 def give_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]) -> CheckpointPath:
     """The checkpoint that the address of a route names; it need not exist."""
-    return checkpoint_files.parse(f"tinker://{run_id}/{kind}/{name}")
+    return checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
 
 
 async def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:

@@ -9,15 +9,16 @@ from functools import partial
 from typing import Protocol
 
 from spmd_tx.coordinator import metrics
+from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.batching import MicroBatch
 from spmd_tx.coordinator.compilation import Compilation, Compilers, Settled
-from spmd_tx.coordinator.dispatch import Dispatch, VersionKey
+from spmd_tx.coordinator.dispatch import Dispatch
 from spmd_tx.coordinator.fair_shares import FairShares
 from spmd_tx.coordinator.program_orders import Wish
-from spmd_tx.coordinator.request_queue import Outcome
+from spmd_tx.coordinator.request_records import Outcome
 from spmd_tx.coordinator.request_times import Stage
 from spmd_tx.coordinator.samples import SampleJob
-from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.step_programs import StepPrograms
 from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training_slots import TrainingSlots

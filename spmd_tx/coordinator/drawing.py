@@ -12,10 +12,10 @@ from spmd_tx.coordinator import sample_wire
 from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.request_queue import Failed
+from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.sample_text import SampleText
 from spmd_tx.coordinator.sample_wire import SampledSequence, TopLogprobs
-from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 WAIT_SECONDS = 3600.0  # for a result, until it is asked for again

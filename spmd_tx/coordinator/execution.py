@@ -10,16 +10,22 @@ from typing import Any, NoReturn, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.at_work import AtWork
-from spmd_tx.coordinator.containment import contained, failed_by, let_pass, report
+from spmd_tx.coordinator.containment import contained, let_pass, report
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
-from spmd_tx.coordinator.lines import CHUNKED_KINDS
-from spmd_tx.coordinator.model_line import CHANGES_STATE, ModelLine, WaitingLines
+from spmd_tx.coordinator.model_line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
-from spmd_tx.coordinator.recovery import Restoration
 from spmd_tx.coordinator.replay import Replay
-from spmd_tx.coordinator.request_queue import Failed, Outcome, Request, RequestLog
+from spmd_tx.coordinator.request_failures import failed_by
+from spmd_tx.coordinator.request_records import (
+    CHANGES_STATE,
+    CHUNKED_KINDS,
+    Failed,
+    Outcome,
+    Request,
+    RequestLog,
+)
 from spmd_tx.coordinator.sample_gate import SampleGate
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper

@@ -1,11 +1,13 @@
-"""The wire format of what clients ask about many samples at once, and of clients that share a sampler."""
+"""Futures in JSON: what clients poll, one by one and many at once."""
 
 from typing import Annotated
 
 import msgspec
 
-from spmd_tx.coordinator.completions import SEQ_IDS_PER_CLIENT
-from spmd_tx.coordinator.schemas import Number, Text
+from spmd_tx.coordinator.wire_fields import Number, Text
+
+SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK's numbering: which copy of a sampling client has sent a request
+
 
 MOST_CLIENTS = 2**63 // SEQ_IDS_PER_CLIENT  # of one sampler, so that their requests' numbers fit into 64 bits
 
@@ -46,3 +48,28 @@ class JoinSamplingSessionRequest(msgspec.Struct, frozen=True):
 
 class JoinSamplingSessionResponse(msgspec.Struct, frozen=True, tag="join_sampling_session"):
     client_counter: int  # 1 or more; the client that made the sampling session is 0
+
+
+class FutureResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    request_id: str
+    model_id: str | None = None
+    sample_sequence_ids: list[str] | None = None
+
+
+class RetrieveFutureRequest(msgspec.Struct, frozen=True):
+    request_id: Text
+
+
+class CancelFutureRequest(msgspec.Struct, frozen=True):
+    request_id: Text
+
+
+class TryAgainResponse(msgspec.Struct, frozen=True, tag="try_again"):
+    request_id: str
+    queue_state: str
+    queue_state_reason: str | None = None
+
+
+class FailureResponse(msgspec.Struct, frozen=True):
+    error: str
+    category: str

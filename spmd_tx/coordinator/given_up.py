@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 from spmd_tx.coordinator import request_overview
 from spmd_tx.coordinator.containment import contained
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.storage import OUTAGES
+from spmd_tx.coordinator.patience import OUTAGES
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from spmd_tx.coordinator.broadcast import Hub
-from spmd_tx.coordinator.compile_progress import ProgramsHealth
+from spmd_tx.coordinator.session_schemas import ProgramsHealth
 
 
 class ServerHealth:
@@ -23,4 +23,5 @@ class ServerHealth:
     @property
     def programs(self) -> ProgramsHealth | None:
         """What is ready of all that is compiled ahead; None without a warm-up."""
-        return self._workers.programs.health
+        now = self._workers.programs.shown
+        return now and ProgramsHealth(now.ready, now.planned, ", ".join(now.compiling) or None)

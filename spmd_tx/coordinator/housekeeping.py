@@ -8,7 +8,7 @@ from spmd_tx.coordinator import disk_use, steady_time, stored_checkpoints
 from spmd_tx.coordinator.containment import report
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.metrics import DISK_BYTES, UNFINISHED_REQUESTS
-from spmd_tx.coordinator.storage import OUTAGES
+from spmd_tx.coordinator.patience import OUTAGES
 
 logger = logging.getLogger(__name__)
 

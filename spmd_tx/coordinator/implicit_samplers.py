@@ -7,12 +7,12 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import count
 
-from spmd_tx.coordinator import checkpoint_files
+from spmd_tx.coordinator import checkpoint_paths
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath
-from spmd_tx.coordinator.schemas import CreateSessionRequest
+from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.session_schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import NotFound
 
@@ -44,12 +44,12 @@ class ImplicitSamplers:
         """
         path, saved_at = None, 0.0
         if model.startswith(SCHEME):
-            path = checkpoint_files.parse_sampler_weights(model)
+            path = checkpoint_paths.parse_sampler_weights(model)
             saved_at = (await access.open_checkpoint(path)).manifest.created_at
         elif model != self._base_model:
             raise NotFound(
                 f"the model {model!r} does not exist; this server has {self._base_model!r}, and checkpoints "
-                f"of it under {SCHEME}RUN/{checkpoint_files.SAMPLER_WEIGHTS}/NAME"
+                f"of it under {SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
             )
         async with self._opening:
             key = (access.caller.owner, model, saved_at)

@@ -7,7 +7,7 @@ one is given up when a newer one is sure to be there after a crash, too: when it
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.dispatch import VersionKey
+from spmd_tx.coordinator.bank import VersionKey
 
 FROM_DISK = -1  # stands for the seq_id of a save that lies before all that was run again
 

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from spmd_tx.coordinator.request_log import Finished
+from spmd_tx.coordinator.request_records import Finished
 from spmd_tx.coordinator.wire import JSON
 from spmd_tx.errors import InvalidRequest
 

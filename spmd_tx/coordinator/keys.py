@@ -13,9 +13,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import audit
-from spmd_tx.coordinator.callers import Caller, KeyLimits, Role
+from spmd_tx.coordinator.callers import Caller, KeyLimits
 from spmd_tx.coordinator.database import Database, beside
-from spmd_tx.coordinator.tables import ApiKey
+from spmd_tx.coordinator.tables import ApiKey, Role
 from spmd_tx.errors import StartError
 
 Result = TypeVar("Result")

@@ -9,11 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from spmd_tx.coordinator.request_queue import Request
+from spmd_tx.coordinator.request_records import CHUNKED_KINDS, Request
 from spmd_tx.errors import InvalidRequest
-
-# Only these come in chunks; any other kind waiting beyond a gap proves that the call with the gap is over.
-CHUNKED_KINDS = frozenset({"forward", "forward_backward"})
 
 LATER_CALL_SECONDS = 2.0  # how long a gap stays open once a later call has arrived
 SILENCE_SECONDS = 60.0  # how long it stays open after the last arrival otherwise

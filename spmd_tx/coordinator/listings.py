@@ -7,11 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute
 
-from spmd_tx.coordinator import schemas
-from spmd_tx.coordinator.callers import Caller
-from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
+from spmd_tx.coordinator import checkpoint_schemas, session_schemas
+from spmd_tx.coordinator.callers import Caller, is_seen
+from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.session_schemas import as_texts
 from spmd_tx.coordinator.tables import Checkpoint, Model, RequestRow, Sampler, Session
@@ -50,21 +49,23 @@ class Which(NamedTuple):
         return and_(is_seen(caller, Session.owner), is_own, is_in)
 
 
-async def sessions(database: Database, page: Page, caller: Caller, which: Which) -> schemas.SessionsResponse:
+async def sessions(
+    database: Database, page: Page, caller: Caller, which: Which
+) -> session_schemas.SessionsResponse:
     offset, limit = page.clamped()
     newest_first = (Session.created_at.desc(), Session.id)
     query = select(Session.id).where(which.of(caller)).order_by(*newest_first)
     async with database.reading() as db:
-        return schemas.SessionsResponse(list(await db.scalars(query.offset(offset).limit(limit))))
+        return session_schemas.SessionsResponse(list(await db.scalars(query.offset(offset).limit(limit))))
 
 
-async def session(database: Database, row: Session) -> schemas.SessionResponse:
+async def session(database: Database, row: Session) -> session_schemas.SessionResponse:
     async with database.reading() as db:
         models = await db.scalars(
             select(Model.id).where(Model.session_id == row.id).order_by(Model.created_at)
         )
         samplers = select(Sampler.id).where(Sampler.session_id == row.id).order_by(Sampler.created_at)
-        return schemas.SessionResponse(
+        return session_schemas.SessionResponse(
             training_run_ids=list(models),
             sampler_ids=list(await db.scalars(samplers)),
             user_metadata=as_texts(row.user_metadata),
@@ -74,7 +75,7 @@ async def session(database: Database, row: Session) -> schemas.SessionResponse:
 
 async def training_runs(
     database: Database, page: Page, caller: Caller, which: Which
-) -> schemas.TrainingRunsResponse:
+) -> checkpoint_schemas.TrainingRunsResponse:
     offset, limit = page.clamped()
     belongs_to = Session.id == Model.session_id
     seen = select(Model).join(Session, belongs_to).where(which.of(caller))
@@ -83,21 +84,23 @@ async def training_runs(
         newest_first = seen.order_by(Model.created_at.desc(), Model.id)
         models = (await db.scalars(newest_first.offset(offset).limit(limit))).all()
         runs = [await _training_run(db, model) for model in models]
-    return schemas.TrainingRunsResponse(runs, schemas.Cursor(offset, limit, total))
+    return checkpoint_schemas.TrainingRunsResponse(runs, checkpoint_schemas.Cursor(offset, limit, total))
 
 
-async def training_run(database: Database, model: Model) -> schemas.TrainingRun:
+async def training_run(database: Database, model: Model) -> checkpoint_schemas.TrainingRun:
     async with database.reading() as db:
         return await _training_run(db, model)
 
 
-async def run_checkpoints(database: Database, run_id: str, caller: Caller) -> schemas.CheckpointsResponse:
+async def run_checkpoints(
+    database: Database, run_id: str, caller: Caller
+) -> checkpoint_schemas.CheckpointsResponse:
     seen = select(Checkpoint).where(
         Checkpoint.run_id == run_id, is_seen(caller, Checkpoint.owner), _is_there()
     )
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(*NEWEST_FIRST))).all()
-    return schemas.CheckpointsResponse(_checkpoints(rows))
+    return checkpoint_schemas.CheckpointsResponse(_checkpoints(rows))
 
 
 async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Checkpoint]:
@@ -109,18 +112,17 @@ async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Ch
         return (await db.scalars(query.order_by(*NEWEST_FIRST).limit(MAX_PAGE))).all()
 
 
-async def checkpoints(database: Database, page: Page, caller: Caller) -> schemas.CheckpointsResponse:
+async def checkpoints(
+    database: Database, page: Page, caller: Caller
+) -> checkpoint_schemas.CheckpointsResponse:
     offset, limit = page.clamped()
     seen = select(Checkpoint).where(is_seen(caller, Checkpoint.owner), _is_there())
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(*NEWEST_FIRST).offset(offset).limit(limit))).all()
         total = await _count(db, seen)
-    return schemas.CheckpointsResponse(_checkpoints(rows), schemas.Cursor(offset, limit, total))
-
-
-def is_seen(caller: Caller, owner: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """Caller.sees in SQL."""
-    return true() if caller.role == "admin" else owner == caller.owner
+    return checkpoint_schemas.CheckpointsResponse(
+        _checkpoints(rows), checkpoint_schemas.Cursor(offset, limit, total)
+    )
 
 
 def _is_there() -> ColumnElement[bool]:
@@ -132,10 +134,10 @@ async def _count(db: AsyncSession, query: Select[Any]) -> int:
     return await db.scalar(select(func.count()).select_from(query.subquery())) or 0
 
 
-async def _training_run(db: AsyncSession, model: Model) -> schemas.TrainingRun:
+async def _training_run(db: AsyncSession, model: Model) -> checkpoint_schemas.TrainingRun:
     last_request = select(func.max(RequestRow.created_at)).where(RequestRow.line == model.id)
     last_request_time = await db.scalar(last_request) or model.created_at
-    return schemas.TrainingRun(
+    return checkpoint_schemas.TrainingRun(
         training_run_id=model.id,
         base_model=model.base_model,
         model_owner=await db.scalar(select(Session.owner).where(Session.id == model.session_id)) or "",
@@ -149,7 +151,7 @@ async def _training_run(db: AsyncSession, model: Model) -> schemas.TrainingRun:
     )
 
 
-async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> schemas.Checkpoint | None:
+async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> checkpoint_schemas.Checkpoint | None:
     query = (
         select(Checkpoint)
         .where(Checkpoint.run_id == model.id, Checkpoint.kind == kind, _is_there())
@@ -160,12 +162,12 @@ async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> schemas
     return row and _checkpoint(row)
 
 
-def _checkpoints(rows: Sequence[Checkpoint]) -> list[schemas.Checkpoint]:
+def _checkpoints(rows: Sequence[Checkpoint]) -> list[checkpoint_schemas.Checkpoint]:
     return [_checkpoint(row) for row in rows]
 
 
-def _checkpoint(row: Checkpoint) -> schemas.Checkpoint:
-    return schemas.Checkpoint(
+def _checkpoint(row: Checkpoint) -> checkpoint_schemas.Checkpoint:
+    return checkpoint_schemas.Checkpoint(
         checkpoint_id=f"{row.kind}/{row.name}",
         checkpoint_type=_TYPES[row.kind],
         time=_rfc3339(row.created_at),

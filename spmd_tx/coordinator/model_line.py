@@ -1,14 +1,29 @@
 """A model in one generation of workers: the order of its requests, and which of them are run again."""
 
 import asyncio
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from spmd_tx.coordinator.lines import Line
-from spmd_tx.coordinator.recovery import Restoration
-from spmd_tx.coordinator.request_log import CHANGES_STATE, not_run_again
-from spmd_tx.coordinator.request_queue import Request
+from spmd_tx.coordinator.request_log import not_run_again
+from spmd_tx.coordinator.request_records import CHANGES_STATE, Executed, Request
+from spmd_tx.coordinator.snapshots import Found
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.errors import MeshError
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """How a model's line goes on with new workers."""
+
+    model_id: str
+    session_id: str
+    refusal: str | None = None  # why the model cannot be used: it was never created, or it is beyond repair
+    start: Found | None = None  # None: the first request, which creates it
+    again: dict[str, Executed] = field(default_factory=dict)  # requests whose outcome is known, by id
+    requests: list[Request] = field(default_factory=list)  # to carry out first: those, and any in between
+    next_seq_id: int = 0
+    closed: frozenset[int] = frozenset()  # numbers from there on for which nothing has to be done
 
 
 class ModelLine:

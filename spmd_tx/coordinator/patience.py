@@ -16,8 +16,10 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from spmd_tx.coordinator.storage import OUTAGES
 from spmd_tx.errors import MeshError
+
+OUTAGES = (OSError, SQLAlchemyError)  # what may go away without anybody's doing
+
 
 logger = logging.getLogger(__name__)
 

@@ -7,20 +7,17 @@ itself, so what a crash has left at the end of one stays there, and nothing refe
 
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
 
 import zstandard
 
 from spmd_tx.coordinator import server_lock
+from spmd_tx.coordinator.request_records import Kept, Place
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError
-
-T = TypeVar("T")
 
 _LEVEL = 1  # token ids and floats hardly compress better for more work
 
@@ -28,17 +25,6 @@ SEGMENT_BYTES = 32 << 20  # a file goes when nothing in it is needed, so it shou
 SEGMENT_SECONDS = 600.0
 PIECE_BYTES = 1 << 20  # that is written at once
 SMALL_BYTES = 1 << 10  # of a body that goes into a row: a few tokens, or options
-
-
-class Place(NamedTuple):
-    """Where in the files a body is."""
-
-    file: int
-    offset: int
-    length: int
-
-
-Kept = Place | bytes  # a body in a file, or a small one that its row is to hold
 
 
 @dataclass
@@ -188,35 +174,3 @@ def read_body(directory: Path, place: Kept) -> bytes:
 
 def _path(directory: Path, number: int) -> Path:
     return directory / f"{number:012d}.zst"
-
-
-class Recent(Generic[T]):
-    """The values used last, up to a number of bytes in all."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity  # bytes
-        self._size = 0
-        self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def put(self, key: str, value: T, size: int) -> None:
-        if key in self._values or size > self._capacity:
-            return
-        self._values[key] = value, size
-        self._size += size
-        while self._size > self._capacity:
-            _, (_, freed) = self._values.popitem(last=False)
-            self._size -= freed
-
-    def drop(self, key: str) -> None:
-        """Make room; nothing happens for one that is not there."""
-        if key in self._values:
-            self._size -= self._values.pop(key)[1]
-
-    def get(self, key: str) -> T | None:
-        if key not in self._values:
-            return None
-        self._values.move_to_end(key)
-        return self._values[key][0]

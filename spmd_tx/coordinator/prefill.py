@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from spmd_tx.coordinator import prompt_wishes
+from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.buckets import Menu, power_of_four
-from spmd_tx.coordinator.dispatch import VersionKey
 from spmd_tx.coordinator.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.sampling_programs import Scores

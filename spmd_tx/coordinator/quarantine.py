@@ -14,7 +14,7 @@ from pathlib import Path
 from spmd_tx.coordinator import request_losses
 from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.request_log import Failed
+from spmd_tx.coordinator.request_records import Failed
 
 logger = logging.getLogger(__name__)
 

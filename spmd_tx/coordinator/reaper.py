@@ -19,7 +19,7 @@ from spmd_tx.coordinator import audit, retention, steady_time, stored_checkpoint
 from spmd_tx.coordinator.clock_guard import ClockGuard
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.disk_use import size_of
-from spmd_tx.coordinator.dispatch import folder_name
+from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.coordinator.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.retention import Ages
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY, folder_of

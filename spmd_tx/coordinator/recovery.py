@@ -5,10 +5,10 @@ seq_id. What ran in other company before, or in another slot, gives the same bit
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from spmd_tx.coordinator.request_log import Executed, History, Request
+from spmd_tx.coordinator.model_line import Restoration
+from spmd_tx.coordinator.request_records import History, Request
 from spmd_tx.coordinator.snapshots import Found
 
 
@@ -22,20 +22,6 @@ class SnapshotCatalog(Protocol):
     """What is used of the snapshots."""
 
     async def newest(self, model_id: str, before: int | None) -> tuple[Found | None, str | None]: ...
-
-
-@dataclass(frozen=True)
-class Restoration:
-    """How a model's line goes on with new workers."""
-
-    model_id: str
-    session_id: str
-    refusal: str | None = None  # why the model cannot be used: it was never created, or it is beyond repair
-    start: Found | None = None  # None: the first request, which creates it
-    again: dict[str, Executed] = field(default_factory=dict)  # requests whose outcome is known, by id
-    requests: list[Request] = field(default_factory=list)  # to carry out first: those, and any in between
-    next_seq_id: int = 0
-    closed: frozenset[int] = frozenset()  # numbers from there on for which nothing has to be done
 
 
 async def plan(

@@ -19,7 +19,8 @@ import msgspec
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
-from spmd_tx.coordinator.checkpoint_files import KINDS, MANIFEST, CheckpointPath, Manifest
+from spmd_tx.coordinator.checkpoint_files import MANIFEST, Manifest
+from spmd_tx.coordinator.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.remote_files import RemoteFiles
 from spmd_tx.durable_files import write_file

@@ -8,11 +8,21 @@ from sqlalchemy.orm import Session
 
 from spmd_tx.coordinator import accounting, request_log
 from spmd_tx.coordinator.database import Aside, Database
-from spmd_tx.coordinator.payloads import Kept, PayloadFiles, Place
-from spmd_tx.coordinator.request_log import Finished, Key, Known, NewRow, Outcome, Request, Settled
+from spmd_tx.coordinator.patience import OUTAGES
+from spmd_tx.coordinator.payloads import PayloadFiles
+from spmd_tx.coordinator.request_records import (
+    Finished,
+    Kept,
+    Key,
+    Known,
+    NewRow,
+    Outcome,
+    Place,
+    Request,
+    Settled,
+)
 from spmd_tx.coordinator.request_times import RequestTimes
 from spmd_tx.coordinator.sample_notes import NoteWriter
-from spmd_tx.coordinator.storage import OUTAGES
 from spmd_tx.coordinator.submissions import Submission, first_of_each_key, known_as
 
 

@@ -2,137 +2,32 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from sqlalchemy import Table, func, or_, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import bulk_rows, steady_time
 from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
-from spmd_tx.coordinator.payloads import Kept, Place
-from spmd_tx.coordinator.request_times import RequestTimes
-from spmd_tx.coordinator.stored_text import storable
+from spmd_tx.coordinator.request_records import (
+    CHANGES_STATE,
+    Executed,
+    Failed,
+    History,
+    Kept,
+    Key,
+    Kind,
+    Known,
+    NewRow,
+    Place,
+    Request,
+    Settled,
+)
 from spmd_tx.coordinator.tables import RequestRow
-from spmd_tx.coordinator.usage import NOTHING, Spent
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
 KEPT_COLUMNS = "body", "file", "offset", "length"  # of a payload or result
-
-Key = tuple[str, int]  # line, seq_id
-
-Kind = Literal[
-    "create_model",
-    "load_weights",
-    "forward_backward",
-    "forward",
-    "optim_step",
-    "save_weights",
-    "save_weights_for_sampler",
-    "save_weights_external",
-    "copy_weights",
-    "sample",
-    "create_custom_loss",
-]
-
-CHANGES_STATE = frozenset[Kind](
-    {"create_model", "load_weights", "forward_backward", "optim_step"}
-)  # a model's
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request that was accepted and will be answered."""
-
-    number: int  # order of acceptance
-    id: str  # request_id on the wire; unguessable
-    kind: Kind
-    line: str  # the model's id; for samples the sampler's
-    seq_id: int  # place in the line; 0 is the model's creation
-    session_id: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The result, encoded as the client wants it."""
-
-    content_type: str
-    body: bytes
-    layout: str | None = None  # how the micro-batches were cut
-    notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
-    spent: Spent = field(default=NOTHING, compare=False)
-
-    @property
-    def digest(self) -> str:
-        return blake2b(self.body, digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Why there will be no result, and whose fault it is."""
-
-    error: str
-    category: Literal["user", "server"]
-    executed: bool = False  # its commands were carried out, and count
-    layout: str | None = None  # how the micro-batches of those were cut
-
-    def __post_init__(self) -> None:
-        """What clients wrote may be quoted in it: it is kept in the database, and sent as JSON."""
-        object.__setattr__(self, "error", storable(self.error))
-
-    @property
-    def digest(self) -> str | None:
-        """None: the server is at fault, and another time something else may come out."""
-        if self.category == "server":
-            return None
-        return blake2b(self.error.encode(), digest_size=16).hexdigest()
-
-
-Outcome = Finished | Failed
-
-
-class Known(NamedTuple):
-    """What is already in the log under a key."""
-
-    id: str
-    kind: str
-
-
-class NewRow(NamedTuple):
-    """A request to be written down, with its outcome when it is refused."""
-
-    request: Request
-    payload: Kept
-    refused: Failed | None
-    accepted_at: float  # seconds since the epoch; when it came in
-
-
-class Settled(NamedTuple):
-    """An outcome to be written down; ``result`` is where the body of a finished one is."""
-
-    request: Request
-    outcome: Outcome
-    result: Kept | None
-    times: RequestTimes
-    completion: int  # its number
-
-
-class Executed(NamedTuple):
-    """A request whose commands count."""
-
-    request: Request
-    digest: str | None
-    layout: str | None
-
-
-class History(NamedTuple):
-    """What a model's state follows from."""
-
-    executed: list[Executed]  # in order of seq_id
-    closed: set[int]  # numbers of requests that were refused, or failed without having an effect
-    refusal: str | None  # why there is no model: its creation failed, or the operator has given it up
 
 
 async def next_number(db: AsyncSession) -> int:

@@ -1,19 +1,12 @@
 """Counts how often workers, or the server, ended while they were at work on a request. Plain functions."""
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.coordinator.request_records import Losses
 from spmd_tx.coordinator.tables import RequestRow
-
-
-class Losses(NamedTuple):
-    """How many generations ended while a command of a request was out."""
-
-    total: int
-    by_command: int  # for which the command may be to blame
 
 
 async def count_losses(

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator import audit
-from spmd_tx.coordinator.request_log import CHANGES_STATE
+from spmd_tx.coordinator.request_records import CHANGES_STATE
 from spmd_tx.coordinator.tables import RequestRow, Session
 from spmd_tx.errors import StartError
 

@@ -7,27 +7,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import Executable
 
 from spmd_tx.coordinator import request_log, request_losses, steady_time
 from spmd_tx.coordinator.backlog import Backlog
+from spmd_tx.coordinator.byte_lru import Recent
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
-from spmd_tx.coordinator.containment import failure, let_pass, report
+from spmd_tx.coordinator.containment import let_pass, report
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.patience import is_outage, until
-from spmd_tx.coordinator.payloads import PayloadFiles, Recent
+from spmd_tx.coordinator.payloads import PayloadFiles
+from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_groups import Ending, Group, GroupWriter
-from spmd_tx.coordinator.request_log import (
-    Failed,
-    Finished,
-    History,
-    Kind,
-    Outcome,
-    Request,
-)
-from spmd_tx.coordinator.request_losses import Losses
+from spmd_tx.coordinator.request_records import Failed, Finished, History, Kind, Losses, Outcome, Request
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
 from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.storage import Storage
@@ -41,44 +34,6 @@ RESULTS_BYTES = 128 << 20  # held for clients
 SESSIONS_BYTES = 16 << 20  # enough for 200 000 requests
 GATHER_ROUNDS = 32  # of the event loop before a group is written
 GATHER_SECONDS = 0.02  # after which no more rounds begin
-
-
-class RequestLog(Protocol):
-    """What the scheduler uses of the queue."""
-
-    on_arrival: Callable[[Request], None]  # called once per new request, when it is durable
-
-    def unfinished(self) -> list[Request]:
-        """Requests without an outcome, in the order of acceptance; those of earlier runs, too."""
-        ...
-
-    def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
-        """Requests have come so far. Those that have outcomes, and unknown ones, are passed over."""
-        ...
-
-    async def payload(self, request: Request) -> bytes:
-        """The body as submitted: protobuf for forward_backward and forward, else JSON (schemas.py)."""
-        ...
-
-    def resolve(self, request_id: str, outcome: Outcome) -> None:
-        """Store an outcome with the next group, then wake whoever waits for it."""
-        ...
-
-    async def stored(self, request_ids: Collection[str] | None) -> None:
-        """Return when these requests, or all that have outcomes (None), have them durably."""
-        ...
-
-    async def history(self, line: str, after: int) -> History:
-        """What counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
-        ...
-
-    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
-        """A generation ended while commands of these were out; how often that has happened by now."""
-        ...
-
-    async def given_up(self) -> dict[str, str]:
-        """Which unfinished requests the operator wants failed, by id, and why."""
-        ...
 
 
 @dataclass

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from spmd_tx.coordinator.dispatch import VersionKey
+from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.dispatcher import Sampling
 from spmd_tx.coordinator.json_bodies import read_body
-from spmd_tx.coordinator.request_queue import Request, RequestLog
+from spmd_tx.coordinator.request_records import Request, RequestLog
 from spmd_tx.coordinator.samples import SampleJob
-from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.coordinator.versions import Versions
 

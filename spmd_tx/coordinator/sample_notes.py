@@ -14,7 +14,7 @@ import msgspec
 import zstandard
 
 from spmd_tx.coordinator import steady_time
-from spmd_tx.coordinator.payloads import Recent
+from spmd_tx.coordinator.byte_lru import Recent
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody
 

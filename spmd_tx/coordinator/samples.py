@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from spmd_tx.coordinator import prompt_wishes, routing, stability
-from spmd_tx.coordinator.dispatch import VersionKey
+from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.prefix_cache import BlockKeys
 from spmd_tx.coordinator.prompt_wishes import Wishes
-from spmd_tx.coordinator.request_queue import Finished
+from spmd_tx.coordinator.request_records import Finished
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sample_wire import (
     NOTHING,
@@ -22,9 +22,9 @@ from spmd_tx.coordinator.sample_wire import (
     TopLogprobs,
     encode_sample_response,
 )
-from spmd_tx.coordinator.schemas import SampleRequest
+from spmd_tx.coordinator.sampling_schemas import SampleRequest
+from spmd_tx.coordinator.spent import Spent
 from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
-from spmd_tx.coordinator.usage import Spent
 from spmd_tx.coordinator.wire import PROTOBUF
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.programs_protocol import ProgramShape

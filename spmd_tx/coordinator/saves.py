@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Protocol
 
 from spmd_tx.child_process import Allowance, call_outside
-from spmd_tx.coordinator import age_recipients, schemas
+from spmd_tx.coordinator import age_recipients, training_schemas
 from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
-from spmd_tx.coordinator.checkpoint_files import (
-    EXTERNAL_WEIGHTS,
-    SAMPLER_WEIGHTS,
-    WEIGHTS,
-    CheckpointPath,
-    Manifest,
-)
+from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.json_bodies import json_result
-from spmd_tx.coordinator.request_queue import Failed, Outcome, Request
+from spmd_tx.coordinator.request_records import Failed, Outcome, Request
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after
@@ -78,7 +73,9 @@ class Saves:
     base_model: str
     children: asyncio.Semaphore  # processes at a time
 
-    async def state(self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsRequest) -> Begun:
+    async def state(
+        self, model: TrainedModel, request: Request, wish: training_schemas.SaveWeightsRequest
+    ) -> Begun:
         path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
         options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
@@ -92,12 +89,16 @@ class Saves:
         async def outcome() -> Outcome:
             await reply
             await self.checkpoints.complete(path, staged, model.adapter, options)
-            return json_result(schemas.SaveWeightsResult(str(path)))
+            return json_result(training_schemas.SaveWeightsResult(str(path)))
 
         return Begun(outcome, next_waits=True)
 
     async def named(
-        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest, name: str
+        self,
+        model: TrainedModel,
+        request: Request,
+        wish: training_schemas.SaveWeightsForSamplerRequest,
+        name: str,
     ) -> Begun:
         path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
         options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
@@ -109,7 +110,7 @@ class Saves:
             await self.checkpoints.complete(path, staged, model.adapter, options)
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
-            return json_result(schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return json_result(training_schemas.SaveWeightsForSamplerResult(path=str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -143,7 +144,7 @@ class Saves:
         return Begun(outcome, next_waits=True)
 
     async def ephemeral(
-        self, model: TrainedModel, request: Request, wish: schemas.SaveWeightsForSamplerRequest
+        self, model: TrainedModel, request: Request, wish: training_schemas.SaveWeightsForSamplerRequest
     ) -> Begun:
         if wish.sampling_session_seq_id is None:
             raise InvalidRequest(
@@ -155,7 +156,7 @@ class Saves:
         )
         republishes = request.seq_id if inflight else None
         reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)
-        result = schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
+        result = training_schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
         return Begun(partial(json_after, reply, result))
 
     async def _outside(self, function: str, seconds: float, **arguments: object) -> Failed | None:

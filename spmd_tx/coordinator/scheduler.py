@@ -10,16 +10,18 @@ from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator import custom_losses
-from spmd_tx.coordinator.containment import failure, report
+from spmd_tx.coordinator.containment import report
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
+from spmd_tx.coordinator.model_line import Restoration
 from spmd_tx.coordinator.patience import is_outage, patiently
 from spmd_tx.coordinator.quarantine import Quarantine
 from spmd_tx.coordinator.queue_status import QueueStatus
-from spmd_tx.coordinator.recovery import Restoration, plan, refused
+from spmd_tx.coordinator.recovery import plan, refused
+from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_log import by_operator
-from spmd_tx.coordinator.request_queue import Failed, Request, RequestLog
+from spmd_tx.coordinator.request_records import Failed, Request, RequestLog
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.tables import Model
 from spmd_tx.coordinator.unfinished import Unfinished

@@ -1,4 +1,8 @@
-"""The wire format of the search for sessions, and of traces, under the SDK's names."""
+"""Sessions, their search and traces, and the health of the server in JSON, field for field, under the names of the SDK.
+
+Nullable fields are those that some released SDK sends as null. The ``type`` tags that clients send
+are not read: the route, or the keys of a chunk, say the same.
+"""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -6,9 +10,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from spmd_tx.coordinator.moments import Moment
-from spmd_tx.coordinator.schemas import Text
+from spmd_tx.coordinator.user_metadata import WithMetadata
+from spmd_tx.coordinator.wire_fields import Label, Text
 
 FinishType = Literal["success", "errored", "interrupted"]
+
+
+class ProgramsHealth(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far the warm-up is."""
+
+    ready: int
+    planned: int
+    compiling: str | None = None  # "forward_backward 4x256"
 
 
 class OwnSearchOwner(msgspec.Struct, frozen=True, tag="own"):
@@ -106,3 +119,85 @@ def as_texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
         for name, value in metadata.items()
     }
+
+
+class CreateSessionRequest(WithMetadata, frozen=True):
+    tags: Annotated[list[Label], msgspec.Meta(max_length=100)] = msgspec.field(default_factory=list)
+    user_metadata: dict[str, Any] | None = None
+    sdk_version: Label | None = None
+    project_id: Label | None = None
+    display_name: Label | None = None
+
+
+class CreateSessionResponse(msgspec.Struct, frozen=True, tag="create_session"):
+    session_id: str
+    info_message: str | None = None
+
+
+class SessionHeartbeatRequest(msgspec.Struct, frozen=True):
+    session_id: str
+
+
+class SessionHeartbeatResponse(msgspec.Struct, frozen=True, tag="session_heartbeat"):
+    pass
+
+
+class FinishReason(msgspec.Struct, frozen=True):
+    type: Literal["success", "errored", "interrupted"] = "success"
+
+
+class FinishSessionRequest(msgspec.Struct, frozen=True):
+    reason: FinishReason = FinishReason()
+    detail: Text | None = None
+
+
+class SetProjectRequest(msgspec.Struct, frozen=True):
+    project_id: Label | None = None
+
+
+class SessionResponse(msgspec.Struct, frozen=True):
+    training_run_ids: list[str]
+    sampler_ids: list[str]
+    user_metadata: dict[str, str] | None = None
+    display_name: str | None = None
+
+
+class SessionsResponse(msgspec.Struct, frozen=True):
+    sessions: list[str]
+
+
+class ClientConfigResponse(msgspec.Struct, frozen=True):
+    """Flags that steer the SDK; those not named here keep the SDK's defaults."""
+
+    pjwt_auth_enabled: bool = False
+    proto_compress_fwdbwd: bool = True
+    parallel_fwdbwd_chunks: bool = True
+    proto_write_fwdbwd: bool = True  # 0.19 - 0.24
+    fwd_via_fwdbwd: bool = True  # 0.22 - 0.24
+    create_model_via_load_weights: bool = True  # 0.24.1 - 0.36
+    custom_loss_server_side: bool = True
+    sample_use_retrieve_futures: bool = True  # one poll for all samples of a client (completions.py)
+    sample_join_sampling_session: bool = True
+
+
+class DynamicConfigResponse(msgspec.Struct, frozen=True):
+    refresh_interval_sec: int = 300
+    sample_cancel_enabled: bool = True
+    sample_cancel_max_batch_size: int = 64
+
+
+class SupportedModel(msgspec.Struct, frozen=True):
+    model_name: str
+    max_context_length: int
+    trainable: bool = True
+    sampleable: bool = True
+
+
+class ServerCapabilitiesResponse(msgspec.Struct, frozen=True):
+    supported_models: list[SupportedModel]
+
+
+class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    status: str
+    detail: str | None = None
+    programs: ProgramsHealth | None = None

@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 from sqlalchemy import ColumnElement, and_, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.callers import Caller, is_seen
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.listings import is_seen
 from spmd_tx.coordinator.moments import read_moment, write_moment
 from spmd_tx.coordinator.session_schemas import (
     Active,

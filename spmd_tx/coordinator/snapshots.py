@@ -22,8 +22,7 @@ from sqlalchemy.orm import aliased
 
 from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.dispatch import folder_name
-from spmd_tx.coordinator.folder_manifest import is_intact, write_manifest
+from spmd_tx.coordinator.folder_manifest import folder_name, is_intact, write_manifest
 from spmd_tx.coordinator.tables import RequestRow, SnapshotRow
 from spmd_tx.durable_files import put_in_place, unique_beside
 from spmd_tx.protocol import AdapterSpec

@@ -9,14 +9,11 @@ import logging
 import shutil
 from pathlib import Path
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from spmd_tx.byte_sizes import parse_size, show_size
 from spmd_tx.coordinator.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
 
 logger = logging.getLogger(__name__)
 
-OUTAGES = (OSError, SQLAlchemyError)  # what may go away without anybody's doing
 ROOM_FOR_OLD_WORK = 0.5  # of what must be free for new work
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts
 

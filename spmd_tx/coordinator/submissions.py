@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Executable
 
-from spmd_tx.coordinator.request_log import Failed, Key, Kind, Known, Request
+from spmd_tx.coordinator.request_records import Failed, Key, Kind, Known, Request
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 

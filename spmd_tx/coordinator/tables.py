@@ -1,13 +1,17 @@
 """The database: what must survive a restart of the coordinator. Times are seconds since the epoch."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import JSON, BigInteger, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from spmd_tx.coordinator.callers import LOCAL_OWNER, Role
 from spmd_tx.protocol import AdapterSpec
+
+LOCAL_OWNER = "local"  # of all that was made without an API key
+
+
+Role = Literal["user", "admin", "read-only"]
 
 
 class Base(DeclarativeBase):

@@ -11,8 +11,8 @@ from sqlalchemy import select
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.containment import report
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.dispatch import folder_name
-from spmd_tx.coordinator.storage import OUTAGES
+from spmd_tx.coordinator.folder_manifest import folder_name
+from spmd_tx.coordinator.patience import OUTAGES
 from spmd_tx.coordinator.tables import PastRequest, RequestRow, Session
 from spmd_tx.coordinator.trace_events import TracedRequest, write
 from spmd_tx.errors import NotFound

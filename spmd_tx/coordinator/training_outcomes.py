@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import schemas
+from spmd_tx.coordinator import training_schemas
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.json_bodies import json_result
 from spmd_tx.coordinator.offloading import compute
-from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome
-from spmd_tx.coordinator.usage import Spent
+from spmd_tx.coordinator.request_records import Failed, Finished, Outcome
+from spmd_tx.coordinator.spent import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
 from spmd_tx.reports import Reply
 
@@ -75,7 +75,7 @@ async def outcome_of_step(reply: Awaitable[Reply]) -> Outcome:
     metrics = (await reply).metrics
     if not metrics["applied"]:
         return Failed(NOT_FINITE, "user", executed=True)
-    return json_result(schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
+    return json_result(training_schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
 
 
 async def at_once(outcome: Outcome) -> Outcome:

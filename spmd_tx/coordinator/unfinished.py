@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from spmd_tx.coordinator.request_queue import Request
+from spmd_tx.coordinator.request_records import Request
 
 
 class Unfinished:

@@ -7,29 +7,14 @@ from typing import NamedTuple, cast
 from sqlalchemy import Table, delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import bulk_rows, checkpoint_files
+from spmd_tx.coordinator import bulk_rows, checkpoint_paths
+from spmd_tx.coordinator.spent import NOTHING, Spent
 from spmd_tx.coordinator.tables import Model, Sampler, Session, UsageRow
 
 HOUR_SECONDS = 3600
 KEPT_SECONDS = 400 * 24 * 3600.0  # a year, and some days to look at it
 
 
-class Spent(NamedTuple):
-    """What a request was worth. Counted once, when its result is stored: a replay adds nothing."""
-
-    trained: int = 0  # tokens through forward_backward
-    forwarded: int = 0  # tokens through forward
-    prompt: int = 0  # tokens; the samples of one request share its prompt
-    cached: int = 0  # of the prompt's, those that were found in the cache
-    sampled: int = 0  # tokens
-    checkpoints: int = 0  # saved under a name
-
-    @property
-    def tokens(self) -> int:
-        return self.trained + self.forwarded + self.prompt + self.sampled
-
-
-NOTHING = Spent()
 NOBODY = {"session_id": None, "owner": "", "key_id": None, "run_id": None, "base_model": None}
 _MORE = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in Spent._fields)
 
@@ -83,5 +68,5 @@ def _whose(db: orm.Session, line: str, session_id: str) -> dict[str, str | None]
 
 def _run_of(sampler: Sampler) -> str | None:
     if sampler.model_path is not None:
-        return checkpoint_files.parse(sampler.model_path).run_id
+        return checkpoint_paths.parse(sampler.model_path).run_id
     return sampler.model_id

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.callers import Caller
-from spmd_tx.coordinator.listings import is_seen
+from spmd_tx.coordinator.callers import Caller, is_seen
 from spmd_tx.coordinator.moments import read_moment
 from spmd_tx.coordinator.session_schemas import as_texts
 from spmd_tx.coordinator.tables import Checkpoint, Model, Session, StoredCheckpoint, UsageRow

@@ -3,99 +3,16 @@
 Of those that train on datums: datum_validation.py.
 """
 
-import hashlib
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator import prompt_wishes
-from spmd_tx.coordinator.schemas import (
-    AdamParams,
-    LoraConfig,
-    ModelInput,
-    OptimizerConfig,
-    OptimStepRequest,
-    SampleRequest,
-    SamplingParams,
-)
+from spmd_tx.coordinator.request_limits import Limits, vocabulary
+from spmd_tx.coordinator.sampling_schemas import ModelInput, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import AdapterSpec
-
-DEFAULT_BOUNDS = Bounds()
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the served model and the server's options allow."""
-
-    vocab_size: int
-    max_context: int  # tokens
-    max_rank: int
-    bounds: Bounds = DEFAULT_BOUNDS
-
 
 MAX_SAMPLES = 1024  # of one request
 HOTTEST = 3e38  # that is finite as a float32
-
-
-def check_adam(request: OptimStepRequest) -> AdamParams:
-    """The step's hyper-parameters, each in its range."""
-    if request.optimizer_params is not None:
-        kind = request.optimizer_params.get("type")
-        raise InvalidRequest(
-            f"optimizer_params asks for {kind!r}; this service has AdamW only, send adam_params"
-        )
-    adam = request.adam_params or AdamParams()
-    for name in adam.__struct_fields__:
-        value = getattr(adam, name)
-        is_beta = name in ("beta1", "beta2")
-        if not math.isfinite(value) or value < 0 or (is_beta and value >= 1):
-            allowed = "at least 0 and below 1" if is_beta else "finite and at least 0"
-            raise InvalidRequest(f"adam_params.{name} is {value}; it must be {allowed}")
-    return adam
-
-
-def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, limits: Limits) -> AdapterSpec:
-    """The adapter that create_model asks for."""
-    if config is None:
-        raise InvalidRequest("lora_config is missing; this service trains LoRA adapters, so send a rank")
-    if not 1 <= config.rank <= limits.max_rank:
-        raise InvalidRequest(
-            f"lora_config.rank is {config.rank}; it must be between 1 and {limits.max_rank} "
-            "(the operator raises the limit with --max-lora-rank)"
-        )
-    if not (config.train_attn or config.train_mlp or config.train_unembed):
-        raise InvalidRequest("lora_config trains nothing; set train_attn, train_mlp or train_unembed")
-    check_optimizer(optimizer)
-    return AdapterSpec(
-        rank=config.rank,
-        train_attn=config.train_attn,
-        train_mlp=config.train_mlp,
-        train_unembed=config.train_unembed,
-    )
-
-
-def check_optimizer(optimizer: OptimizerConfig | None) -> None:
-    if optimizer is not None and optimizer.type != "adamw":
-        raise InvalidRequest(f"optimizer_config.type is {optimizer.type!r}; this service has 'adamw' only")
-
-
-def adapter_seed(config: LoraConfig, model_id: str) -> int:
-    """The seed as a worker takes it; without one, each model gets its own."""
-    if config.seed is not None:
-        return config.seed & (2**63 - 1)
-    return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=8).digest()) >> 1
-
-
-def check_number(name: str, number: int, bounds: Bounds, limit: str) -> None:
-    """Clients number what they make in a session from 0, so the number bounds how many there are."""
-    bound: int = getattr(bounds, limit)
-    if number >= bound:
-        raise InvalidRequest(
-            f"{name} is {number}; in one session it must be below {bound}, so begin a new session, or ask "
-            f"the operator to raise the limit {limit}"
-        )
 
 
 def check_sample(request: SampleRequest, limits: Limits) -> None:
@@ -192,7 +109,3 @@ def _check_length(prompt_length: int, max_tokens: int | None, limits: Limits) ->
             f"the prompt is too long for max_tokens {max_tokens}: it has {prompt_length} tokens and the "
             f"context holds {limits.max_context}; send max_tokens {room} or less, or a shorter prompt"
         )
-
-
-def vocabulary(limits: Limits) -> str:
-    return f"ids of this model are 0 to {limits.vocab_size - 1}"

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from spmd_tx.coordinator import checkpoint_files, folder_links
-from spmd_tx.coordinator.bank import Placement, VersionBank
-from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, CheckpointPath
+from spmd_tx.coordinator import checkpoint_paths, folder_links
+from spmd_tx.coordinator.bank import BASE_MODEL, Placement, VersionBank, VersionKey
+from spmd_tx.coordinator.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
-from spmd_tx.coordinator.dispatch import BASE_MODEL, VersionKey, folder_name
+from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.coordinator.inflight import FROM_DISK, InflightVersions
 from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import InvalidRequest
@@ -150,7 +150,7 @@ class Versions:
 
     async def _find(self, sampler: Sampler) -> VersionKey:
         if sampler.model_path is not None:
-            return await self._open(checkpoint_files.parse(sampler.model_path), sampler)
+            return await self._open(checkpoint_paths.parse(sampler.model_path), sampler)
         if sampler.model_id is None:
             return BASE_MODEL
         if self._bank.knows(sampler.id):

@@ -10,16 +10,12 @@ import zmq
 import zmq.asyncio
 from zmq.utils import z85
 
-from spmd_tx.agent_protocol import AnyAgentReport, decode_any_report
+from spmd_tx.agent_protocol import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AnyAgentReport, decode_any_report
 from spmd_tx.errors import StartError
 from spmd_tx.reports import FRAME_BYTES, AnyReport
 from spmd_tx.secret import Keys
 
 logger = logging.getLogger(__name__)
-
-# What a connection may be silent until it is closed. ZeroMQ asks and answers in threads of its own.
-HEARTBEAT_MS = 2_000
-HEARTBEAT_TIMEOUT_MS = 15_000
 
 # What strangers can make the port take: a connection for a while, and of a frame no more than this.
 HANDSHAKE_MS = 5_000

@@ -21,7 +21,6 @@ from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.compile_progress import ProgramsHealth
 from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
@@ -33,6 +32,7 @@ from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
+from spmd_tx.coordinator.session_schemas import ProgramsHealth
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base

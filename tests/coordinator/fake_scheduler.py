@@ -7,14 +7,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import checkpoint_files, custom_losses, sample_wire, schemas, wire
+from spmd_tx.coordinator import (
+    checkpoint_paths,
+    custom_losses,
+    sample_wire,
+    sampling_schemas,
+    training_schemas,
+    wire,
+)
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
-from spmd_tx.coordinator.checkpoint_files import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
-from spmd_tx.coordinator.request_queue import Failed, Finished, Outcome, Request, RequestQueue
+from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.request_records import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.sample_wire import PromptScores
-from spmd_tx.coordinator.usage import Spent
+from spmd_tx.coordinator.spent import Spent
 from spmd_tx.coordinator.wire import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
 
@@ -69,23 +77,25 @@ class FakeScheduler:
     async def _execute(self, request: Request, payload: bytes) -> Outcome:
         match request.kind:
             case "create_model":
-                return _json(schemas.CreateModelResult(request.line))
+                return _json(training_schemas.CreateModelResult(request.line))
             case "load_weights":
-                load = msgspec.json.decode(payload, type=schemas.LoadWeightsRequest)
-                await self._checkpoints.open(checkpoint_files.parse(load.path))
-                return _json(schemas.LoadWeightsResult(load.path, request.line))
+                load = msgspec.json.decode(payload, type=training_schemas.LoadWeightsRequest)
+                await self._checkpoints.open(checkpoint_paths.parse(load.path))
+                return _json(training_schemas.LoadWeightsResult(load.path, request.line))
             case "forward_backward" | "forward":
                 return _losses(wire.decode_forward_backward(payload))
             case "optim_step":
-                step = msgspec.json.decode(payload, type=schemas.OptimStepRequest)
+                step = msgspec.json.decode(payload, type=training_schemas.OptimStepRequest)
                 assert step.adam_params is not None
-                return _json(schemas.OptimStepResult({"learning_rate": step.adam_params.learning_rate}))
+                return _json(
+                    training_schemas.OptimStepResult({"learning_rate": step.adam_params.learning_rate})
+                )
             case "save_weights":
-                save = msgspec.json.decode(payload, type=schemas.SaveWeightsRequest)
+                save = msgspec.json.decode(payload, type=training_schemas.SaveWeightsRequest)
                 options = SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata)
                 path = CheckpointPath(request.line, WEIGHTS, save.path or "")
                 await self._save(path, options)
-                return _json(schemas.SaveWeightsResult(str(path)))
+                return _json(training_schemas.SaveWeightsResult(str(path)))
             case "save_weights_for_sampler":
                 return await self._save_for_sampler(request, payload)
             case "save_weights_external":
@@ -98,14 +108,14 @@ class FakeScheduler:
             case "copy_weights":
                 raise AssertionError("it is done at once")
             case "sample":
-                return _samples(msgspec.json.decode(payload, type=schemas.SampleRequest))
+                return _samples(msgspec.json.decode(payload, type=sampling_schemas.SampleRequest))
 
     async def _save_for_sampler(self, request: Request, payload: bytes) -> Outcome:
-        save = msgspec.json.decode(payload, type=schemas.SaveWeightsForSamplerRequest)
+        save = msgspec.json.decode(payload, type=training_schemas.SaveWeightsForSamplerRequest)
         if save.path is not None:
             path = CheckpointPath(request.line, SAMPLER_WEIGHTS, save.path)
             await self._save(path, SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata))
-            return _json(schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return _json(training_schemas.SaveWeightsForSamplerResult(path=str(path)))
         model = await self._catalog.model(request.line)
         assert save.sampling_session_seq_id is not None
         sampler = await self._catalog.add_sampler(
@@ -115,7 +125,7 @@ class FakeScheduler:
             of=model.id,
             inflight=save.kind == "inflight",
         )
-        return _json(schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
+        return _json(training_schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
 
     async def _save(self, path: CheckpointPath, options: SaveOptions) -> None:
         model = await self._catalog.model(path.run_id)
@@ -144,7 +154,7 @@ def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
     return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics), spent=spent)
 
 
-def _samples(request: schemas.SampleRequest) -> Outcome:
+def _samples(request: sampling_schemas.SampleRequest) -> Outcome:
     count = request.sampling_params.max_tokens or 1
     sequence = sample_wire.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
     length = sum(len(chunk.tokens or []) for chunk in request.prompt.chunks)

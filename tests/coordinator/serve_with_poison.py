@@ -5,11 +5,11 @@ import runpy
 import time
 from pathlib import Path
 
-from spmd_tx.coordinator import training, validation
+from spmd_tx.coordinator import datum_validation, training
 
 EXIT, FREEZE = 0.125, 0.5  # learning rates
 
-original = validation.check_adam
+original = datum_validation.check_adam
 
 
 def check_adam(wish):

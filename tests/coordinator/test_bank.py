@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx.coordinator.bank import VersionBank
-from spmd_tx.coordinator.dispatch import BASE_MODEL, folder_name
+from spmd_tx.coordinator.bank import BASE_MODEL, VersionBank
+from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.protocol import AdapterSpec, LoadSampler, PageOut
 
 ADAPTER = AdapterSpec(rank=4)

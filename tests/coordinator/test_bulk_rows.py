@@ -3,7 +3,7 @@ from typing import cast
 import pytest
 from sqlalchemy import Table, event, select
 
-from spmd_tx.coordinator import bulk_rows, request_log
+from spmd_tx.coordinator import bulk_rows, request_records
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.tables import RequestRow
 from tests.coordinator.conftest import run_queue
@@ -63,7 +63,7 @@ async def test_no_statement_of_a_group_goes_through_all_requests(tmp_path, on_sq
     event.listen(on_sqlite._quick_writer, "before_cursor_execute", lambda *each: statements.append(each[2:4]))
     async with run_queue(on_sqlite, tmp_path) as queue:
         ids = [await queue.submit("optim_step", "s:train:0", number, "s", b"{}") for number in (1, 2)]
-        queue.resolve(ids[0], request_log.Finished("application/json", b"{}"))
+        queue.resolve(ids[0], request_records.Finished("application/json", b"{}"))
         await queue.flush()
     async with on_sqlite.reading() as db:
         for statement, values in statements:

@@ -3,7 +3,7 @@ from sqlalchemy import insert
 
 from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.catalog import open_catalog
-from spmd_tx.coordinator.schemas import CreateSessionRequest
+from spmd_tx.coordinator.session_schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Model
 from spmd_tx.errors import InvalidRequest, NotFound
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from spmd_tx import durable_files
-from spmd_tx.coordinator import checkpoint_catalog, checkpoint_files, folder_links
+from spmd_tx.coordinator import checkpoint_catalog, checkpoint_files, checkpoint_paths, folder_links
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
-from spmd_tx.coordinator.checkpoint_files import CheckpointPath
+from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.patience import is_outage
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -291,18 +291,18 @@ async def test_a_checkpoint_that_was_whole_when_the_server_died_is_kept(checkpoi
 )
 def test_names_that_could_leave_their_folder_are_refused(name):
     with pytest.raises(InvalidRequest, match="a checkpoint"):
-        checkpoint_files.check_name("a checkpoint", name)
+        checkpoint_paths.check_name("a checkpoint", name)
 
 
 @pytest.mark.parametrize("name", ["step-000001", "lr=1e-4 (final)", "ü" * 100, "a..b", "x.partial"])
 def test_other_names_are_taken(name):
-    checkpoint_files.check_name("a checkpoint", name)
+    checkpoint_paths.check_name("a checkpoint", name)
 
 
 def test_a_path_is_read_and_written():
     text = "tinker://s:train:0/sampler_weights/n"
-    assert checkpoint_files.parse(text) == CheckpointPath("s:train:0", "sampler_weights", "n")
-    assert str(checkpoint_files.parse(text)) == text
+    assert checkpoint_paths.parse(text) == CheckpointPath("s:train:0", "sampler_weights", "n")
+    assert str(checkpoint_paths.parse(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -319,4 +319,4 @@ def test_a_path_is_read_and_written():
 )
 def test_anything_else_is_no_path(text):
     with pytest.raises(InvalidRequest):
-        checkpoint_files.parse(text)
+        checkpoint_paths.parse(text)

@@ -1,4 +1,4 @@
-from spmd_tx.coordinator.compile_progress import CompileProgress, ProgramsHealth
+from spmd_tx.coordinator.compile_progress import CompileProgress
 from spmd_tx.coordinator.metrics import REGISTRY
 from spmd_tx.coordinator.program_orders import Progress
 from spmd_tx.programs_protocol import CompileCount, CompileReport
@@ -30,13 +30,13 @@ def test_what_workers_count_since_they_started_is_added_up_over_generations():
 
 def test_health_says_what_is_compiled_ahead_and_how_much_is_ready():
     progress = CompileProgress()
-    assert progress.health is None
+    assert progress.shown is None
     progress.show(Progress(3, 40, ("forward_backward 4x256", "decode 4x16x1")))
-    assert progress.health == ProgramsHealth(3, 40, "forward_backward 4x256, decode 4x16x1")
+    assert progress.shown == Progress(3, 40, ("forward_backward 4x256", "decode 4x16x1"))
     progress.show(Progress(40, 40))
-    assert progress.health == ProgramsHealth(40, 40)
+    assert progress.shown == Progress(40, 40)
     progress.begin()
-    assert progress.health is None
+    assert progress.shown is None
 
 
 def test_what_commands_had_to_wait_for_is_counted():

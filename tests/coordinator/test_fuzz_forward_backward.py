@@ -11,7 +11,7 @@ from spmd_tx.coordinator import tinker_pb2 as pb
 from spmd_tx.coordinator.batching import pack
 from spmd_tx.coordinator.datum_validation import check_forward_backward
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.validation import Limits
+from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.wire import decode_address, decode_forward_backward
 from spmd_tx.errors import RequestError
 

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from spmd_tx.coordinator import request_overview
 from spmd_tx.coordinator.database import beside
 from spmd_tx.coordinator.given_up import OperatorsWishes
-from spmd_tx.coordinator.request_queue import Failed, Finished
+from spmd_tx.coordinator.request_records import Failed, Finished
 from spmd_tx.coordinator.tables import AuditRow, RequestRow, Session
 from spmd_tx.protocol import CreateAdapter, ForwardBackward, OptimStep
 from tests.coordinator.test_recovery import next_generation

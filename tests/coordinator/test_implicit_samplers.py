@@ -4,7 +4,7 @@ from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.callers import EVERYONE, Caller
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
-from spmd_tx.coordinator.checkpoint_files import SAMPLER_WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 

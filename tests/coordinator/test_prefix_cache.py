@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spmd_tx.coordinator.dispatch import BASE_MODEL
+from spmd_tx.coordinator.bank import BASE_MODEL
 from spmd_tx.coordinator.prefix_cache import BlockKeys, PrefixCache
 from spmd_tx.protocol import AdapterSpec, Prefill
 from tests.coordinator.fake_workers import BASE, score

@@ -15,7 +15,7 @@ from spmd_tx.coordinator.at_work import SLOTS, AtWork
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.quarantine import Quarantine, open_quarantine
-from spmd_tx.coordinator.request_queue import Failed, Finished
+from spmd_tx.coordinator.request_records import Failed, Finished
 from tests.coordinator import serve_with_poison
 from tests.coordinator.conftest import run_queue
 from tests.coordinator.test_recovery import next_generation

@@ -8,11 +8,10 @@ from sqlalchemy import func, insert, select, update
 
 from spmd_tx.coordinator import payloads, retention, steady_time
 from spmd_tx.coordinator.disk_use import by_kind
-from spmd_tx.coordinator.dispatch import folder_name
-from spmd_tx.coordinator.folder_manifest import write_manifest
+from spmd_tx.coordinator.folder_manifest import folder_name, write_manifest
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaper
-from spmd_tx.coordinator.request_queue import Failed, Finished
+from spmd_tx.coordinator.request_records import Failed, Finished
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.tables import (
     AuditRow,

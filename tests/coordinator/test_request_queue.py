@@ -4,7 +4,8 @@ import pytest
 from sqlalchemy import insert, select
 
 from spmd_tx.coordinator import request_queue
-from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
+from spmd_tx.coordinator.request_queue import open_queue
+from spmd_tx.coordinator.request_records import Failed, Finished
 from spmd_tx.coordinator.tables import RequestRow, Sampler
 from spmd_tx.errors import Abandoned, InvalidRequest, NotFound, StartError
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator import lines
-from spmd_tx.coordinator.dispatch import BASE_MODEL, Dispatch
+from spmd_tx.coordinator.bank import BASE_MODEL
+from spmd_tx.coordinator.dispatch import Dispatch
 from spmd_tx.coordinator.queue_status import in_words
-from spmd_tx.coordinator.request_queue import Finished
-from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest
+from spmd_tx.coordinator.request_records import Finished
+from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
 from spmd_tx.protocol import (
     STOP_TOKENS,

@@ -13,7 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator import housekeeping, request_log, storage
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.payloads import PayloadFiles
-from spmd_tx.coordinator.request_queue import Failed, Finished, open_queue
+from spmd_tx.coordinator.request_queue import open_queue
+from spmd_tx.coordinator.request_records import Failed, Finished
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import RequestRow
 from spmd_tx.errors import Abandoned, DamagedBody, StartError, Unavailable

@@ -2,23 +2,11 @@ import re
 
 import pytest
 
-from spmd_tx.coordinator.schemas import (
-    AdamParams,
-    LoraConfig,
-    ModelInput,
-    ModelInputChunk,
-    OptimizerConfig,
-    OptimStepRequest,
-    SampleRequest,
-    SamplingParams,
-)
-from spmd_tx.coordinator.validation import (
-    Limits,
-    adapter_seed,
-    check_adam,
-    check_lora,
-    check_sample,
-)
+from spmd_tx.coordinator.datum_validation import adapter_seed, check_adam, check_lora
+from spmd_tx.coordinator.request_limits import Limits
+from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.training_schemas import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
+from spmd_tx.coordinator.validation import check_sample
 from spmd_tx.errors import InvalidRequest
 
 LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)

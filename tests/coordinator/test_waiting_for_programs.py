@@ -9,7 +9,7 @@ from spmd_tx.coordinator import tinker_pb2
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
-from spmd_tx.coordinator.schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import WorkerLost
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import ForwardBackward, SwapIn, SwapOut

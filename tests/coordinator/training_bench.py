@@ -12,7 +12,7 @@ import numpy as np
 
 from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import schemas, tinker_pb2
+from spmd_tx.coordinator import tinker_pb2, training_schemas
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
@@ -23,15 +23,13 @@ from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.program_orders import ProgramOrders
-from spmd_tx.coordinator.request_log import Executed, History
-from spmd_tx.coordinator.request_losses import Losses
-from spmd_tx.coordinator.request_queue import Failed, Finished, Request
+from spmd_tx.coordinator.request_limits import Limits
+from spmd_tx.coordinator.request_records import Executed, Failed, Finished, History, Losses, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots
-from spmd_tx.coordinator.validation import Limits
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.custom_loss import Definition, LossInput, WireGraph, WireNode
 from spmd_tx.errors import InvalidRequest
@@ -365,8 +363,8 @@ class TrainingBench:
             "create_model",
             model,
             0,
-            schemas.CreateModelRequest(
-                model, 0, BASE_MODEL, None, schemas.LoraConfig(lora.pop("rank", 4), seed, **lora)
+            training_schemas.CreateModelRequest(
+                model, 0, BASE_MODEL, None, training_schemas.LoraConfig(lora.pop("rank", 4), seed, **lora)
             ),
         )
 
@@ -375,20 +373,24 @@ class TrainingBench:
         return self.log.submit(kind, model, seq_id, body)
 
     def step(self, model, seq_id, **adam):
-        params = schemas.AdamParams(**adam)
-        return self.submit("optim_step", model, seq_id, schemas.OptimStepRequest(model, seq_id, params))
+        params = training_schemas.AdamParams(**adam)
+        return self.submit(
+            "optim_step", model, seq_id, training_schemas.OptimStepRequest(model, seq_id, params)
+        )
 
     def save(self, model, seq_id, name, **options):
         return self.submit(
-            "save_weights", model, seq_id, schemas.SaveWeightsRequest(model, seq_id, name, **options)
+            "save_weights", model, seq_id, training_schemas.SaveWeightsRequest(model, seq_id, name, **options)
         )
 
     def save_for_sampler(self, model, seq_id, name=None, **options):
-        request = schemas.SaveWeightsForSamplerRequest(model, seq_id, name, **options)
+        request = training_schemas.SaveWeightsForSamplerRequest(model, seq_id, name, **options)
         return self.submit("save_weights_for_sampler", model, seq_id, request)
 
     def load(self, model, seq_id, path, optimizer=False):
-        return self.submit("load_weights", model, seq_id, schemas.LoadWeightsRequest(path, optimizer))
+        return self.submit(
+            "load_weights", model, seq_id, training_schemas.LoadWeightsRequest(path, optimizer)
+        )
 
     def submit(self, kind, line, seq_id, body):
         return self.log.submit(kind, line, seq_id, msgspec.json.encode(body))

@@ -1,0 +1,32 @@
+"""What the served model and the options of the server allow a request. Pure."""
+
+from dataclasses import dataclass
+
+from spmd_tx.bounds import Bounds
+from spmd_tx.errors import InvalidRequest
+
+DEFAULT_BOUNDS = Bounds()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the served model and the server's options allow."""
+
+    vocab_size: int
+    max_context: int  # tokens
+    max_rank: int
+    bounds: Bounds = DEFAULT_BOUNDS
+
+
+def check_number(name: str, number: int, bounds: Bounds, limit: str) -> None:
+    """Clients number what they make in a session from 0, so the number bounds how many there are."""
+    bound: int = getattr(bounds, limit)
+    if number >= bound:
+        raise InvalidRequest(
+            f"{name} is {number}; in one session it must be below {bound}, so begin a new session, or ask "
+            f"the operator to raise the limit {limit}"
+        )
+
+
+def vocabulary(limits: Limits) -> str:
+    return f"ids of this model are 0 to {limits.vocab_size - 1}"

@@ -1,0 +1,183 @@
+"""Requests, their outcomes, and what the log says of them. Pure."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal, NamedTuple, Protocol
+
+from spmd_tx.coordinator.request_times import RequestTimes, Stage
+from spmd_tx.coordinator.spent import NOTHING, Spent
+from spmd_tx.coordinator.stored_text import storable
+
+
+class Place(NamedTuple):
+    """Where in the files a body is."""
+
+    file: int
+    offset: int
+    length: int
+
+
+Kept = Place | bytes  # a body in a file, or a small one that its row is to hold
+
+Key = tuple[str, int]  # line, seq_id
+
+Kind = Literal[
+    "create_model",
+    "load_weights",
+    "forward_backward",
+    "forward",
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "save_weights_external",
+    "copy_weights",
+    "sample",
+    "create_custom_loss",
+]
+
+CHANGES_STATE = frozenset[Kind](
+    {"create_model", "load_weights", "forward_backward", "optim_step"}
+)  # a model's
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that was accepted and will be answered."""
+
+    number: int  # order of acceptance
+    id: str  # request_id on the wire; unguessable
+    kind: Kind
+    line: str  # the model's id; for samples the sampler's
+    seq_id: int  # place in the line; 0 is the model's creation
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The result, encoded as the client wants it."""
+
+    content_type: str
+    body: bytes
+    layout: str | None = None  # how the micro-batches were cut
+    notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
+    spent: Spent = field(default=NOTHING, compare=False)
+
+    @property
+    def digest(self) -> str:
+        return blake2b(self.body, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why there will be no result, and whose fault it is."""
+
+    error: str
+    category: Literal["user", "server"]
+    executed: bool = False  # its commands were carried out, and count
+    layout: str | None = None  # how the micro-batches of those were cut
+
+    def __post_init__(self) -> None:
+        """What clients wrote may be quoted in it: it is kept in the database, and sent as JSON."""
+        object.__setattr__(self, "error", storable(self.error))
+
+    @property
+    def digest(self) -> str | None:
+        """None: the server is at fault, and another time something else may come out."""
+        if self.category == "server":
+            return None
+        return blake2b(self.error.encode(), digest_size=16).hexdigest()
+
+
+Outcome = Finished | Failed
+
+
+class Known(NamedTuple):
+    """What is already in the log under a key."""
+
+    id: str
+    kind: str
+
+
+class NewRow(NamedTuple):
+    """A request to be written down, with its outcome when it is refused."""
+
+    request: Request
+    payload: Kept
+    refused: Failed | None
+    accepted_at: float  # seconds since the epoch; when it came in
+
+
+class Settled(NamedTuple):
+    """An outcome to be written down; ``result`` is where the body of a finished one is."""
+
+    request: Request
+    outcome: Outcome
+    result: Kept | None
+    times: RequestTimes
+    completion: int  # its number
+
+
+class Executed(NamedTuple):
+    """A request whose commands count."""
+
+    request: Request
+    digest: str | None
+    layout: str | None
+
+
+class History(NamedTuple):
+    """What a model's state follows from."""
+
+    executed: list[Executed]  # in order of seq_id
+    closed: set[int]  # numbers of requests that were refused, or failed without having an effect
+    refusal: str | None  # why there is no model: its creation failed, or the operator has given it up
+
+
+class Losses(NamedTuple):
+    """How many generations ended while a command of a request was out."""
+
+    total: int
+    by_command: int  # for which the command may be to blame
+
+
+class RequestLog(Protocol):
+    """What the scheduler uses of the queue."""
+
+    on_arrival: Callable[[Request], None]  # called once per new request, when it is durable
+
+    def unfinished(self) -> list[Request]:
+        """Requests without an outcome, in the order of acceptance; those of earlier runs, too."""
+        ...
+
+    def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
+        """Requests have come so far. Those that have outcomes, and unknown ones, are passed over."""
+        ...
+
+    async def payload(self, request: Request) -> bytes:
+        """The body as submitted: protobuf for forward_backward and forward, else JSON."""
+        ...
+
+    def resolve(self, request_id: str, outcome: Outcome) -> None:
+        """Store an outcome with the next group, then wake whoever waits for it."""
+        ...
+
+    async def stored(self, request_ids: Collection[str] | None) -> None:
+        """Return when these requests, or all that have outcomes (None), have them durably."""
+        ...
+
+    async def history(self, line: str, after: int) -> History:
+        """What counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
+        ...
+
+    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
+        """A generation ended while commands of these were out; how often that has happened by now."""
+        ...
+
+    async def given_up(self) -> dict[str, str]:
+        """Which unfinished requests the operator wants failed, by id, and why."""
+        ...
+
+
+# Only these come in chunks; any other kind waiting beyond a gap proves that the call with the gap is over.
+CHUNKED_KINDS = frozenset({"forward", "forward_backward"})

@@ -1,0 +1,73 @@
+"""Samples and samplers in JSON, field for field, under the names of the SDK."""
+
+from typing import Literal
+
+import msgspec
+
+from spmd_tx.coordinator.wire_fields import Number, TensorData
+
+
+class ModelInputChunk(msgspec.Struct, frozen=True):
+    """A piece of a prompt. Exactly one of the first four is there; old clients send no type."""
+
+    tokens: list[int] | None = None
+    data: str | None = None  # an image, base64
+    location: str | None = None  # an image elsewhere
+    dmel: str | None = None  # audio, base64
+
+    @property
+    def kind(self) -> Literal["encoded_text", "image", "image_asset_pointer", "dmel", "unknown"]:
+        if self.tokens is not None:
+            return "encoded_text"
+        if self.data is not None:
+            return "image"
+        if self.location is not None:
+            return "image_asset_pointer"
+        return "unknown" if self.dmel is None else "dmel"
+
+
+class ModelInput(msgspec.Struct, frozen=True):
+    chunks: list[ModelInputChunk]
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    max_tokens: int | None = None  # None: as many as fit in the context
+    seed: int | None = None
+    stop: str | list[str | int] | None = None  # None: end of text; []: nothing stops but max_tokens
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = -1  # -1 is off
+    top_p: float = 1.0
+
+
+class CreateSamplingSessionRequest(msgspec.Struct, frozen=True):
+    session_id: str
+    sampling_session_seq_id: Number
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class CreateSamplingSessionResponse(msgspec.Struct, frozen=True, tag="create_sampling_session"):
+    sampling_session_id: str
+
+
+class SamplerResponse(msgspec.Struct, frozen=True):
+    sampler_id: str
+    base_model: str
+    model_path: str | None = None
+
+
+class SampleRequest(msgspec.Struct, frozen=True):
+    prompt: ModelInput
+    sampling_params: SamplingParams = SamplingParams()
+    num_samples: int = 1
+    sampling_session_id: str | None = None
+    seq_id: Number | None = None
+    base_model: str | None = None  # only from clients without sampling sessions
+    model_path: str | None = None
+    prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: int | None = None
+    topk_prompt_logprobs: int | None = None
+    topk_sample_logprobs: int | None = None
+    prompt_alt_tokens_k: int | None = None
+    target_prompt_logprobs: TensorData | None = None
+    record_stability_info: bool | None = None
