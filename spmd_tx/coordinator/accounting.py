@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator import audit, steady_time, usage
+from spmd_tx.coordinator import audit, usage
 from spmd_tx.coordinator.request_records import Finished, Kind, Settled
+from spmd_tx.coordinator.runtime import clock
 
 AUDITED: dict[Kind, str] = {
     "save_weights": "checkpoint_saved",
@@ -35,4 +36,4 @@ def record(db: Session, settled: Sequence[Settled]) -> None:
             audit.add_by_session(db, event, request.session_id, path)
             spent = spent._replace(checkpoints=int(event == "checkpoint_saved"))
         items.append(usage.Item(request.line, request.session_id, spent))
-    usage.add(db, items, steady_time.now())
+    usage.add(db, items, clock.now())

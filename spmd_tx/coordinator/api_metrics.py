@@ -3,7 +3,7 @@
 from litestar import Controller, Response, get
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import metrics
+from spmd_tx.coordinator.runtime import metrics
 
 
 class MetricsController(Controller):

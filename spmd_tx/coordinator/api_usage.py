@@ -6,9 +6,10 @@ from typing import Literal
 from litestar import Controller, get
 from litestar.params import FromQuery
 
-from spmd_tx.coordinator import audit, steady_time, stored_checkpoints, usage_report
+from spmd_tx.coordinator import audit, stored_checkpoints, usage_report
 from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.moments import Moment
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tables import AuditRow
 from spmd_tx.coordinator.usage_schemas import AuditEntry, AuditResponse, StorageResponse, UsageResponse
 
@@ -27,7 +28,7 @@ class UsageController(Controller):
         ending_before: FromQuery[Moment],
     ) -> UsageResponse:
         """By the hour."""
-        wanted, now = usage_report.window(starting_on, ending_before), steady_time.now()
+        wanted, now = usage_report.window(starting_on, ending_before), clock.now()
         async with services.database.transaction() as db:
             await stored_checkpoints.look(db, now)
         async with services.database.reading() as db:

@@ -12,7 +12,6 @@ from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
-from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.body_room import make_rooms
 from spmd_tx.coordinator.broadcast import Hub
@@ -54,6 +53,7 @@ from spmd_tx.coordinator.remote_checkpoints import open_remote_store
 from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.routing import RoutingFiles
+from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.signed_urls import open_signed_urls

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tables import AuditRow, Session
 
 OPERATOR = Caller("operator", "admin")  # whoever runs spmd-tx on the server's host
@@ -40,7 +40,7 @@ class Deed(NamedTuple):
 def add(db: AsyncSession | orm.Session, deed: Deed) -> None:
     """Write a deed down together with what it changes."""
     who = {"actor": deed.caller.owner, "key_id": deed.caller.key_id, "owner": deed.owner}
-    db.add(AuditRow(at=steady_time.now(), event=deed.event, details=deed.details, **who))
+    db.add(AuditRow(at=clock.now(), event=deed.event, details=deed.details, **who))
 
 
 async def note(database: Database, deed: Deed) -> None:

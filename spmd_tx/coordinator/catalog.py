@@ -11,10 +11,11 @@ from typing import TypeVar
 import msgspec
 from sqlalchemy import select, update
 
-from spmd_tx.coordinator import audit, steady_time
+from spmd_tx.coordinator import audit
 from spmd_tx.coordinator.audit import Deed
 from spmd_tx.coordinator.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.session_schemas import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.coordinator.tables import Model, Sampler, Session
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -45,14 +46,12 @@ class Catalog:
         self._sessions = {session.id: session for session in open_sessions}
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, Sampler] = {}
-        self._last_seen = dict.fromkeys(
-            self._sessions, steady_time.now()
-        )  # of the sessions that have not ended
+        self._last_seen = dict.fromkeys(self._sessions, clock.now())  # of the sessions that have not ended
 
     async def create_session(self, request: CreateSessionRequest, caller: Caller = EVERYONE) -> Session:
         session = Session(
             id=str(uuid.uuid4()),
-            created_at=steady_time.now(),
+            created_at=clock.now(),
             tags=request.tags,
             user_metadata=request.user_metadata,
             project_id=request.project_id,
@@ -91,7 +90,7 @@ class Catalog:
         await self.session(session_id)
         is_open = session_id in self._last_seen
         if is_open:
-            self._last_seen[session_id] = steady_time.now()
+            self._last_seen[session_id] = clock.now()
         return is_open
 
     async def set_project(self, session_id: str, project_id: str | None, caller: Caller = EVERYONE) -> None:
@@ -120,7 +119,7 @@ class Catalog:
         session = await self.session(session_id)
         if self._last_seen.pop(session_id, None) is None:
             return False
-        session.ended_at, session.ended_because = steady_time.now(), values["ended_because"]
+        session.ended_at, session.ended_because = clock.now(), values["ended_because"]
         details = {"session_id": session_id, "because": values["ended_because"]}
         async with self._database.transaction() as db:
             ending = update(Session).where(Session.id == session_id)
@@ -193,7 +192,7 @@ class Catalog:
         session = await self.session(row.session_id)
         if session.id not in self._last_seen:
             return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
-        self._last_seen[session.id] = steady_time.now()  # work is a sign of life, too
+        self._last_seen[session.id] = clock.now()  # work is a sign of life, too
         if isinstance(row, Model) and row.copied_from is not None:
             return cannot_be_trained(row.id, row.copied_from)
         return None
@@ -220,7 +219,7 @@ class Catalog:
             model_path=path,
             model_id=of,
             inflight=inflight,
-            created_at=steady_time.now(),
+            created_at=clock.now(),
         )
         async with self._database.transaction() as db:
             known = await db.get(Sampler, sampler.id)

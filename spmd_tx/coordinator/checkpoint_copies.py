@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from sqlalchemy import Executable, insert
 
-from spmd_tx.coordinator import checkpoint_paths, steady_time
+from spmd_tx.coordinator import checkpoint_paths
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions, check_ttl
@@ -19,6 +19,7 @@ from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.checkpoint_schemas import CopyWeightsRequest
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tables import Model, Session
 from spmd_tx.errors import InvalidRequest, NotFound
 
@@ -95,7 +96,7 @@ async def _place(request: CopyWeightsRequest, key: str | None, own: Access) -> t
 
 def _new_session(session_id: str, project_id: str | None, owner: str) -> Executable:
     """It ends as it begins: nobody sends its heartbeats."""
-    now = steady_time.now()
+    now = clock.now()
     return insert(Session).values(
         id=session_id,
         created_at=now,

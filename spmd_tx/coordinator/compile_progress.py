@@ -2,8 +2,8 @@
 
 import logging
 
-from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.program_orders import Progress
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.programs_protocol import CompileReport
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.future_schemas import SEQ_IDS_PER_CLIENT
+from spmd_tx.coordinator.runtime import clock
 
 MOST_AT_ONCE = 1000  # completions in one answer
 MOST_TARGETS = 4096  # clients whose news are held in memory though none of them waits; others have them read
@@ -76,7 +76,7 @@ class Completions:
 
     def next_number(self) -> int:
         """For an outcome that is about to be stored."""
-        self._last = max(self._last + 1, round(steady_time.now() * MICROSECONDS))
+        self._last = max(self._last + 1, round(clock.now() * MICROSECONDS))
         return self._last
 
     def announce(self, line: str, seq_id: int, completion: Completion) -> None:

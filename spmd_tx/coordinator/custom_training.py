@@ -15,7 +15,7 @@ import numpy as np
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.loss_runs import Arrays
-from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
+from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Differentiated
 from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest

@@ -10,12 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.admission import Admission
-from spmd_tx.coordinator.at_work import AtWork
 from spmd_tx.coordinator.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.buckets import Menu, decode_steps
-from spmd_tx.coordinator.containment import let_pass
 from spmd_tx.coordinator.decode_choice import Choice, choose
 from spmd_tx.coordinator.decode_rows import decode_command
 from spmd_tx.coordinator.dispatch import Dispatch
@@ -25,6 +22,9 @@ from spmd_tx.coordinator.program_orders import Wish
 from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_records import Failed, Outcome
+from spmd_tx.coordinator.runtime import metrics
+from spmd_tx.coordinator.runtime.at_work import AtWork
+from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling_programs import EverythingReady, Programs, SamplingPrograms

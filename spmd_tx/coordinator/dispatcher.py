@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.batching import MicroBatch
 from spmd_tx.coordinator.compilation import Compilation, Compilers, Settled
 from spmd_tx.coordinator.dispatch import Dispatch
-from spmd_tx.coordinator.fair_shares import FairShares
 from spmd_tx.coordinator.program_orders import Wish
 from spmd_tx.coordinator.request_records import Outcome
 from spmd_tx.coordinator.request_times import Stage
+from spmd_tx.coordinator.runtime import metrics
+from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.step_programs import StepPrograms

@@ -9,8 +9,6 @@ from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator.at_work import AtWork
-from spmd_tx.coordinator.containment import contained, let_pass, report
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.model_line import ModelLine, Restoration, WaitingLines
@@ -26,6 +24,8 @@ from spmd_tx.coordinator.request_records import (
     Request,
     RequestLog,
 )
+from spmd_tx.coordinator.runtime.at_work import AtWork
+from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
 from spmd_tx.coordinator.sample_gate import SampleGate
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper

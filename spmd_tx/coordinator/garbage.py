@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaped, Reaper
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.errors import StartError
 
 
@@ -22,7 +22,7 @@ async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_
         try:
             reaper = Reaper(database, data_dir.absolute(), limits)
             # Who asks for it looks at what goes (--dry-run): the clock is believed.
-            return await reaper.reap(steady_time.now(), at_rest=True, dry_run=dry_run)
+            return await reaper.reap(clock.now(), at_rest=True, dry_run=dry_run)
         finally:
             files.close()
     finally:

@@ -4,11 +4,12 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from spmd_tx.coordinator import disk_use, steady_time, stored_checkpoints
-from spmd_tx.coordinator.containment import report
+from spmd_tx.coordinator import disk_use, stored_checkpoints
 from spmd_tx.coordinator.dependencies import Services
-from spmd_tx.coordinator.metrics import DISK_BYTES, UNFINISHED_REQUESTS
 from spmd_tx.coordinator.patience import OUTAGES
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime.containment import report
+from spmd_tx.coordinator.runtime.metrics import DISK_BYTES, UNFINISHED_REQUESTS
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +24,11 @@ async def keep_house(services: Services) -> NoReturn:
     Raises StartError when the database must not be used any more.
     """
     seconds_between = min(SECONDS_BETWEEN, services.config.session_timeout / 2)
-    tidied_at, measured_at = steady_time.now(), 0.0
+    tidied_at, measured_at = clock.now(), 0.0
     while True:
         if services.database.end is not None:
             raise services.database.end
-        now, was_short = steady_time.now(), services.storage.is_short
+        now, was_short = clock.now(), services.storage.is_short
         try:
             await asyncio.to_thread(services.storage.measure)
             UNFINISHED_REQUESTS.set(len(services.queue.unfinished()))
@@ -47,7 +48,7 @@ async def keep_house(services: Services) -> NoReturn:
 
 async def tidy(services: Services, ahead: float = 0.0) -> None:
     """Do all of it once, as if it were so many seconds later."""
-    now, timeout = steady_time.now() + ahead, services.config.session_timeout
+    now, timeout = clock.now() + ahead, services.config.session_timeout
     for session_id in await services.catalog.expire_sessions(now, timeout):
         services.scheduler.session_ended(session_id)
     believed = await asyncio.to_thread(services.reaper.clock.for_deletions) + ahead

@@ -1,6 +1,6 @@
 """What a client is told once in each session, in a header that the SDK writes to the user's log."""
 
-from spmd_tx.coordinator.byte_lru import Recent
+from spmd_tx.coordinator.runtime.byte_lru import Recent
 
 HEADER = "x-deprecation-note"  # the only one that the SDK shows
 STABLE_REINFORCE = (

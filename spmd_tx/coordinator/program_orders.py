@@ -7,7 +7,7 @@ take turns, and are charged for the seconds that their programs take.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.fair_shares import FairShares
+from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import COMPILE_LANES
 

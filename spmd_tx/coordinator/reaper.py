@@ -15,13 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import audit, retention, steady_time, stored_checkpoints, trace_export, usage
-from spmd_tx.coordinator.clock_guard import ClockGuard
+from spmd_tx.coordinator import audit, retention, stored_checkpoints, trace_export, usage
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.disk_use import size_of
 from spmd_tx.coordinator.folder_manifest import folder_name
-from spmd_tx.coordinator.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.retention import Ages
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
+from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY, folder_of
 from spmd_tx.coordinator.stability import KEPT_SECONDS
 
@@ -86,7 +87,7 @@ class Reaper:
         self._data_dir = data_dir
         self._limits = limits
         self._pending = pending
-        self._started_at = steady_time.now()
+        self._started_at = clock.now()
         self._unreferenced: set[int] = set()  # payload files, the last time
 
     async def reap(
@@ -97,7 +98,7 @@ class Reaper:
         ``now`` is what ages are counted to; None: what the clock can be believed.
         """
         if now is None:
-            now = steady_time.now()
+            now = clock.now()
             if not dry_run:
                 now = min(now, await asyncio.to_thread(self.clock.for_deletions))
         ages = self._ages(now)

@@ -7,7 +7,7 @@ from typing import Literal, cast
 from sqlalchemy import Table, func, or_, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import bulk_rows, steady_time
+from spmd_tx.coordinator import bulk_rows
 from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
 from spmd_tx.coordinator.request_records import (
     CHANGES_STATE,
@@ -23,6 +23,7 @@ from spmd_tx.coordinator.request_records import (
     Request,
     Settled,
 )
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tables import RequestRow
 from spmd_tx.errors import NotFound
 
@@ -244,7 +245,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
         "session_id": request.session_id,
         "created_at": row.accepted_at,
         **_kept_values("payload", row.payload),
-        "finished_at": None if refused is None else steady_time.now(),
+        "finished_at": None if refused is None else clock.now(),
         "error": None if refused is None else refused.error,
         "category": None if refused is None else refused.category,
         "executed": False,

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from sqlalchemy import Executable
 
-from spmd_tx.coordinator import request_log, request_losses, steady_time
+from spmd_tx.coordinator import request_log, request_losses
 from spmd_tx.coordinator.backlog import Backlog
-from spmd_tx.coordinator.byte_lru import Recent
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
-from spmd_tx.coordinator.containment import let_pass, report
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.patience import is_outage, until
 from spmd_tx.coordinator.payloads import PayloadFiles
@@ -22,6 +20,9 @@ from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_groups import Ending, Group, GroupWriter
 from spmd_tx.coordinator.request_records import Failed, Finished, History, Kind, Losses, Outcome, Request
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime.byte_lru import Recent
+from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.submissions import Submission, answer, refuse
@@ -100,7 +101,7 @@ class RequestQueue:
         ``tokens`` are what a sample takes at most.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        now = steady_time.now()
+        now = clock.now()
         self._submissions.append(
             Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, tokens, now, accepted)
         )

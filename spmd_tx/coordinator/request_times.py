@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.runtime import clock
 
 Stage = Literal["began", "sent", "replied"]
 
@@ -17,7 +17,7 @@ class RequestTimes:
     replied_at: float | None = None  # its last command was answered
 
     def note(self, stage: Stage) -> None:
-        now = steady_time.now()
+        now = clock.now()
         match stage:
             case "began":
                 self.began_at = self.began_at or now

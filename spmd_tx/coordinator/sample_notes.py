@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 import msgspec
 import zstandard
 
-from spmd_tx.coordinator import steady_time
-from spmd_tx.coordinator.byte_lru import Recent
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime.byte_lru import Recent
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody
 
@@ -50,7 +50,7 @@ class NoteWriter:
             unfinished = path.with_suffix(".tmp")
             with unfinished.open("wb") as file:
                 file.write(contents)
-                os.utime(file.fileno(), (now := steady_time.now(), now))  # of the last use
+                os.utime(file.fileno(), (now := clock.now(), now))  # of the last use
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.rename(path)

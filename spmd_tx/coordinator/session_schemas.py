@@ -1,4 +1,4 @@
-"""Sessions, their search and traces, and the health of the server in JSON, field for field, under the names of the SDK.
+"""Sessions, traces and the health of the server in JSON, field for field, under the names of the SDK.
 
 Nullable fields are those that some released SDK sends as null. The ``type`` tags that clients send
 are not read: the route, or the keys of a chunk, say the same.

@@ -20,9 +20,9 @@ import msgspec
 from sqlalchemy import ColumnElement, delete, exists, insert, select
 from sqlalchemy.orm import aliased
 
-from spmd_tx.coordinator import metrics
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.folder_manifest import folder_name, is_intact, write_manifest
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.tables import RequestRow, SnapshotRow
 from spmd_tx.durable_files import put_in_place, unique_beside
 from spmd_tx.protocol import AdapterSpec

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import sample_notes, steady_time
+from spmd_tx.coordinator import sample_notes
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
 from spmd_tx.coordinator.sample_wire import SampledSequence
 from spmd_tx.coordinator.wire import Datum, Span
@@ -117,7 +118,7 @@ class StabilityFiles:
 
     def _renew(self, session_id: str, request_id: str, is_again: bool) -> bool:
         """Start the day anew; False if it is over, or never began."""
-        path, now = self._files.path(session_id, request_id), steady_time.now()
+        path, now = self._files.path(session_id, request_id), clock.now()
         try:
             if now - path.stat().st_mtime > KEPT_SECONDS and not is_again:
                 return False

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from spmd_tx.byte_sizes import parse_size, show_size
-from spmd_tx.coordinator.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
+from spmd_tx.coordinator.runtime.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
 
 logger = logging.getLogger(__name__)
 

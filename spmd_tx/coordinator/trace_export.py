@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from spmd_tx.coordinator import steady_time
-from spmd_tx.coordinator.containment import report
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.coordinator.patience import OUTAGES
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.tables import PastRequest, RequestRow, Session
 from spmd_tx.coordinator.trace_events import TracedRequest, write
 from spmd_tx.errors import NotFound
@@ -83,7 +83,7 @@ class TraceExports:
                 "sdk_version": session.sdk_version,
                 "requests": len(requests),
             }
-            await asyncio.to_thread(_write, path, requests, steady_time.now(), about)
+            await asyncio.to_thread(_write, path, requests, clock.now(), about)
         except OUTAGES as error:
             logger.warning("the trace of session %s was not built: %s", session.id, error)
             self._errors[session.id] = "the server's storage does not answer; try again"

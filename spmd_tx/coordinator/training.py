@@ -24,12 +24,12 @@ from spmd_tx.coordinator.datum_validation import (
 )
 from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.loss_runs import GivenUp, LossRuns
-from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.request_records import CHUNKED_KINDS, Failed, Kind, Outcome, Request
-from spmd_tx.coordinator.room import Room
 from spmd_tx.coordinator.routing import RoutingFiles
+from spmd_tx.coordinator.runtime.byte_budget import Room
+from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles

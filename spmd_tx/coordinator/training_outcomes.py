@@ -10,8 +10,8 @@ import numpy as np
 from spmd_tx.coordinator import training_schemas
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.json_bodies import json_result
-from spmd_tx.coordinator.offloading import compute
 from spmd_tx.coordinator.request_records import Failed, Finished, Outcome
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.spent import Spent
 from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
 from spmd_tx.reports import Reply

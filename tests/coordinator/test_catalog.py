@@ -1,8 +1,8 @@
 import pytest
 from sqlalchemy import insert
 
-from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.session_schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Model
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -53,15 +53,15 @@ async def test_unknown_ids_are_not_found(catalog, id):
 
 async def test_a_heartbeat_keeps_a_session(catalog, session):
     assert await catalog.heartbeat(session.id)
-    assert await catalog.expire_sessions(steady_time.now() + TIMEOUT / 2, TIMEOUT) == []
+    assert await catalog.expire_sessions(clock.now() + TIMEOUT / 2, TIMEOUT) == []
 
 
 async def test_a_silent_session_expires_and_says_why(catalog, session):
-    assert await catalog.expire_sessions(steady_time.now() + 2 * TIMEOUT, TIMEOUT) == [session.id]
+    assert await catalog.expire_sessions(clock.now() + 2 * TIMEOUT, TIMEOUT) == [session.id]
     assert not await catalog.heartbeat(session.id)
     with pytest.raises(InvalidRequest, match="silent for 100 seconds"):
         await catalog.open_session(session.id)
-    assert await catalog.expire_sessions(steady_time.now() + 2 * TIMEOUT, TIMEOUT) == []
+    assert await catalog.expire_sessions(clock.now() + 2 * TIMEOUT, TIMEOUT) == []
 
 
 async def test_a_session_ends_once(catalog, session):
@@ -80,8 +80,8 @@ async def test_what_belongs_to_an_ended_session_takes_no_requests(catalog, datab
 
 async def test_work_is_a_sign_of_life(catalog, database, session, monkeypatch):
     model = await catalog.model(await add_model(database, session))
-    later = steady_time.now() + 2 * TIMEOUT
-    monkeypatch.setattr(steady_time, "now", lambda: later)
+    later = clock.now() + 2 * TIMEOUT
+    monkeypatch.setattr(clock, "now", lambda: later)
     await catalog.problem(model)
     assert await catalog.expire_sessions(later + 1, TIMEOUT) == []
 

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from spmd_tx.coordinator.clock_guard import BELIEVED_SECONDS, FILE, ClockGuard, Known, look
+from spmd_tx.coordinator.runtime.clock_guard import BELIEVED_SECONDS, FILE, ClockGuard, Known, look
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -1,6 +1,6 @@
 from spmd_tx.coordinator.compile_progress import CompileProgress
-from spmd_tx.coordinator.metrics import REGISTRY
 from spmd_tx.coordinator.program_orders import Progress
+from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.programs_protocol import CompileCount, CompileReport
 
 

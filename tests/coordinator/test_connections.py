@@ -3,8 +3,8 @@ import resource
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import open_files
 from spmd_tx.coordinator.connections import Connections, open_connections
+from spmd_tx.coordinator.runtime import open_files
 
 
 class Connection:

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from spmd_tx.coordinator.fair_shares import FairShares
+from spmd_tx.coordinator.runtime.fair_shares import FairShares
 
 
 def serve(shares: FairShares, costs: dict[str, int], tokens: int) -> Counter:

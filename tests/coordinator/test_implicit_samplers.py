@@ -1,10 +1,10 @@
 import pytest
 
-from spmd_tx.coordinator import steady_time
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.callers import EVERYONE, Caller
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 
@@ -35,7 +35,7 @@ async def test_a_model_is_sampled_with_one_sampler_and_ever_new_numbers(services
 async def test_its_session_ends_when_it_was_not_used_for_a_while_and_another_follows(services):
     catalog, samplers = services.catalog, services.implicit_samplers
     first = await samplers.of(BASE_MODEL, access(services))
-    now = steady_time.now()
+    now = clock.now()
     await samplers.of(BASE_MODEL, access(services))
     assert await catalog.expire_sessions(now + TIMEOUT - 1, TIMEOUT) == []
     assert await catalog.expire_sessions(now + TIMEOUT + 60, TIMEOUT) == [first.row.session_id]

@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import delete, update
 
 from spmd_tx.coordinator import keyring as keyring_module
-from spmd_tx.coordinator import keys, keys_seen, metrics
+from spmd_tx.coordinator import keys, keys_seen
 from spmd_tx.coordinator.callers import EVERYONE, KeyLimits
 from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.keys import Wish
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.tables import ApiKey, ServerState
 from spmd_tx.errors import Forbidden, Unauthorized

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from spmd_tx.coordinator import loop_watchdog, metrics
-from spmd_tx.coordinator.loop_watchdog import DEAD_SECONDS, EXIT_CODE, LoopWatchdog, passed
+from spmd_tx.coordinator.runtime import loop_watchdog, metrics
+from spmd_tx.coordinator.runtime.loop_watchdog import DEAD_SECONDS, EXIT_CODE, LoopWatchdog, passed
 
 LOOK = loop_watchdog.SECONDS_BETWEEN_LOOKS
 

@@ -5,9 +5,9 @@ import pytest
 import zstandard
 
 from spmd_tx.coordinator import payloads
-from spmd_tx.coordinator.byte_lru import Recent
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.request_records import Place
+from spmd_tx.coordinator.runtime.byte_lru import Recent
 from spmd_tx.errors import DamagedBody, StartError
 
 pytestmark = pytest.mark.usefixtures("all_in_files")

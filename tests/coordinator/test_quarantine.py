@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from spmd_tx import tiny_model
-from spmd_tx.coordinator import offloading
-from spmd_tx.coordinator.at_work import SLOTS, AtWork
 from spmd_tx.coordinator.database import open_database
-from spmd_tx.coordinator.offloading import SMALL_BYTES, compute
 from spmd_tx.coordinator.quarantine import Quarantine, open_quarantine
 from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.runtime import threads
+from spmd_tx.coordinator.runtime.at_work import SLOTS, AtWork
+from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from tests.coordinator import serve_with_poison
 from tests.coordinator.conftest import run_queue
 from tests.coordinator.test_recovery import next_generation
@@ -112,7 +112,7 @@ async def test_marked_work_gives_what_it_gives_without(outcome):
 
 
 async def test_while_there_are_suspects_one_thing_at_a_time_is_done(monkeypatch):
-    monkeypatch.setattr(offloading, "_threads", None)
+    monkeypatch.setattr(threads, "_threads", None)
     at_work = AtWork()
     at_work.suspects.add(OTHER_ID)
     assert await at_work.during(SOME_ID, lambda: compute(SMALL_BYTES, max, 1, 2)) == 2

@@ -6,12 +6,13 @@ from itertools import count
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from spmd_tx.coordinator import payloads, retention, steady_time
+from spmd_tx.coordinator import payloads, retention
 from spmd_tx.coordinator.disk_use import by_kind
 from spmd_tx.coordinator.folder_manifest import folder_name, write_manifest
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaper
 from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.tables import (
     AuditRow,
@@ -41,7 +42,7 @@ async def reaper(database, tmp_path):
 
 @pytest.fixture
 def now():
-    return steady_time.now()
+    return clock.now()
 
 
 async def add(database, table, *rows):
@@ -202,7 +203,7 @@ async def test_time_without_a_server_does_not_count_for_open_sessions(database, 
     just_started = Reaper(database, tmp_path, LIMITS)
     await just_started.reap()
     assert await kept_seq_ids(database) == [1]
-    await just_started.reap(steady_time.now() + 2 * HOUR + 1)
+    await just_started.reap(clock.now() + 2 * HOUR + 1)
     assert await kept_seq_ids(database) == []
 
 
@@ -251,7 +252,7 @@ async def test_payload_files_go_when_no_row_has_referred_to_them_for_a_while(
     database, tmp_path, payload_files
 ):
     reaper = Reaper(database, tmp_path, LIMITS, pending=lambda: {3})
-    await add_request(database, 1, payload_file=1, result_file=2, finished_at=steady_time.now())
+    await add_request(database, 1, payload_file=1, result_file=2, finished_at=clock.now())
     await reaper.reap()
     assert payload_files.numbers() == [0, 1, 2, 3]
     await reaper.reap()
@@ -261,9 +262,7 @@ async def test_payload_files_go_when_no_row_has_referred_to_them_for_a_while(
 async def test_files_stay_that_rows_of_higher_numbers_refer_to(database, tmp_path, reaper, payload_files):
     """Rows and files are counted apart: many rows refer to each file."""
     for seq_id, file in enumerate((1, 1, 1, 1, 2, 2, 3)):
-        await add_request(
-            database, seq_id, payload_file=file, result_file=file, finished_at=steady_time.now()
-        )
+        await add_request(database, seq_id, payload_file=file, result_file=file, finished_at=clock.now())
     await reaper.reap(at_rest=True)
     assert payload_files.numbers() == [1, 2, 3]
 

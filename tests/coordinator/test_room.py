@@ -1,6 +1,6 @@
 import asyncio
 
-from spmd_tx.coordinator.room import Room
+from spmd_tx.coordinator.runtime.byte_budget import Room
 
 
 async def turn():

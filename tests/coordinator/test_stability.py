@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import steady_time
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.sample_wire import SampledSequence
 from spmd_tx.coordinator.stability import KEPT_SECONDS, StabilityFiles, encode
@@ -103,7 +103,7 @@ def test_another_session_finds_nothing(files):
 
 def test_a_record_is_kept_for_a_day_after_it_was_last_used(files, note):
     def grow_old(seconds: float) -> None:
-        os.utime(note, (then := steady_time.now() - seconds, then))
+        os.utime(note, (then := clock.now() - seconds, then))
 
     for _ in range(3):
         grow_old(KEPT_SECONDS - 60)

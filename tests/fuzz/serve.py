@@ -11,7 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import event_loop, generations, lines, server, wire
+from spmd_tx.coordinator import generations, lines, server, wire
+from spmd_tx.coordinator.runtime import event_loop
 
 RARE = 4096
 MUTANTS = "raises", "exits", "hangs"

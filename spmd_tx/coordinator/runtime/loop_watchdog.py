@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from spmd_tx.coordinator import metrics
+from spmd_tx.coordinator.runtime import metrics
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from spmd_tx.coordinator import metrics
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.errors import (
     CrashLoop,
     MeshError,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import ParamSpec, TypeVar
 
-from spmd_tx.coordinator import at_work
+from spmd_tx.coordinator.runtime import at_work
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

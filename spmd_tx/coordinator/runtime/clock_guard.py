@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from spmd_tx.coordinator.metrics import CLOCK_IN_DOUBT
+from spmd_tx.coordinator.runtime.metrics import CLOCK_IN_DOUBT
 from spmd_tx.durable_files import write_file
 
 logger = logging.getLogger(__name__)
