@@ -9,21 +9,16 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import (
-    age_recipients,
-    audit,
-    catalog,
-    checkpoint_paths,
-    datum_validation,
-    listings,
-    request_limits,
-)
+from spmd_tx.coordinator import age_recipients, audit, catalog, datum_validation, listings
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
 from spmd_tx.coordinator.bodies import read_json
-from spmd_tx.coordinator.checkpoint_paths import WEIGHTS, CheckpointPath
-from spmd_tx.coordinator.checkpoint_schemas import (
+from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services, takes_work
+from spmd_tx.coordinator.route_marks import READS
+from spmd_tx.coordinator.wire import checkpoint_paths, limits
+from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.wire.checkpoints import (
     CheckpointsResponse,
     CopyWeightsRequest,
     CopyWeightsResponse,
@@ -32,15 +27,13 @@ from spmd_tx.coordinator.checkpoint_schemas import (
     WeightsInfoRequest,
     WeightsInfoResponse,
 )
-from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services, takes_work
-from spmd_tx.coordinator.future_schemas import FutureResponse
-from spmd_tx.coordinator.route_marks import READS
-from spmd_tx.coordinator.training_schemas import (
+from spmd_tx.coordinator.wire.fields import StatusResponse
+from spmd_tx.coordinator.wire.futures import FutureResponse
+from spmd_tx.coordinator.wire.training import (
     LoadWeightsRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
 )
-from spmd_tx.coordinator.wire_fields import StatusResponse
 from spmd_tx.errors import InvalidRequest
 
 CHECKPOINT = "/training_runs/{run_id:str}/checkpoints/{kind:str}/{name:str}"
@@ -110,7 +103,7 @@ class CheckpointsController(Controller):
         if data.session_id is None:  # then the copy has a session of its own
             await services.allowances.check_session(access.caller, len(data.destination_project_id or ""))
         bounds = services.config.bounds
-        request_limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
+        limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
         path = await services.copies.make(data, key, access, reader)
         copy, details = _Own(path, access.caller.owner), {"copied_from": data.source_path}
         await _note(services, access, "checkpoint_copied", copy, **details)
@@ -203,7 +196,7 @@ class CheckpointsController(Controller):
 
 def _problem_of_number(number: int, bounds: Bounds) -> str | None:
     try:
-        request_limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
+        limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
     except InvalidRequest as error:
         return str(error)
     return None

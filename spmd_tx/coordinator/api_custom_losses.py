@@ -8,12 +8,12 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.custom_loss_schemas import CreateCustomLossRequest
 from spmd_tx.coordinator.custom_losses import KIND, line_of
 from spmd_tx.coordinator.dependencies import Accessible, Service, takes_work
-from spmd_tx.coordinator.future_schemas import FutureResponse
-from spmd_tx.coordinator.request_limits import check_number
 from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.wire.futures import FutureResponse
+from spmd_tx.coordinator.wire.limits import check_number
+from spmd_tx.coordinator.wire.training import CreateCustomLossRequest
 from spmd_tx.custom_loss import MAX_BYTES, Definition
 from spmd_tx.errors import InvalidRequest
 

@@ -24,13 +24,13 @@ from spmd_tx.coordinator import audit, byte_ranges, download_content
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
 from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
-from spmd_tx.coordinator.checkpoint_schemas import ExternalWeightsUrlsResponse
 from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services
 from spmd_tx.coordinator.http_errors import error_response
 from spmd_tx.coordinator.public_address import base_url
 from spmd_tx.coordinator.route_marks import SIGNED
 from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS
+from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.wire.checkpoints import ExternalWeightsUrlsResponse
 from spmd_tx.errors import InvalidRequest, NotFound
 
 PREFIX = "/api/v1"

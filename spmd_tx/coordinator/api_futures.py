@@ -10,7 +10,10 @@ from spmd_tx.coordinator import json_forms, request_log
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.completions import Completion, Target, newest
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services
-from spmd_tx.coordinator.future_schemas import (
+from spmd_tx.coordinator.request_records import Failed, Outcome
+from spmd_tx.coordinator.route_marks import SDK_READS
+from spmd_tx.coordinator.wire.fields import StatusResponse
+from spmd_tx.coordinator.wire.futures import (
     CancelFutureRequest,
     FailureResponse,
     FutureFailed,
@@ -20,10 +23,7 @@ from spmd_tx.coordinator.future_schemas import (
     RetrieveFuturesResponse,
     TryAgainResponse,
 )
-from spmd_tx.coordinator.request_records import Failed, Outcome
-from spmd_tx.coordinator.route_marks import SDK_READS
-from spmd_tx.coordinator.wire import JSON, PROTOBUF
-from spmd_tx.coordinator.wire_fields import StatusResponse
+from spmd_tx.coordinator.wire.training_protobuf import JSON, PROTOBUF
 from spmd_tx.errors import InvalidRequest, Unavailable
 
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45

@@ -5,7 +5,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_503_SERVICE_UNAVAILABLE
 
 from spmd_tx.coordinator.dependencies import Health, Service
 from spmd_tx.coordinator.route_marks import OPEN
-from spmd_tx.coordinator.session_schemas import HealthResponse
+from spmd_tx.coordinator.wire.sessions import HealthResponse
 
 
 class HealthController(Controller):

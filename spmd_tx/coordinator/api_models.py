@@ -8,16 +8,17 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import insert
 
-from spmd_tx.coordinator import catalog, datum_validation, listings, request_limits
+from spmd_tx.coordinator import catalog, datum_validation, listings
 from spmd_tx.coordinator.access import Access
-from spmd_tx.coordinator.checkpoint_schemas import TrainingRun, TrainingRunsResponse
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
-from spmd_tx.coordinator.future_schemas import FutureResponse
 from spmd_tx.coordinator.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.request_records import Kind
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.tables import Model
-from spmd_tx.coordinator.training_schemas import (
+from spmd_tx.coordinator.wire import limits
+from spmd_tx.coordinator.wire.checkpoints import TrainingRun, TrainingRunsResponse
+from spmd_tx.coordinator.wire.futures import FutureResponse
+from spmd_tx.coordinator.wire.training import (
     CreateModelRequest,
     GetInfoRequest,
     GetInfoResponse,
@@ -88,7 +89,7 @@ async def queue_model(
     session_id, seq_id = request.session_id, request.model_seq_id
     assert session_id is not None
     assert seq_id is not None
-    request_limits.check_number("model_seq_id", seq_id, services.config.bounds, "models_per_session")
+    limits.check_number("model_seq_id", seq_id, services.config.bounds, "models_per_session")
     await access.open_session(session_id)
     if request.user_metadata is not None:
         services.allowances.check_metadata(access.caller, len(msgspec.json.encode(request.user_metadata)))

@@ -5,23 +5,24 @@ from litestar import Controller, get, post
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import checkpoint_paths, request_limits, validation
+from spmd_tx.coordinator import validation
 from spmd_tx.coordinator.api_models import check_base_model
 from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
-from spmd_tx.coordinator.future_schemas import (
+from spmd_tx.coordinator.route_marks import PROMPTS
+from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.coordinator.wire import checkpoint_paths, limits
+from spmd_tx.coordinator.wire.futures import (
     FutureResponse,
     JoinSamplingSessionRequest,
     JoinSamplingSessionResponse,
 )
-from spmd_tx.coordinator.route_marks import PROMPTS
-from spmd_tx.coordinator.sampling_schemas import (
+from spmd_tx.coordinator.wire.sampling import (
     CreateSamplingSessionRequest,
     CreateSamplingSessionResponse,
     SampleRequest,
     SamplerResponse,
 )
-from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.errors import InvalidRequest
 
 
@@ -34,7 +35,7 @@ class SamplingController(Controller):
     ) -> CreateSamplingSessionResponse:
         """Choose what to sample from: a saved checkpoint or the base model."""
         number, bounds = data.sampling_session_seq_id, services.config.bounds
-        request_limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
+        limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
         await access.open_session(data.session_id)
         path = None
         if data.model_path is not None:

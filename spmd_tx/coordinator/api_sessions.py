@@ -11,7 +11,8 @@ from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.http_errors import ErrorResponse, error_response
 from spmd_tx.coordinator.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.route_marks import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE
-from spmd_tx.coordinator.session_schemas import (
+from spmd_tx.coordinator.wire.fields import StatusResponse
+from spmd_tx.coordinator.wire.sessions import (
     ClientConfigResponse,
     CreateSessionRequest,
     CreateSessionResponse,
@@ -28,7 +29,6 @@ from spmd_tx.coordinator.session_schemas import (
     SetProjectRequest,
     SupportedModel,
 )
-from spmd_tx.coordinator.wire_fields import StatusResponse
 
 
 class SessionsController(Controller):

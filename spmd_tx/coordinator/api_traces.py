@@ -7,7 +7,7 @@ from litestar.response import File
 from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.public_address import base_url
 from spmd_tx.coordinator.route_marks import SIGNED
-from spmd_tx.coordinator.session_schemas import TraceExportResponse
+from spmd_tx.coordinator.wire.sessions import TraceExportResponse
 
 
 class TracesController(Controller):

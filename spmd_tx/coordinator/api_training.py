@@ -10,11 +10,11 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.bodies import read_forward_backward, read_json, read_loss_request
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
-from spmd_tx.coordinator.future_schemas import FutureResponse
 from spmd_tx.coordinator.request_records import Failed, Kind
 from spmd_tx.coordinator.route_marks import BATCH
 from spmd_tx.coordinator.tables import Model
-from spmd_tx.coordinator.training_schemas import OptimStepRequest
+from spmd_tx.coordinator.wire.futures import FutureResponse
+from spmd_tx.coordinator.wire.training import OptimStepRequest
 from spmd_tx.errors import InvalidRequest
 
 

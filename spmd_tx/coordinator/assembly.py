@@ -50,7 +50,6 @@ from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.quarantine import open_quarantine
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
-from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.at_work import AtWork
@@ -64,6 +63,7 @@ from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.versions import open_versions
+from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.memory_plan import MemoryPlan

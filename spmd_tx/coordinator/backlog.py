@@ -3,7 +3,7 @@
 from collections import Counter
 
 from spmd_tx.coordinator.request_records import Request
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
+from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 
 class Backlog:

@@ -9,10 +9,11 @@ import msgspec
 import zstandard
 from litestar import Request
 
-from spmd_tx.coordinator import json_forms, wire, wire_scan
+from spmd_tx.coordinator import json_forms
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.dependencies import RequestScheduler
-from spmd_tx.coordinator.wire_fields import TrainingNumber
+from spmd_tx.coordinator.wire import protobuf_scan, training_protobuf
+from spmd_tx.coordinator.wire.fields import TrainingNumber
 from spmd_tx.errors import InvalidRequest, NotFound
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -29,9 +30,9 @@ _unpackers = ThreadPoolExecutor(UNPACKED_AT_ONCE, thread_name_prefix="unpack")
 
 async def read_forward_backward(
     request: Request, scheduler: RequestScheduler, access: Access
-) -> tuple[wire.Address, bytes]:
+) -> tuple[training_protobuf.Address, bytes]:
     """The protobuf body, uncompressed, and whom it is for. Raises InvalidRequest when it does not parse."""
-    if request.content_type[0] == wire.JSON:
+    if request.content_type[0] == training_protobuf.JSON:
         return await read_loss_request(request, scheduler, access, forward_only=False)
     encoding = request.headers.get("content-encoding", "identity")
     body = await _whole(request)
@@ -42,7 +43,7 @@ async def read_forward_backward(
 
 async def read_loss_request(
     request: Request, scheduler: RequestScheduler, access: Access, forward_only: bool
-) -> tuple[wire.Address, bytes]:
+) -> tuple[training_protobuf.Address, bytes]:
     """A JSON body, rewritten as protobuf, and whom it is for."""
     body = await read_json(request, json_forms.LossRequest, scheduler, access)
     return await asyncio.to_thread(json_forms.to_protobuf, body, forward_only)
@@ -73,13 +74,13 @@ async def _whole(request: Request) -> bytes:
     return b"".join([piece async for piece in request.stream()])
 
 
-def _read(body: bytes, encoding: str) -> tuple[wire.Address, bytes]:
+def _read(body: bytes, encoding: str) -> tuple[training_protobuf.Address, bytes]:
     if encoding == "zstd":
         body = _decompress(body)
     elif encoding != "identity":
         raise InvalidRequest(f"Content-Encoding is {encoding!r}; send zstd, or leave it out")
-    wire_scan.check_fields(body)
-    return wire.decode_address(body), body
+    protobuf_scan.check_fields(body)
+    return training_protobuf.decode_address(body), body
 
 
 def _decompress(body: bytes) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 
 MOST_CHARACTERS = 120  # of a text
 MOST_ITEMS = 8  # of a list

@@ -16,8 +16,8 @@ from spmd_tx.coordinator.audit import Deed
 from spmd_tx.coordinator.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.session_schemas import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.coordinator.tables import Model, Sampler, Session
+from spmd_tx.coordinator.wire.sessions import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec
 

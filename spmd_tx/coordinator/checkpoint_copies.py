@@ -10,17 +10,17 @@ from weakref import WeakValueDictionary
 import msgspec
 from sqlalchemy import Executable, insert
 
-from spmd_tx.coordinator import checkpoint_paths
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
-from spmd_tx.coordinator.checkpoint_schemas import CopyWeightsRequest
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tables import Model, Session
+from spmd_tx.coordinator.wire import checkpoint_paths
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.wire.checkpoints import CopyWeightsRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 
 ENDED_BECAUSE = "it only holds a copy of a checkpoint"

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest
 
 TRIES = 5  # to read a checkpoint that is overwritten again and again

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from spmd_tx.coordinator.future_schemas import SEQ_IDS_PER_CLIENT
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.wire.futures import SEQ_IDS_PER_CLIENT
 
 MOST_AT_ONCE = 1000  # completions in one answer
 MOST_TARGETS = 4096  # clients whose news are held in memory though none of them waits; others have them read

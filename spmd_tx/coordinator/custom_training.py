@@ -18,7 +18,7 @@ from spmd_tx.coordinator.loss_runs import Arrays
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Differentiated
-from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
+from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.custom_loss import LossInput
 from spmd_tx.custom_loss_arguments import quoted
 from spmd_tx.custom_loss_limits import LossLimits

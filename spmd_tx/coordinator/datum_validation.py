@@ -6,9 +6,9 @@ import math
 import numpy as np
 
 from spmd_tx.coordinator.loss_table import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
-from spmd_tx.coordinator.request_limits import Limits, vocabulary
-from spmd_tx.coordinator.training_schemas import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
-from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
+from spmd_tx.coordinator.wire.limits import Limits, vocabulary
+from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
+from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import AdapterSpec
 

@@ -25,11 +25,11 @@ from spmd_tx.coordinator.request_records import Failed, Outcome
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import let_pass
-from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling_programs import EverythingReady, Programs, SamplingPrograms
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.shard import Shard
+from spmd_tx.coordinator.wire.sampling import SampleRequest
+from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 from spmd_tx.errors import MeshError
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.reports import Reply

@@ -14,14 +14,12 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import checkpoint_paths
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import Keyring
@@ -31,12 +29,14 @@ from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper
-from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.request_queue import RequestQueue
-from spmd_tx.coordinator.session_schemas import ProgramsHealth
 from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
+from spmd_tx.coordinator.wire import checkpoint_paths
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
 

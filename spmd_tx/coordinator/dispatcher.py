@@ -18,10 +18,10 @@ from spmd_tx.coordinator.request_times import Stage
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.samples import SampleJob
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.step_programs import StepPrograms
 from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training_slots import TrainingSlots
+from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import (

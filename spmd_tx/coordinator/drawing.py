@@ -8,14 +8,14 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from spmd_tx.coordinator import sample_wire
 from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.sample_text import SampleText
-from spmd_tx.coordinator.sample_wire import SampledSequence, TopLogprobs
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
+from spmd_tx.coordinator.wire import sampling_protobuf
+from spmd_tx.coordinator.wire.sampling import SampleRequest
+from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogprobs
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 WAIT_SECONDS = 3600.0  # for a result, until it is asked for again
@@ -198,4 +198,4 @@ async def _outcome(services: Services, request_id: str) -> list[SampledSequence]
         outcome = await services.queue.wait(request_id, WAIT_SECONDS)
     if isinstance(outcome, Failed):
         raise InvalidRequest(outcome.error) if outcome.category == "user" else Abandoned(outcome.error)
-    return sample_wire.decode_sample_response(outcome.body)
+    return sampling_protobuf.decode_sample_response(outcome.body)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest
 
 TRIES = 100  # a checkpoint is overwritten once in the time that it takes to write one

@@ -3,7 +3,7 @@
 import asyncio
 
 from spmd_tx.coordinator.broadcast import Hub
-from spmd_tx.coordinator.session_schemas import ProgramsHealth
+from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 
 
 class ServerHealth:

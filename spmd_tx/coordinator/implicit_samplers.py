@@ -7,13 +7,13 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import count
 
-from spmd_tx.coordinator import checkpoint_paths
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog
-from spmd_tx.coordinator.checkpoint_paths import CheckpointPath
-from spmd_tx.coordinator.session_schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.coordinator.wire import checkpoint_paths
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.errors import NotFound
 
 TAG = "openai"  # of the sessions, in listings

@@ -5,7 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from spmd_tx.coordinator.request_records import Finished
-from spmd_tx.coordinator.wire import JSON
+from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.errors import InvalidRequest
 
 Body = TypeVar("Body", bound=msgspec.Struct)

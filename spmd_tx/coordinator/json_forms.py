@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import tinker_pb2 as pb
 from spmd_tx.coordinator.request_records import Kind
-from spmd_tx.coordinator.sample_wire import NO_LOGPROB
-from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk
-from spmd_tx.coordinator.wire import JSON, MAX_ELEMENTS, MAX_RANK, PROTOBUF, Address
-from spmd_tx.coordinator.wire_fields import TensorData, TrainingNumber
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
+from spmd_tx.coordinator.wire.fields import TensorData, TrainingNumber
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk
+from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB
+from spmd_tx.coordinator.wire.training_protobuf import JSON, MAX_ELEMENTS, MAX_RANK, PROTOBUF, Address
 from spmd_tx.errors import InvalidRequest
 
 MAX_SEQ_ID = 2**31 - 1  # of the protobuf form

@@ -8,12 +8,13 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import checkpoint_schemas, session_schemas
 from spmd_tx.coordinator.callers import Caller, is_seen
-from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.session_schemas import as_texts
 from spmd_tx.coordinator.tables import Checkpoint, Model, RequestRow, Sampler, Session
+from spmd_tx.coordinator.wire import checkpoints as checkpoint_schemas
+from spmd_tx.coordinator.wire import sessions as session_schemas
+from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
+from spmd_tx.coordinator.wire.sessions import as_texts
 
 MAX_PAGE = 1000
 LARGEST_OFFSET = 2**63 - 1  # to which databases can count

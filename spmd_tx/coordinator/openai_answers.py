@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from spmd_tx.coordinator import openai_schemas as oai
 from spmd_tx.coordinator.drawing import Piece
-from spmd_tx.coordinator.sample_wire import TopLogprobs
 from spmd_tx.coordinator.stops import HALF_CHARACTER, Decoder
+from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": still working\n\n"  # a comment; clients skip it

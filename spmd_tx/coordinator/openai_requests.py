@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from spmd_tx.coordinator import validation
 from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, Parameters
 from spmd_tx.coordinator.prompt_wishes import MOST_PER_TOKEN
-from spmd_tx.coordinator.request_limits import Limits
-from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.coordinator.validation import MAX_SAMPLES
+from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; chats go on until they end

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from spmd_tx.coordinator.wire_fields import Text
+from spmd_tx.coordinator.wire.fields import Text
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Choices = Annotated[int, Meta(ge=1, le=128)]

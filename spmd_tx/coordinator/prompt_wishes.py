@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from spmd_tx.coordinator.buckets import power_of_two
-from spmd_tx.coordinator.sample_wire import PromptScores, TopLogprobs
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.target_tokens import NOBODY, TargetTokens, read
+from spmd_tx.coordinator.wire.sampling import SampleRequest
+from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, TopLogprobs
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import PromptWishes
 

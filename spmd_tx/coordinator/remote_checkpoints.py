@@ -20,9 +20,9 @@ import msgspec
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
 from spmd_tx.coordinator.checkpoint_files import MANIFEST, Manifest
-from spmd_tx.coordinator.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.remote_files import RemoteFiles
+from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import write_file
 from spmd_tx.errors import InvalidRequest
 

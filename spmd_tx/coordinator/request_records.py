@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
 from spmd_tx.coordinator.spent import NOTHING, Spent
-from spmd_tx.coordinator.stored_text import storable
+from spmd_tx.coordinator.wire.stored_text import storable
 
 
 class Place(NamedTuple):

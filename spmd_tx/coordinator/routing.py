@@ -12,7 +12,7 @@ import numpy as np
 
 from spmd_tx.coordinator import sample_notes
 from spmd_tx.coordinator.sample_notes import ROUTING, SEQUENCE_ID, NoteFiles
-from spmd_tx.coordinator.wire import Span
+from spmd_tx.coordinator.wire.training_protobuf import Span
 
 ROUTER_CHOOSES = -1
 

@@ -10,9 +10,9 @@ from spmd_tx.coordinator.dispatcher import Sampling
 from spmd_tx.coordinator.json_bodies import read_body
 from spmd_tx.coordinator.request_records import Request, RequestLog
 from spmd_tx.coordinator.samples import SampleJob
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.coordinator.versions import Versions
+from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 Result = TypeVar("Result")
 

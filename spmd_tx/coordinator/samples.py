@@ -15,17 +15,17 @@ from spmd_tx.coordinator.prefix_cache import BlockKeys
 from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.request_records import Finished
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
-from spmd_tx.coordinator.sample_wire import (
+from spmd_tx.coordinator.spent import Spent
+from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.wire.sampling import SampleRequest
+from spmd_tx.coordinator.wire.sampling_protobuf import (
     NOTHING,
     PromptScores,
     SampledSequence,
     TopLogprobs,
     encode_sample_response,
 )
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
-from spmd_tx.coordinator.spent import Spent
-from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
-from spmd_tx.coordinator.wire import PROTOBUF
+from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.programs_protocol import ProgramShape
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from spmd_tx.child_process import Allowance, call_outside
-from spmd_tx.coordinator import age_recipients, training_schemas
+from spmd_tx.coordinator import age_recipients
 from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
-from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.json_bodies import json_result
 from spmd_tx.coordinator.request_records import Failed, Outcome, Request
@@ -21,6 +19,14 @@ from spmd_tx.coordinator.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after
 from spmd_tx.coordinator.versions import Versions
+from spmd_tx.coordinator.wire import training
+from spmd_tx.coordinator.wire.checkpoint_paths import (
+    EXTERNAL_WEIGHTS,
+    SAMPLER_WEIGHTS,
+    WEIGHTS,
+    CheckpointPath,
+)
+from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand, SaveSampler, SaveState
@@ -73,9 +79,7 @@ class Saves:
     base_model: str
     children: asyncio.Semaphore  # processes at a time
 
-    async def state(
-        self, model: TrainedModel, request: Request, wish: training_schemas.SaveWeightsRequest
-    ) -> Begun:
+    async def state(self, model: TrainedModel, request: Request, wish: training.SaveWeightsRequest) -> Begun:
         path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
         options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
@@ -89,7 +93,7 @@ class Saves:
         async def outcome() -> Outcome:
             await reply
             await self.checkpoints.complete(path, staged, model.adapter, options)
-            return json_result(training_schemas.SaveWeightsResult(str(path)))
+            return json_result(training.SaveWeightsResult(str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -97,7 +101,7 @@ class Saves:
         self,
         model: TrainedModel,
         request: Request,
-        wish: training_schemas.SaveWeightsForSamplerRequest,
+        wish: training.SaveWeightsForSamplerRequest,
         name: str,
     ) -> Begun:
         path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
@@ -110,7 +114,7 @@ class Saves:
             await self.checkpoints.complete(path, staged, model.adapter, options)
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
-            return json_result(training_schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return json_result(training.SaveWeightsForSamplerResult(path=str(path)))
 
         return Begun(outcome, next_waits=True)
 
@@ -144,7 +148,7 @@ class Saves:
         return Begun(outcome, next_waits=True)
 
     async def ephemeral(
-        self, model: TrainedModel, request: Request, wish: training_schemas.SaveWeightsForSamplerRequest
+        self, model: TrainedModel, request: Request, wish: training.SaveWeightsForSamplerRequest
     ) -> Begun:
         if wish.sampling_session_seq_id is None:
             raise InvalidRequest(
@@ -156,7 +160,7 @@ class Saves:
         )
         republishes = request.seq_id if inflight else None
         reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)
-        result = training_schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
+        result = training.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
         return Begun(partial(json_after, reply, result))
 
     async def _outside(self, function: str, seconds: float, **arguments: object) -> Failed | None:

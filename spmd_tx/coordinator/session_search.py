@@ -8,8 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.callers import Caller, is_seen
 from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.moments import read_moment, write_moment
-from spmd_tx.coordinator.session_schemas import (
+from spmd_tx.coordinator.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.wire.moments import read_moment, write_moment
+from spmd_tx.coordinator.wire.sessions import (
     Active,
     ActiveQuery,
     ClientFinished,
@@ -24,7 +25,6 @@ from spmd_tx.coordinator.session_schemas import (
     UserSearchOwner,
     as_texts,
 )
-from spmd_tx.coordinator.tables import Checkpoint, Model, Session
 
 ROWS_AT_ONCE = 500
 CLOCK_SECONDS = 1e-5  # what a time loses on its way to a client and back is less

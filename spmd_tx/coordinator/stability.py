@@ -17,8 +17,8 @@ import numpy as np
 from spmd_tx.coordinator import sample_notes
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
-from spmd_tx.coordinator.sample_wire import SampledSequence
-from spmd_tx.coordinator.wire import Datum, Span
+from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
+from spmd_tx.coordinator.wire.training_protobuf import Datum, Span
 from spmd_tx.errors import InvalidRequest
 
 KEPT_SECONDS = 24 * 3600.0  # after the last use

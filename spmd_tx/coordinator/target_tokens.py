@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from spmd_tx.coordinator.sample_wire import TargetLogprobs
-from spmd_tx.coordinator.wire_fields import TensorData
+from spmd_tx.coordinator.wire.fields import TensorData
+from spmd_tx.coordinator.wire.sampling_protobuf import TargetLogprobs
 from spmd_tx.errors import InvalidRequest
 
 NOBODY = -1

@@ -9,11 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spmd_tx.coordinator import custom_training, folder_links, training_schemas
+from spmd_tx.coordinator import custom_training, folder_links
 from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
-from spmd_tx.coordinator.checkpoint_paths import WEIGHTS, parse
-from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import (
     adapter_seed,
@@ -25,7 +23,6 @@ from spmd_tx.coordinator.datum_validation import (
 from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.loss_runs import GivenUp, LossRuns
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.request_records import CHUNKED_KINDS, Failed, Kind, Outcome, Request
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.byte_budget import Room
@@ -44,7 +41,11 @@ from spmd_tx.coordinator.training_outcomes import (
 )
 from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.versions import Versions, check_rank
-from spmd_tx.coordinator.wire import ForwardBackwardRequest, decode_forward_backward
+from spmd_tx.coordinator.wire import training
+from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, parse
+from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
+from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss_limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.programs_protocol import ProgramShape
@@ -121,9 +122,9 @@ class Training:
         model.request_id = request.id
         match request.kind:
             case "create_model":
-                return self._create(model, read_body(body, training_schemas.CreateModelRequest))
+                return self._create(model, read_body(body, training.CreateModelRequest))
             case "load_weights":
-                return await self._load(model, request, read_body(body, training_schemas.LoadWeightsRequest))
+                return await self._load(model, request, read_body(body, training.LoadWeightsRequest))
             case "forward" | "forward_backward":
                 size = 0 if len(body) < SMALL_BYTES else PACKED * len(body)
                 with ExitStack() as held:
@@ -140,13 +141,11 @@ class Training:
                         begun = await self._custom_in_turn(model, request, sent, size, held)
                     return Begun(partial(_closing, held.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
-                return self._optim_step(model, read_body(body, training_schemas.OptimStepRequest))
+                return self._optim_step(model, read_body(body, training.OptimStepRequest))
             case "save_weights":
-                return await self._saves.state(
-                    model, request, read_body(body, training_schemas.SaveWeightsRequest)
-                )
+                return await self._saves.state(model, request, read_body(body, training.SaveWeightsRequest))
             case "save_weights_for_sampler":
-                wish = read_body(body, training_schemas.SaveWeightsForSamplerRequest)
+                wish = read_body(body, training.SaveWeightsForSamplerRequest)
                 if wish.path is None:
                     return await self._saves.ephemeral(model, request, wish)
                 return await self._saves.named(model, request, wish, wish.path)
@@ -166,7 +165,7 @@ class Training:
     ) -> Begun | None:
         """The same for a request with an effect and a known outcome; None when the state needs nothing."""
         if request.kind == "save_weights_for_sampler":
-            wish = read_body(body, training_schemas.SaveWeightsForSamplerRequest)
+            wish = read_body(body, training.SaveWeightsForSamplerRequest)
             if wish.path is not None:
                 return None
             assert wish.sampling_session_seq_id is not None
@@ -210,7 +209,7 @@ class Training:
         """The model is not wanted any more, and all of its steps have been sent."""
         self.slots.free(model)
 
-    def _create(self, model: TrainedModel, wish: training_schemas.CreateModelRequest) -> Begun:
+    def _create(self, model: TrainedModel, wish: training.CreateModelRequest) -> Begun:
         adapter = check_lora(wish.lora_config, wish.optimizer_config, self.limits)
         assert wish.lora_config is not None
         model.become(adapter)
@@ -220,11 +219,9 @@ class Training:
             return [CreateAdapter(slot=model.slot, seed=seed, adapter=adapter)]
 
         reply = model.put_later(commands, lambda: [CREATE], fills_slot=True)
-        return Begun(partial(json_after, reply, training_schemas.CreateModelResult(model.id)))
+        return Begun(partial(json_after, reply, training.CreateModelResult(model.id)))
 
-    async def _load(
-        self, model: TrainedModel, request: Request, wish: training_schemas.LoadWeightsRequest
-    ) -> Begun:
+    async def _load(self, model: TrainedModel, request: Request, wish: training.LoadWeightsRequest) -> Begun:
         check_optimizer(wish.optimizer_config)
         path = parse(wish.path)
         if path.kind != WEIGHTS:
@@ -254,7 +251,7 @@ class Training:
             await reply
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
-            return json_result(training_schemas.LoadWeightsResult(wish.path, model.id))
+            return json_result(training.LoadWeightsResult(wish.path, model.id))
 
         return Begun(outcome, next_waits=True)
 
@@ -331,7 +328,7 @@ class Training:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
         return pack(data, loss, request.forward_only, grid, experts)
 
-    def _optim_step(self, model: TrainedModel, wish: training_schemas.OptimStepRequest) -> Begun:
+    def _optim_step(self, model: TrainedModel, wish: training.OptimStepRequest) -> Begun:
         adam = check_adam(wish)
 
         def step() -> list[AnyCommand]:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import training_schemas
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.json_bodies import json_result
 from spmd_tx.coordinator.request_records import Failed, Finished, Outcome
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.spent import Spent
-from spmd_tx.coordinator.wire import PROTOBUF, encode_forward_backward_output
+from spmd_tx.coordinator.wire import training
+from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF, encode_forward_backward_output
 from spmd_tx.reports import Reply
 
 BYTES_PER_TOKEN = 8  # logprob and loss, in float32
@@ -75,7 +75,7 @@ async def outcome_of_step(reply: Awaitable[Reply]) -> Outcome:
     metrics = (await reply).metrics
     if not metrics["applied"]:
         return Failed(NOT_FINITE, "user", executed=True)
-    return json_result(training_schemas.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
+    return json_result(training.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
 
 
 async def at_once(outcome: Outcome) -> Outcome:

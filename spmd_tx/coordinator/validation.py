@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator import prompt_wishes
-from spmd_tx.coordinator.request_limits import Limits, vocabulary
-from spmd_tx.coordinator.sampling_schemas import ModelInput, SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire.limits import Limits, vocabulary
+from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest
 
 MAX_SAMPLES = 1024  # of one request

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection as Pipe
 
 import numpy as np
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.bench.coordinator_load import (
     BYTES_PER_TOKEN,
     DATUM_TOKENS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.bench.loopback_client import PROTOBUF, Connection, connect
 
 DATUM_TOKENS = 1000

@@ -19,7 +19,7 @@ from spmd_tx.coordinator.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.samples import SamplingModel
-from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol import AdapterSpec, CreateAdapter, SaveSampler
 from spmd_tx.reports import Reply
 from spmd_tx.worker.engine import Engine

@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from safetensors.numpy import load_file
 
-from spmd_tx.coordinator.checkpoint_paths import parse
+from spmd_tx.coordinator.wire.checkpoint_paths import parse
 
 
 def state_digests(checkpoints: Path, path: str) -> dict[str, str]:

@@ -32,11 +32,11 @@ from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
-from spmd_tx.coordinator.session_schemas import ProgramsHealth
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage import Storage
 from spmd_tx.coordinator.tables import Base
 from spmd_tx.coordinator.trace_export import TraceExports
+from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from tests.coordinator.fake_scheduler import FakeScheduler
 from tests.databases import migrate
 from tests.model_shapes import TINY

@@ -7,23 +7,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import (
-    checkpoint_paths,
-    custom_losses,
-    sample_wire,
-    sampling_schemas,
-    training_schemas,
-    wire,
-)
+from spmd_tx.coordinator import custom_losses
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
-from spmd_tx.coordinator.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS, CheckpointPath
-from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.request_records import Failed, Finished, Outcome, Request
-from spmd_tx.coordinator.sample_wire import PromptScores
 from spmd_tx.coordinator.spent import Spent
-from spmd_tx.coordinator.wire import JSON, PROTOBUF
+from spmd_tx.coordinator.wire import (
+    checkpoint_paths,
+    sampling,
+    sampling_protobuf,
+    training,
+    training_protobuf,
+)
+from spmd_tx.coordinator.wire.checkpoint_paths import (
+    EXTERNAL_WEIGHTS,
+    SAMPLER_WEIGHTS,
+    WEIGHTS,
+    CheckpointPath,
+)
+from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest, SaveWeightsExternalResult
+from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores
+from spmd_tx.coordinator.wire.training_protobuf import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
 
 LOGPROB = -0.25  # of every token
@@ -77,25 +82,23 @@ class FakeScheduler:
     async def _execute(self, request: Request, payload: bytes) -> Outcome:
         match request.kind:
             case "create_model":
-                return _json(training_schemas.CreateModelResult(request.line))
+                return _json(training.CreateModelResult(request.line))
             case "load_weights":
-                load = msgspec.json.decode(payload, type=training_schemas.LoadWeightsRequest)
+                load = msgspec.json.decode(payload, type=training.LoadWeightsRequest)
                 await self._checkpoints.open(checkpoint_paths.parse(load.path))
-                return _json(training_schemas.LoadWeightsResult(load.path, request.line))
+                return _json(training.LoadWeightsResult(load.path, request.line))
             case "forward_backward" | "forward":
-                return _losses(wire.decode_forward_backward(payload))
+                return _losses(training_protobuf.decode_forward_backward(payload))
             case "optim_step":
-                step = msgspec.json.decode(payload, type=training_schemas.OptimStepRequest)
+                step = msgspec.json.decode(payload, type=training.OptimStepRequest)
                 assert step.adam_params is not None
-                return _json(
-                    training_schemas.OptimStepResult({"learning_rate": step.adam_params.learning_rate})
-                )
+                return _json(training.OptimStepResult({"learning_rate": step.adam_params.learning_rate}))
             case "save_weights":
-                save = msgspec.json.decode(payload, type=training_schemas.SaveWeightsRequest)
+                save = msgspec.json.decode(payload, type=training.SaveWeightsRequest)
                 options = SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata)
                 path = CheckpointPath(request.line, WEIGHTS, save.path or "")
                 await self._save(path, options)
-                return _json(training_schemas.SaveWeightsResult(str(path)))
+                return _json(training.SaveWeightsResult(str(path)))
             case "save_weights_for_sampler":
                 return await self._save_for_sampler(request, payload)
             case "save_weights_external":
@@ -108,14 +111,14 @@ class FakeScheduler:
             case "copy_weights":
                 raise AssertionError("it is done at once")
             case "sample":
-                return _samples(msgspec.json.decode(payload, type=sampling_schemas.SampleRequest))
+                return _samples(msgspec.json.decode(payload, type=sampling.SampleRequest))
 
     async def _save_for_sampler(self, request: Request, payload: bytes) -> Outcome:
-        save = msgspec.json.decode(payload, type=training_schemas.SaveWeightsForSamplerRequest)
+        save = msgspec.json.decode(payload, type=training.SaveWeightsForSamplerRequest)
         if save.path is not None:
             path = CheckpointPath(request.line, SAMPLER_WEIGHTS, save.path)
             await self._save(path, SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata))
-            return _json(training_schemas.SaveWeightsForSamplerResult(path=str(path)))
+            return _json(training.SaveWeightsForSamplerResult(path=str(path)))
         model = await self._catalog.model(request.line)
         assert save.sampling_session_seq_id is not None
         sampler = await self._catalog.add_sampler(
@@ -125,7 +128,7 @@ class FakeScheduler:
             of=model.id,
             inflight=save.kind == "inflight",
         )
-        return _json(training_schemas.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
+        return _json(training.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
 
     async def _save(self, path: CheckpointPath, options: SaveOptions) -> None:
         model = await self._catalog.model(path.run_id)
@@ -143,7 +146,7 @@ def _json(result: msgspec.Struct) -> Finished:
     return Finished(JSON, msgspec.json.encode(result))
 
 
-def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
+def _losses(request: training_protobuf.ForwardBackwardRequest) -> Outcome:
     problems = [datum.problem for datum in request.data if datum.problem]
     if problems:
         return Failed(problems[0], "user")
@@ -151,16 +154,18 @@ def _losses(request: wire.ForwardBackwardRequest) -> Outcome:
     metrics = {"loss:sum": -float(sum(array.sum() for array in logprobs))}
     tokens = sum(map(len, logprobs))
     spent = Spent(forwarded=tokens) if request.forward_only else Spent(trained=tokens)
-    return Finished(PROTOBUF, wire.encode_forward_backward_output(logprobs, metrics), spent=spent)
+    return Finished(
+        PROTOBUF, training_protobuf.encode_forward_backward_output(logprobs, metrics), spent=spent
+    )
 
 
-def _samples(request: sampling_schemas.SampleRequest) -> Outcome:
+def _samples(request: sampling.SampleRequest) -> Outcome:
     count = request.sampling_params.max_tokens or 1
-    sequence = sample_wire.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
+    sequence = sampling_protobuf.SampledSequence([DRAWN_TOKEN] * count, [LOGPROB] * count, "length")
     length = sum(len(chunk.tokens or []) for chunk in request.prompt.chunks)
     prompt_logprobs = np.full(length, LOGPROB, np.float32)
     prompt_logprobs[0] = np.nan
-    body = sample_wire.encode_sample_response(
+    body = sampling_protobuf.encode_sample_response(
         [sequence] * request.num_samples,
         PromptScores(prompt_logprobs if request.prompt_logprobs else None),
     )

@@ -25,7 +25,7 @@ from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.request_records import Finished, Outcome
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
-from spmd_tx.coordinator.wire import PROTOBUF
+from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.programs_protocol import ProgramShape

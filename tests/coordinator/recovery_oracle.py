@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import sampling_schemas, tinker_pb2, training_schemas
 from spmd_tx.coordinator.request_records import Failed, Finished, Kind, Outcome
 from spmd_tx.coordinator.samples import draw_seeds
+from spmd_tx.coordinator.wire import sampling, tinker_pb2, training
 from tests.coordinator import replay_device
 from tests.coordinator.fake_workers import VOCABULARY, continuation
 from tests.coordinator.replay_device import SlotState
@@ -54,8 +54,8 @@ class Client:
         return [*self.asked, *self.samples]
 
     def create(self, seed: int) -> Asked:
-        lora = training_schemas.LoraConfig(RANK, seed)
-        body = training_schemas.CreateModelRequest(self.session_id, 0, "tiny", None, lora)
+        lora = training.LoraConfig(RANK, seed)
+        body = training.CreateModelRequest(self.session_id, 0, "tiny", None, lora)
         return self._ask("create_model", body, lambda _: (replay_device.created(seed), self.model_id), _model)
 
     def train(self, lengths: list[int], token: int, forward_only: bool) -> Asked:
@@ -76,8 +76,8 @@ class Client:
         return self._ask("forward_backward", body, _refuse, _logprobs, is_bad=True)
 
     def step(self, learning_rate: float) -> Asked:
-        body = training_schemas.OptimStepRequest(
-            self.model_id, len(self.asked), training_schemas.AdamParams(learning_rate=learning_rate)
+        body = training.OptimStepRequest(
+            self.model_id, len(self.asked), training.AdamParams(learning_rate=learning_rate)
         )
 
         def apply(state: SlotState | None) -> tuple[SlotState | None, object]:
@@ -89,7 +89,7 @@ class Client:
 
     def save(self) -> Asked:
         name = f"state-{len(self.asked)}"
-        body = training_schemas.SaveWeightsRequest(self.model_id, len(self.asked), name)
+        body = training.SaveWeightsRequest(self.model_id, len(self.asked), name)
         path = f"tinker://{self.model_id}/weights/{name}"
 
         def apply(state: SlotState | None) -> tuple[SlotState | None, object]:
@@ -100,7 +100,7 @@ class Client:
         return self._ask("save_weights", body, apply, lambda result: _json(result)["path"])
 
     def load(self, path: str, optimizer: bool) -> Asked:
-        body = training_schemas.LoadWeightsRequest(path, optimizer)
+        body = training.LoadWeightsRequest(path, optimizer)
         saved = self.saved[path]
 
         def apply(state: SlotState | None) -> tuple[SlotState | None, object]:
@@ -110,7 +110,7 @@ class Client:
 
     def save_sampler(self) -> Asked:
         number = len(self.asked)
-        body = training_schemas.SaveWeightsForSamplerRequest(
+        body = training.SaveWeightsForSamplerRequest(
             self.model_id, number, None, sampling_session_seq_id=number
         )
 
@@ -126,10 +126,8 @@ class Client:
 
     def sample(self, number: int, prompt: list[int], count: int) -> Asked:
         seed = len(self.samples)
-        params = sampling_schemas.SamplingParams(max_tokens=count, seed=seed, stop=[])
-        body = sampling_schemas.SampleRequest(
-            sampling_schemas.ModelInput([sampling_schemas.ModelInputChunk(tokens=prompt)]), params
-        )
+        params = sampling.SamplingParams(max_tokens=count, seed=seed, stop=[])
+        body = sampling.SampleRequest(sampling.ModelInput([sampling.ModelInputChunk(tokens=prompt)]), params)
         tokens, _ = continuation(self.samplers[number], prompt, draw_seeds(seed, "", 0), count)
         asked = Asked(
             "sample",

@@ -7,7 +7,7 @@ import httpx
 from litestar import Litestar
 from litestar.routes import HTTPRoute
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 

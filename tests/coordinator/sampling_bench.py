@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd_tx.coordinator import tinker_pb2
 from spmd_tx.coordinator.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
-from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire import tinker_pb2
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol import AdapterSpec, Decode, Prefill
 from spmd_tx.reports import Reply
 from tests.coordinator.fake_workers import BASE, VOCABULARY, FakeDevice, continuation

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from spmd_tx.coordinator import signed_urls
-from spmd_tx.coordinator.checkpoint_paths import parse
+from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import StartError
 from tests.coordinator.test_api_checkpoints import result, save
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from spmd_tx.coordinator.training_schemas import CreateModelRequest
+from spmd_tx.coordinator.wire.training import CreateModelRequest
 
 
 def create_model(session_id, **changes):

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
+from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 

@@ -1,4 +1,4 @@
-from spmd_tx.coordinator.session_schemas import ProgramsHealth
+from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 
 
 async def test_the_handshake_asks_for_compressed_protobuf(api):

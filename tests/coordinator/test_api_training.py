@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from spmd_tx.coordinator import tinker_pb2 as pb
 from spmd_tx.coordinator.line_numbers import LineNumbers
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 

@@ -3,8 +3,8 @@ from sqlalchemy import insert
 
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.session_schemas import CreateSessionRequest
 from spmd_tx.coordinator.tables import Model
+from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 
 TIMEOUT = 100.0  # seconds

@@ -5,8 +5,8 @@ import pytest
 
 from spmd_tx.coordinator.datum_validation import MAX_TARGETS, check_forward_backward
 from spmd_tx.coordinator.loss_table import LOSSES
-from spmd_tx.coordinator.request_limits import Limits
-from spmd_tx.coordinator.wire import Datum, ForwardBackwardRequest
+from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import LOSS_NAMES
 

@@ -11,11 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator import json_forms, prompt_wishes, validation
-from spmd_tx.coordinator.moments import read_moment
 from spmd_tx.coordinator.request_records import Failed
-from spmd_tx.coordinator.sample_wire import encode_sample_response
-from spmd_tx.coordinator.sampling_schemas import SampleRequest
 from spmd_tx.coordinator.stops import stop_rule
+from spmd_tx.coordinator.wire.moments import read_moment
+from spmd_tx.coordinator.wire.sampling import SampleRequest
+from spmd_tx.coordinator.wire.sampling_protobuf import encode_sample_response
 from spmd_tx.errors import InvalidRequest, RequestError
 from tests.coordinator.routes import WITH_IDS, WITHOUT_IDS, Ids, send
 from tests.coordinator.test_fuzz_forward_backward import LIMITS, fuzzed, take

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator import prompt_wishes
-from spmd_tx.coordinator.sample_wire import NO_LOGPROB
-from spmd_tx.coordinator.sampling_schemas import ModelInput, SampleRequest
 from spmd_tx.coordinator.target_tokens import read
-from spmd_tx.coordinator.wire_fields import TensorData
+from spmd_tx.coordinator.wire.fields import TensorData
+from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
+from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB
 from spmd_tx.errors import InvalidRequest
 
 VOCABULARY = 100

@@ -7,7 +7,7 @@ import pytest
 
 from spmd_tx.coordinator import scheduler
 from spmd_tx.coordinator.folder_manifest import MANIFEST, is_intact
-from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol import (
     AdapterSpec,

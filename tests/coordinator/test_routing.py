@@ -3,7 +3,7 @@ import pytest
 
 from spmd_tx.coordinator.routing import RoutingFiles, encode
 from spmd_tx.coordinator.sample_notes import NoteWriter
-from spmd_tx.coordinator.wire import Span
+from spmd_tx.coordinator.wire.training_protobuf import Span
 from spmd_tx.errors import DamagedBody
 
 SESSION, REQUEST = "session:1", "abc123"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tinker.proto.response_conv import deserialize_sample_response
 
-from spmd_tx.coordinator.sample_wire import (
+from spmd_tx.coordinator.wire.sampling_protobuf import (
     PromptScores,
     SampledSequence,
     TargetLogprobs,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from spmd_tx import tiny_model
-from spmd_tx.coordinator import tinker_pb2
+from spmd_tx.coordinator.wire import tinker_pb2
 from tests.coordinator.test_server import Running, serving
 from tests.disks import fill
 

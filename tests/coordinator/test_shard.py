@@ -2,9 +2,9 @@ import pytest
 
 from spmd_tx.coordinator import prompt_wishes
 from spmd_tx.coordinator.samples import Sample, SampleJob
-from spmd_tx.coordinator.sampling_schemas import ModelInput, SampleRequest
 from spmd_tx.coordinator.shard import Shard
 from spmd_tx.coordinator.stops import StopRule, StopWatch
+from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
 
 PAGE_SIZE = 4
 

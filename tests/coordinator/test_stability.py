@@ -6,9 +6,9 @@ import pytest
 
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.sample_notes import NoteWriter
-from spmd_tx.coordinator.sample_wire import SampledSequence
 from spmd_tx.coordinator.stability import KEPT_SECONDS, StabilityFiles, encode
-from spmd_tx.coordinator.wire import Datum, Span
+from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
+from spmd_tx.coordinator.wire.training_protobuf import Datum, Span
 from spmd_tx.errors import DamagedBody, InvalidRequest
 
 SESSION, REQUEST = "session:1", "abc123"

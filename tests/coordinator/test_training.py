@@ -7,9 +7,9 @@ import pytest
 
 from spmd_tx.coordinator import saves
 from spmd_tx.coordinator.bank import UNPLACED
-from spmd_tx.coordinator.checkpoint_paths import parse
-from spmd_tx.coordinator.checkpoint_schemas import SaveWeightsExternalRequest
 from spmd_tx.coordinator.training import CHILDREN
+from spmd_tx.coordinator.wire.checkpoint_paths import parse
+from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.protocol import (
     CreateAdapter,
     Forward,

@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import tinker_pb2
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
-from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire import tinker_pb2
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol import LoadSampler, PageOut, SaveSampler
 from tests.coordinator.fake_workers import FakeDevice, FakeWorkers, continuation
 from tests.coordinator.sampling_bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Words, prompt_of

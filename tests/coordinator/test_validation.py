@@ -3,10 +3,10 @@ import re
 import pytest
 
 from spmd_tx.coordinator.datum_validation import adapter_seed, check_adam, check_lora
-from spmd_tx.coordinator.request_limits import Limits
-from spmd_tx.coordinator.sampling_schemas import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.coordinator.training_schemas import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
 from spmd_tx.coordinator.validation import check_sample
+from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
 from spmd_tx.errors import InvalidRequest
 
 LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)

@@ -5,8 +5,8 @@ import pytest
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.bank import BASE_MODEL
-from spmd_tx.coordinator.checkpoint_paths import parse
 from spmd_tx.coordinator.folder_manifest import folder_name
+from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import LoadSampler
 from tests.coordinator.training_bench import running

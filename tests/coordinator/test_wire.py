@@ -3,7 +3,7 @@ import pytest
 from tinker.proto import tinker_public_pb2 as sdk
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
-from spmd_tx.coordinator import tinker_pb2, wire
+from spmd_tx.coordinator.wire import tinker_pb2, training_protobuf
 from spmd_tx.errors import InvalidRequest
 
 # One message of ours stands for two of the SDK's that are alike.
@@ -34,7 +34,7 @@ def text(tokens):
 def decode_datum(*chunks, **loss_inputs):
     datum = sdk.Datum(model_input=chunks or [text([1, 2, 3])], loss_fn_inputs=loss_inputs)
     body = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum])
-    return wire.decode_forward_backward(body.SerializeToString()).data[0]
+    return training_protobuf.decode_forward_backward(body.SerializeToString()).data[0]
 
 
 @pytest.mark.parametrize("name", list(tinker_pb2.DESCRIPTOR.message_types_by_name))
@@ -60,7 +60,7 @@ def test_a_request_is_read_whole():
         model_id="s:train:0", seq_id=7, data=[datum, datum], loss_fn="cross_entropy", forward_only=True
     ).SerializeToString()
 
-    request = wire.decode_forward_backward(body)
+    request = training_protobuf.decode_forward_backward(body)
 
     assert (request.model_id, request.seq_id, request.forward_only) == ("s:train:0", 7, True)
     assert request.loss_fn == "cross_entropy"
@@ -72,7 +72,9 @@ def test_a_request_is_read_whole():
     np.testing.assert_array_equal(
         request.data[1].loss_inputs["weights"], np.array([0.0, -1.5, 1.0], np.float32), strict=True
     )
-    assert wire.decode_address(body) == wire.Address("s:train:0", 7, True, "cross_entropy")
+    assert training_protobuf.decode_address(body) == training_protobuf.Address(
+        "s:train:0", 7, True, "cross_entropy"
+    )
 
 
 def test_the_second_loss_config_wins_over_the_first():
@@ -81,12 +83,15 @@ def test_the_second_loss_config_wins_over_the_first():
         loss_fn_config={"beta": 0.1},
         loss_fn_config_v2={"beta": sdk.LossConfigValue(number=0.2), "loss_id": sdk.LossConfigValue(text="x")},
     )
-    assert wire.decode_forward_backward(body.SerializeToString()).loss_config == {"beta": 0.2, "loss_id": "x"}
+    assert training_protobuf.decode_forward_backward(body.SerializeToString()).loss_config == {
+        "beta": 0.2,
+        "loss_id": "x",
+    }
 
 
 def test_old_clients_send_only_the_first_loss_config():
     body = sdk.ForwardBackwardRequest(model_id="m", loss_fn_config={"beta": 0.1})
-    assert wire.decode_forward_backward(body.SerializeToString()).loss_config == {"beta": 0.1}
+    assert training_protobuf.decode_forward_backward(body.SerializeToString()).loss_config == {"beta": 0.1}
 
 
 def test_integers_become_int64_and_floats_float32():
@@ -150,9 +155,9 @@ def test_an_image_is_the_problem_of_its_datum():
 @pytest.mark.parametrize("body", [b'{"model_id": "m"}', b"\xff\xff\xff", b"\x0a\xff"])
 def test_bytes_that_are_no_protobuf_are_refused(body):
     with pytest.raises(InvalidRequest, match="protobuf"):
-        wire.decode_forward_backward(body)
+        training_protobuf.decode_forward_backward(body)
     with pytest.raises(InvalidRequest, match="protobuf"):
-        wire.decode_address(body)
+        training_protobuf.decode_address(body)
 
 
 def test_the_sdk_reads_logprobs_of_any_length_and_width():
@@ -162,7 +167,7 @@ def test_the_sdk_reads_logprobs_of_any_length_and_width():
         np.array([[-1.0, -2.0], [-3.0, -4.0]], np.float32),
     ]
     output = deserialize_forward_backward_output(
-        wire.encode_forward_backward_output(logprobs, {"loss:sum": 4.5})
+        training_protobuf.encode_forward_backward_output(logprobs, {"loss:sum": 4.5})
     )
     assert output.metrics == {"loss:sum": 4.5}
     read = [datum["logprobs"] for datum in output.loss_fn_outputs]
@@ -184,13 +189,16 @@ def spanned(of_tokens, of_targets=()):
         model_input=[text([1, 2, 3])], model_input_spans=of_tokens, loss_fn_input_spans=of_targets
     )
     body = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum])
-    return wire.decode_forward_backward(body.SerializeToString()).data[0]
+    return training_protobuf.decode_forward_backward(body.SerializeToString()).data[0]
 
 
 def test_spans_say_where_runs_of_tokens_and_of_targets_come_from():
     datum = spanned([span("a:0", 1, offset=2, sampled=False), span("b:1", 2)], [span("c:0", 3)])
-    assert datum.spans == (wire.Span("a:0", False, 2, 1), wire.Span("b:1", True, 0, 2))
-    assert datum.target_spans == (wire.Span("c:0", True, 0, 3),)
+    assert datum.spans == (
+        training_protobuf.Span("a:0", False, 2, 1),
+        training_protobuf.Span("b:1", True, 0, 2),
+    )
+    assert datum.target_spans == (training_protobuf.Span("c:0", True, 0, 3),)
     assert datum.span_problem is None
     assert decode_datum().spans == decode_datum().target_spans == ()
 
@@ -209,10 +217,10 @@ def test_spans_that_do_not_tile_the_tokens_count_as_none(name, lengths, covered)
 
 def test_the_sparse_tensors_of_a_request_are_bounded_together():
     """A few bytes could stand for any number of zeros."""
-    large = csr([], [0] * 4097, [], [4096, wire.MAX_ELEMENTS // 4096 // 2])
+    large = csr([], [0] * 4097, [], [4096, training_protobuf.MAX_ELEMENTS // 4096 // 2])
     datum = sdk.Datum(model_input=[text([1])], loss_fn_inputs={"weights": large})
     body = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum] * 3)
-    first, second, third = wire.decode_forward_backward(body.SerializeToString()).data
+    first, second, third = training_protobuf.decode_forward_backward(body.SerializeToString()).data
     assert first.problem is second.problem is None
     assert third.problem is not None
     assert "send fewer datums at once" in third.problem

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from spmd_tx.coordinator import tinker_pb2 as pb
-from spmd_tx.coordinator.wire_scan import FEW_BYTES, MOST_FIELDS, check_fields
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
+from spmd_tx.coordinator.wire.protobuf_scan import FEW_BYTES, MOST_FIELDS, check_fields
 from spmd_tx.errors import InvalidRequest
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import tinker_pb2, training_schemas
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
@@ -23,7 +22,6 @@ from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.program_orders import ProgramOrders
-from spmd_tx.coordinator.request_limits import Limits
 from spmd_tx.coordinator.request_records import Executed, Failed, Finished, History, Losses, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
@@ -31,6 +29,9 @@ from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.versions import open_versions
+from spmd_tx.coordinator.wire import tinker_pb2
+from spmd_tx.coordinator.wire import training as training_schemas
+from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.custom_loss import Definition, LossInput, WireGraph, WireNode
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.memory_plan import MemoryPlan

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.fuzz.calls import API, BASE_MODEL, JSON, PROTOBUF
 
 SECONDS = 300  # for one answer, with all restarts in between

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.custom_loss.recorded import recorded
 from tests.fuzz.calls import API, BASE_MODEL, PROTOBUF, Call, Names, pick
 from tests.fuzz.oddities import Oddities, as_json

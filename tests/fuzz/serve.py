@@ -11,8 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import generations, lines, server, wire
+from spmd_tx.coordinator import generations, lines, server
 from spmd_tx.coordinator.runtime import event_loop
+from spmd_tx.coordinator.wire import training_protobuf
 
 RARE = 4096
 MUTANTS = "raises", "exits", "hangs"
@@ -20,7 +21,7 @@ WORKER = str(Path(__file__).with_name("replay_worker.py"))
 
 
 def _mutate(mutant: str) -> None:
-    read_tensor = wire._tensor
+    read_tensor = training_protobuf._tensor
 
     def mutated(name, tensor):
         if RARE in tensor.shape:
@@ -32,7 +33,7 @@ def _mutate(mutant: str) -> None:
                 pass
         return read_tensor(name, tensor)
 
-    wire._tensor = mutated
+    training_protobuf._tensor = mutated
 
 
 if __name__ == "__main__":

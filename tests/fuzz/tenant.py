@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.fuzz.calls import API, BASE_MODEL, JSON, PROTOBUF
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"  # the last by a future of category user

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.fuzz.alice import Alice, Note, differences
 from tests.fuzz.calls import BASE_MODEL, OPENAI
 from tests.fuzz.conftest import DATABASES, ROUNDS, new_database

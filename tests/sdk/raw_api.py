@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 from tinker import types
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 
 PROTOBUF = "application/x-protobuf"
 SECONDS = 60

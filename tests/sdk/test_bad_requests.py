@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.sdk.examples import CONTEXT, batch, random_tokens
 from tests.sdk.raw_api import PROTOBUF
 

@@ -10,7 +10,7 @@ import tinker
 from safetensors import safe_open
 
 from spmd_tx.coordinator.checkpoint_files import MANIFEST
-from spmd_tx.coordinator.checkpoint_paths import parse
+from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from tests.sdk.conftest import SPEC
 from tests.sdk.examples import (
     SECONDS,

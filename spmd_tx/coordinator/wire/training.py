@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from spmd_tx.coordinator.user_metadata import WithMetadata
-from spmd_tx.coordinator.wire_fields import Number, TrainingNumber
+from spmd_tx.coordinator.wire.fields import Number, TrainingNumber
+from spmd_tx.coordinator.wire.metadata import WithMetadata
+from spmd_tx.custom_loss import LossInput, WireGraph
 
 
 class AdamParams(msgspec.Struct, frozen=True):
@@ -120,3 +121,15 @@ class LoadWeightsResult(msgspec.Struct, frozen=True, tag="load_weights"):
 class SaveWeightsForSamplerResult(msgspec.Struct, frozen=True, tag="save_weights_for_sampler"):
     path: str | None = None
     sampling_session_id: str | None = None
+
+
+class CreateCustomLossRequest(msgspec.Struct, frozen=True):
+    session_id: str
+    custom_loss_seq_id: Number
+    name: str
+    inputs: list[LossInput]  # logprobs first
+    graph: WireGraph
+
+
+class CreateCustomLossResult(msgspec.Struct, frozen=True, tag="create_custom_loss"):
+    loss_id: str

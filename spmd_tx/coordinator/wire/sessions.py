@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from spmd_tx.coordinator.moments import Moment
-from spmd_tx.coordinator.user_metadata import WithMetadata
-from spmd_tx.coordinator.wire_fields import Label, Text
+from spmd_tx.coordinator.wire.fields import Label, Text
+from spmd_tx.coordinator.wire.metadata import WithMetadata
+from spmd_tx.coordinator.wire.moments import Moment
 
 FinishType = Literal["success", "errored", "interrupted"]
 

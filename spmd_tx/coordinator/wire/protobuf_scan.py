@@ -4,7 +4,7 @@ Two bytes are a message, for which the parser takes sixty, and a body may unpack
 has far more fields than any batch is refused while it is still bytes. Pure.
 """
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.errors import InvalidRequest
 
 FEW_BYTES = 1 << 20  # that can do no harm: they are parsed within 50 ms, and take 30 MiB

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from spmd_tx.coordinator.wire_fields import Number, TensorData
+from spmd_tx.coordinator.wire.fields import Number, TensorData
 
 
 class ModelInputChunk(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from spmd_tx.coordinator.wire_fields import Number, Text
+from spmd_tx.coordinator.wire.fields import Number, Text
 
 SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK's numbering: which copy of a sampling client has sent a request
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from spmd_tx.coordinator.wire_fields import Label, Number, TrainingNumber
+from spmd_tx.coordinator.wire.fields import Label, Number, TrainingNumber
 
 
 class SaveWeightsExternalRequest(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from spmd_tx.coordinator import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.errors import InvalidRequest
 
 PROTOBUF = "application/x-protobuf"

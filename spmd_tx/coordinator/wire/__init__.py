@@ -1,0 +1,1 @@
+"""The formats that clients send and read, by subject: JSON structs and protobuf, no behaviour."""
