@@ -14,7 +14,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir
 
 if TYPE_CHECKING:
-    from spmd_tx.coordinator.tables import ApiKey
+    from spmd_tx.coordinator.storage.tables import ApiKey
 
 DAY, HOUR = 24 * 3600.0, 3600.0  # seconds
 

@@ -14,8 +14,8 @@ from spmd_tx.errors import DamagedBody, StartError
 from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir
 
 if TYPE_CHECKING:
-    from spmd_tx.coordinator.database import Database
     from spmd_tx.coordinator.request_overview import Overview
+    from spmd_tx.coordinator.storage.database import Database
 
 Result = TypeVar("Result")
 
@@ -230,7 +230,7 @@ def _print_table(found: "list[Overview]") -> None:
 
 
 def _beside(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Result]]) -> Result:
-    from spmd_tx.coordinator.database import beside
+    from spmd_tx.coordinator.storage.database import beside
 
     if database_url is None and not data_dir.is_dir():
         raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx.coordinator.database import open_database
+from spmd_tx.coordinator.storage.database import open_database
 
 
 async def migrate(database_url: str | None, data_dir: Path) -> None:

@@ -14,7 +14,7 @@ from spmd_tx.coordinator.dependencies import Accessible, Service, Services, take
 from spmd_tx.coordinator.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.request_records import Kind
 from spmd_tx.coordinator.route_marks import READS
-from spmd_tx.coordinator.tables import Model
+from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire import limits
 from spmd_tx.coordinator.wire.checkpoints import TrainingRun, TrainingRunsResponse
 from spmd_tx.coordinator.wire.futures import FutureResponse

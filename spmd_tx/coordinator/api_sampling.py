@@ -10,7 +10,7 @@ from spmd_tx.coordinator.api_models import check_base_model
 from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.route_marks import PROMPTS
-from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
 from spmd_tx.coordinator.wire.futures import (
     FutureResponse,

@@ -12,7 +12,7 @@ from spmd_tx.coordinator.bodies import read_forward_backward, read_json, read_lo
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.request_records import Failed, Kind
 from spmd_tx.coordinator.route_marks import BATCH
-from spmd_tx.coordinator.tables import Model
+from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire.futures import FutureResponse
 from spmd_tx.coordinator.wire.training import OptimStepRequest
 from spmd_tx.errors import InvalidRequest

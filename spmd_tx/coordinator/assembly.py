@@ -24,7 +24,6 @@ from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
-from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.dispatcher import Workers
@@ -58,7 +57,8 @@ from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
-from spmd_tx.coordinator.storage import Storage
+from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots

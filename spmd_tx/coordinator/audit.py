@@ -8,9 +8,9 @@ from sqlalchemy import delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.callers import Caller
-from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.tables import AuditRow, Session
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.tables import AuditRow, Session
 
 OPERATOR = Caller("operator", "admin")  # whoever runs spmd-tx on the server's host
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from spmd_tx.coordinator.folder_manifest import MANIFEST, is_intact
+from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.errors import StartError
 
 DATABASE = "spmd_tx.db"

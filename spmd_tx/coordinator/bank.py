@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spmd_tx.coordinator.folder_manifest import folder_name
+from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand, LoadSampler, PageOut
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, true
 from sqlalchemy.orm import InstrumentedAttribute
 
-from spmd_tx.coordinator.tables import LOCAL_OWNER, Role
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Role
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_files import MANIFEST, Manifest
-from spmd_tx.coordinator.disk_use import size_of
+from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.errors import InvalidRequest
 

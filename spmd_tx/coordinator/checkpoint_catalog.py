@@ -16,9 +16,9 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator import checkpoint_files, folder_links
 from spmd_tx.coordinator.checkpoint_files import Manifest
 from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore, OpenCheckpoint
-from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.storage import Storage
-from spmd_tx.coordinator.tables import LOCAL_OWNER, Checkpoint, Model, Session
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, Session
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound

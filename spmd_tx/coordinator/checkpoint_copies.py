@@ -17,7 +17,7 @@ from spmd_tx.coordinator.checkpoint_files import Manifest
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.tables import Model, Session
+from spmd_tx.coordinator.storage.tables import Model, Session
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import CopyWeightsRequest

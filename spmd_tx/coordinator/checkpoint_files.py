@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from spmd_tx.coordinator.folder_manifest import digest
-from spmd_tx.coordinator.tables import LOCAL_OWNER
+from spmd_tx.coordinator.storage.folders import digest
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
 from spmd_tx.errors import InvalidRequest

@@ -13,10 +13,10 @@ from sqlalchemy import select
 
 from spmd_tx import custom_loss
 from spmd_tx.coordinator import request_log
-from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.request_records import Finished, Request
 from spmd_tx.coordinator.runtime.byte_lru import Recent
-from spmd_tx.coordinator.tables import LOCAL_OWNER, Session
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
 from spmd_tx.coordinator.wire.training import CreateCustomLossResult
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.custom_loss import CustomLoss

@@ -12,7 +12,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.model_line import ModelLine, Restoration, WaitingLines
-from spmd_tx.coordinator.patience import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.request_failures import failed_by
@@ -30,6 +29,7 @@ from spmd_tx.coordinator.sample_gate import SampleGate
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.storage.outages import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.coordinator.unfinished import Unfinished

@@ -2,9 +2,9 @@
 
 from sqlalchemy import update
 
-from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.patience import patiently
-from spmd_tx.coordinator.tables import ServerState
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.outages import patiently
+from spmd_tx.coordinator.storage.tables import ServerState
 
 
 async def next_generation(database: Database) -> int:

@@ -5,9 +5,9 @@ import logging
 from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator import request_overview
-from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.patience import OUTAGES
 from spmd_tx.coordinator.runtime.containment import contained
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.outages import OUTAGES
 
 logger = logging.getLogger(__name__)
 

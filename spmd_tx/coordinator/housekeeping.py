@@ -4,12 +4,13 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from spmd_tx.coordinator import disk_use, stored_checkpoints
+from spmd_tx.coordinator import stored_checkpoints
 from spmd_tx.coordinator.dependencies import Services
-from spmd_tx.coordinator.patience import OUTAGES
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.runtime.metrics import DISK_BYTES, UNFINISHED_REQUESTS
+from spmd_tx.coordinator.storage import disk
+from spmd_tx.coordinator.storage.outages import OUTAGES
 
 logger = logging.getLogger(__name__)
 
@@ -60,5 +61,5 @@ async def tidy(services: Services, ahead: float = 0.0) -> None:
 
 
 async def measure(services: Services) -> None:
-    for kind, size in (await asyncio.to_thread(disk_use.by_kind, services.config.data_dir)).items():
+    for kind, size in (await asyncio.to_thread(disk.by_kind, services.config.data_dir)).items():
         DISK_BYTES.labels(kind).set(size)

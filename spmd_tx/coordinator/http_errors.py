@@ -14,8 +14,8 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandlersMap
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator.patience import is_outage
 from spmd_tx.coordinator.runtime import containment
+from spmd_tx.coordinator.storage.outages import is_outage
 from spmd_tx.coordinator.wire.stored_text import storable
 from spmd_tx.errors import (
     Abandoned,

@@ -7,7 +7,7 @@ that should depend on a number that a client has made up.
 from collections import OrderedDict
 
 from spmd_tx.coordinator import request_log
-from spmd_tx.coordinator.database import Database
+from spmd_tx.coordinator.storage.database import Database
 
 MOST_LINES = 100_000  # whose highest numbers are held in memory; of others they are read again
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import zstandard
 
-from spmd_tx.coordinator import server_lock
 from spmd_tx.coordinator.request_records import Kept, Place
+from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError
 
@@ -75,7 +75,7 @@ class PayloadFiles:
         self._directory = directory
         try:
             make_folder(directory)
-            self._lock = server_lock.take(directory / "lock", f"the folder {directory}", "--data-dir")
+            self._lock = lock_file.take(directory / "lock", f"the folder {directory}", "--data-dir")
             for unfinished in directory.glob("*.tmp"):
                 unfinished.unlink()
         except OSError as error:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spmd_tx.coordinator import request_losses
-from spmd_tx.coordinator.database import Database
 from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.runtime.at_work import AtWork
+from spmd_tx.coordinator.storage.database import Database
 
 logger = logging.getLogger(__name__)
 

@@ -16,15 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import audit, retention, stored_checkpoints, trace_export, usage
-from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.disk_use import size_of
-from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.coordinator.retention import Ages
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
 from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY, folder_of
 from spmd_tx.coordinator.stability import KEPT_SECONDS
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.disk import size_of
+from spmd_tx.coordinator.storage.folders import folder_name
 
 logger = logging.getLogger(__name__)
 

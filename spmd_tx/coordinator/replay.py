@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from spmd_tx.coordinator.model_line import ModelLine
-from spmd_tx.coordinator.patience import patiently
 from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_records import Request
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import report
+from spmd_tx.coordinator.storage.outages import patiently
 from spmd_tx.coordinator.training import WITHOUT_EFFECT, Training
 from spmd_tx.coordinator.training_outcomes import Begun
 from spmd_tx.errors import CompileFailed, DamagedBody, MeshError, RequestError

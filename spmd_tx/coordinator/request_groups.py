@@ -7,8 +7,6 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from spmd_tx.coordinator import accounting, request_log
-from spmd_tx.coordinator.database import Aside, Database
-from spmd_tx.coordinator.patience import OUTAGES
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.request_records import (
     Finished,
@@ -23,6 +21,8 @@ from spmd_tx.coordinator.request_records import (
 )
 from spmd_tx.coordinator.request_times import RequestTimes
 from spmd_tx.coordinator.sample_notes import NoteWriter
+from spmd_tx.coordinator.storage.database import Aside, Database
+from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.submissions import Submission, first_of_each_key, known_as
 
 

@@ -7,7 +7,6 @@ from typing import Literal, cast
 from sqlalchemy import Table, func, or_, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import bulk_rows
 from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
 from spmd_tx.coordinator.request_records import (
     CHANGES_STATE,
@@ -24,7 +23,8 @@ from spmd_tx.coordinator.request_records import (
     Settled,
 )
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.tables import RequestRow
+from spmd_tx.coordinator.storage import bulk_rows
+from spmd_tx.coordinator.storage.tables import RequestRow
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000

@@ -6,7 +6,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.request_records import Losses
-from spmd_tx.coordinator.tables import RequestRow
+from spmd_tx.coordinator.storage.tables import RequestRow
 
 
 async def count_losses(

@@ -13,8 +13,6 @@ from sqlalchemy import Executable
 from spmd_tx.coordinator import request_log, request_losses
 from spmd_tx.coordinator.backlog import Backlog
 from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
-from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.patience import is_outage, until
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_groups import Ending, Group, GroupWriter
@@ -24,7 +22,9 @@ from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.byte_lru import Recent
 from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.sample_notes import NoteWriter
-from spmd_tx.coordinator.storage import Storage
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.outages import is_outage, until
 from spmd_tx.coordinator.submissions import Submission, answer, refuse
 from spmd_tx.errors import Abandoned, DamagedBody, Unavailable
 

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator.snapshots import KEPT, counts
-from spmd_tx.coordinator.tables import Model, PastRequest, RequestRow, Sampler, Session, SnapshotRow
+from spmd_tx.coordinator.storage.tables import Model, PastRequest, RequestRow, Sampler, Session, SnapshotRow
 
 TRACES_KEPT_SECONDS = 30 * 24 * 3600.0  # of requests; a short row of each
 SAMPLERS_KEPT_SECONDS = 30 * 24 * 3600.0  # rows only, for listings; after the end of their session

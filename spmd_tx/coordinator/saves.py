@@ -15,7 +15,7 @@ from spmd_tx.coordinator.checkpoint_files import Manifest
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
 from spmd_tx.coordinator.json_bodies import json_result
 from spmd_tx.coordinator.request_records import Failed, Outcome, Request
-from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after
 from spmd_tx.coordinator.versions import Versions

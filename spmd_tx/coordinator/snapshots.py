@@ -20,10 +20,10 @@ import msgspec
 from sqlalchemy import ColumnElement, delete, exists, insert, select
 from sqlalchemy.orm import aliased
 
-from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.folder_manifest import folder_name, is_intact, write_manifest
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.coordinator.tables import RequestRow, SnapshotRow
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.folders import folder_name, is_intact, write_manifest
+from spmd_tx.coordinator.storage.tables import RequestRow, SnapshotRow
 from spmd_tx.durable_files import put_in_place, unique_beside
 from spmd_tx.protocol import AdapterSpec
 from spmd_tx.reports import Written

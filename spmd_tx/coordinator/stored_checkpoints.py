@@ -6,7 +6,7 @@ Follows the rows of checkpoints, whoever changes them; exact to the time between
 from sqlalchemy import and_, delete, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.tables import Checkpoint, Model, StoredCheckpoint
+from spmd_tx.coordinator.storage.tables import Checkpoint, Model, StoredCheckpoint
 from spmd_tx.coordinator.usage import KEPT_SECONDS
 
 _SAME = and_(

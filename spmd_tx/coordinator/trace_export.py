@@ -8,12 +8,12 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from spmd_tx.coordinator.database import Database
-from spmd_tx.coordinator.folder_manifest import folder_name
-from spmd_tx.coordinator.patience import OUTAGES
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.containment import report
-from spmd_tx.coordinator.tables import PastRequest, RequestRow, Session
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.folders import folder_name
+from spmd_tx.coordinator.storage.outages import OUTAGES
+from spmd_tx.coordinator.storage.tables import PastRequest, RequestRow, Session
 from spmd_tx.coordinator.trace_events import TracedRequest, write
 from spmd_tx.errors import NotFound
 

@@ -15,9 +15,9 @@ import msgspec
 from spmd_tx.coordinator import folder_links
 from spmd_tx.coordinator.bank import BASE_MODEL, Placement, VersionBank, VersionKey
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
-from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.coordinator.inflight import FROM_DISK, InflightVersions
-from spmd_tx.coordinator.tables import Sampler
+from spmd_tx.coordinator.storage.folders import folder_name
+from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest

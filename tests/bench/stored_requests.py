@@ -5,8 +5,8 @@ from pathlib import Path
 
 from sqlalchemy import insert, select
 
-from spmd_tx.coordinator.database import open_beside, open_database
-from spmd_tx.coordinator.tables import Model, RequestRow, Sampler, Session
+from spmd_tx.coordinator.storage.database import open_beside, open_database
+from spmd_tx.coordinator.storage.tables import Model, RequestRow, Sampler, Session
 
 REQUESTS_PER_SESSION = 1000
 ROWS_AT_ONCE = 20_000

@@ -21,7 +21,6 @@ from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.database import Database, open_database
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.keyring import open_keyring
@@ -33,8 +32,9 @@ from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
 from spmd_tx.coordinator.signed_urls import open_signed_urls
-from spmd_tx.coordinator.storage import Storage
-from spmd_tx.coordinator.tables import Base
+from spmd_tx.coordinator.storage.database import Database, open_database
+from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from tests.coordinator.fake_scheduler import FakeScheduler

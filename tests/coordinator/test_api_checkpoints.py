@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import update
 
-from spmd_tx.coordinator.tables import Checkpoint
+from spmd_tx.coordinator.storage.tables import Checkpoint
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 

@@ -7,7 +7,7 @@ from spmd_tx.coordinator import retention
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.retention import Ages
 from spmd_tx.coordinator.scheduler import Scheduler
-from spmd_tx.coordinator.tables import LOCAL_OWNER, Session
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
 from spmd_tx.errors import InvalidRequest
 from tests.custom_loss.recorded import recorded
 

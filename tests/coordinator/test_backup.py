@@ -6,10 +6,10 @@ from contextlib import closing
 import pytest
 
 from spmd_tx.coordinator.backup import back_up
-from spmd_tx.coordinator.database import open_database
-from spmd_tx.coordinator.folder_manifest import folder_name
 from spmd_tx.coordinator.request_records import Finished
 from spmd_tx.coordinator.snapshots import Snapshots
+from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.errors import StartError
 from spmd_tx.protocol import AdapterSpec
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.coordinator.bank import BASE_MODEL, VersionBank
-from spmd_tx.coordinator.folder_manifest import folder_name
+from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.protocol import AdapterSpec, LoadSampler, PageOut
 
 ADAPTER = AdapterSpec(rank=4)

@@ -3,9 +3,10 @@ from typing import cast
 import pytest
 from sqlalchemy import Table, event, select
 
-from spmd_tx.coordinator import bulk_rows, request_records
-from spmd_tx.coordinator.database import open_database
-from spmd_tx.coordinator.tables import RequestRow
+from spmd_tx.coordinator import request_records
+from spmd_tx.coordinator.storage import bulk_rows
+from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.storage.tables import RequestRow
 from tests.coordinator.conftest import run_queue
 
 MANY = bulk_rows.ROWS_AT_ONCE + 1

@@ -3,7 +3,7 @@ from sqlalchemy import insert
 
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.tables import Model
+from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 

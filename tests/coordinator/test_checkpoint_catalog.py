@@ -9,8 +9,8 @@ import pytest
 from spmd_tx import durable_files
 from spmd_tx.coordinator import checkpoint_catalog, checkpoint_files, folder_links
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
-from spmd_tx.coordinator.patience import is_outage
-from spmd_tx.coordinator.storage import Storage
+from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.outages import is_outage
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound

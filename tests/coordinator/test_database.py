@@ -10,10 +10,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator import database as database_module
-from spmd_tx.coordinator import sqlite
-from spmd_tx.coordinator.database import open_beside, open_database
-from spmd_tx.coordinator.tables import Base
+from spmd_tx.coordinator.storage import database as database_module
+from spmd_tx.coordinator.storage import sqlite
+from spmd_tx.coordinator.storage.database import open_beside, open_database
+from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, StartError
 from tests.disks import fill, make_read_only
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from spmd_tx.coordinator.folder_manifest import FORMAT, MANIFEST, is_intact, write_manifest
+from spmd_tx.coordinator.storage.folders import FORMAT, MANIFEST, is_intact, write_manifest
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator import garbage
-from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaped
+from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError
 
 LIMITS = Limits(results=0.0, versions=0.0, audit=0.0, compilation_cache=0)

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator import request_overview
-from spmd_tx.coordinator.database import beside
 from spmd_tx.coordinator.given_up import OperatorsWishes
 from spmd_tx.coordinator.request_records import Failed, Finished
-from spmd_tx.coordinator.tables import AuditRow, RequestRow, Session
+from spmd_tx.coordinator.storage.database import beside
+from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
 from spmd_tx.protocol import CreateAdapter, ForwardBackward, OptimStep
 from tests.coordinator.test_recovery import next_generation
 from tests.coordinator.test_scheduler import sample

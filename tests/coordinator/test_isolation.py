@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import update
 
-from spmd_tx.coordinator.tables import ApiKey, Checkpoint
+from spmd_tx.coordinator.storage.tables import ApiKey, Checkpoint
 from tests.coordinator.routes import (
     BASE_MODEL,
     LISTINGS,

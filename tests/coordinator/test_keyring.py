@@ -13,7 +13,7 @@ from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.keys import Wish
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.signed_urls import SignedUrls
-from spmd_tx.coordinator.tables import ApiKey, ServerState
+from spmd_tx.coordinator.storage.tables import ApiKey, ServerState
 from spmd_tx.errors import Forbidden, Unauthorized
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from spmd_tx.coordinator import keys
 from spmd_tx.coordinator.callers import KeyLimits
-from spmd_tx.coordinator.database import open_beside, open_database
 from spmd_tx.coordinator.keys import Wish
+from spmd_tx.coordinator.storage.database import open_beside, open_database
 from spmd_tx.errors import StartError
 
 DAY = 24 * 3600.0

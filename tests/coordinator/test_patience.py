@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from spmd_tx.coordinator import patience
-from spmd_tx.coordinator.patience import patiently
+from spmd_tx.coordinator.storage import outages
+from spmd_tx.coordinator.storage.outages import patiently
 from spmd_tx.errors import MeshError
 
 OUTAGES = [
@@ -20,7 +20,7 @@ OUTAGES = [
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(patience, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(outages, "RETRY_SECONDS", 0.0)
 
 
 def failing(*errors):

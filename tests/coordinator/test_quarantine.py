@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from spmd_tx import tiny_model
-from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.quarantine import Quarantine, open_quarantine
 from spmd_tx.coordinator.request_records import Failed, Finished
 from spmd_tx.coordinator.runtime import threads
 from spmd_tx.coordinator.runtime.at_work import SLOTS, AtWork
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
+from spmd_tx.coordinator.storage.database import open_database
 from tests.coordinator import serve_with_poison
 from tests.coordinator.conftest import run_queue
 from tests.coordinator.test_recovery import next_generation

@@ -7,14 +7,14 @@ import pytest
 from sqlalchemy import func, insert, select, update
 
 from spmd_tx.coordinator import payloads, retention
-from spmd_tx.coordinator.disk_use import by_kind
-from spmd_tx.coordinator.folder_manifest import folder_name, write_manifest
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaper
 from spmd_tx.coordinator.request_records import Failed, Finished
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.snapshots import Snapshots
-from spmd_tx.coordinator.tables import (
+from spmd_tx.coordinator.storage.disk import by_kind
+from spmd_tx.coordinator.storage.folders import folder_name, write_manifest
+from spmd_tx.coordinator.storage.tables import (
     AuditRow,
     Base,
     Model,

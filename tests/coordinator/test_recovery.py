@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator import scheduler
-from spmd_tx.coordinator.folder_manifest import MANIFEST, is_intact
+from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol import (
@@ -144,7 +144,7 @@ async def test_a_request_that_cannot_be_read_again_costs_its_model_only(bench, c
 
 
 async def test_a_load_that_is_run_again_waits_for_a_store_that_does_not_answer(bench, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.patience.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("spmd_tx.coordinator.storage.outages.RETRY_SECONDS", 0.0)
     bench.create(A, seed=7)
     path = (await bench.result(bench.save(A, 1, "x")))["path"]
     bench.create(B, seed=8)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from sqlalchemy import insert
 
 from spmd_tx.coordinator.request_records import Failed, Outcome
-from spmd_tx.coordinator.tables import Model
+from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from tests.coordinator.recovery_bench import Coordinator, lost
 from tests.coordinator.recovery_oracle import RANK, Asked, Client

@@ -13,7 +13,7 @@ from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
 from spmd_tx.coordinator.checkpoint_files import MANIFEST
 from spmd_tx.coordinator.remote_checkpoints import open_remote_store
 from spmd_tx.coordinator.remote_files import OWNER, RemoteFiles
-from spmd_tx.coordinator.tables import Checkpoint
+from spmd_tx.coordinator.storage.tables import Checkpoint
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound, StartError
 from tests.coordinator.test_checkpoint_catalog import ADAPTER, PATH, save

@@ -6,7 +6,7 @@ from sqlalchemy import insert, select
 from spmd_tx.coordinator import request_queue
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.request_records import Failed, Finished
-from spmd_tx.coordinator.tables import RequestRow, Sampler
+from spmd_tx.coordinator.storage.tables import RequestRow, Sampler
 from spmd_tx.errors import Abandoned, InvalidRequest, NotFound, StartError
 
 RESULT = Finished("application/json", b'{"metrics": {}}')

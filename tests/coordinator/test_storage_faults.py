@@ -10,13 +10,14 @@ import zstandard
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator import housekeeping, request_log, storage
-from spmd_tx.coordinator.database import open_database
+from spmd_tx.coordinator import housekeeping, request_log
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.request_records import Failed, Finished
-from spmd_tx.coordinator.storage import Storage
-from spmd_tx.coordinator.tables import RequestRow
+from spmd_tx.coordinator.storage import disk
+from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.tables import RequestRow
 from spmd_tx.errors import Abandoned, DamagedBody, StartError, Unavailable
 from tests.disks import fill, make_read_only
 
@@ -25,8 +26,8 @@ RESULT = Finished("application/json", b"x" * 50_000)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(storage, "SHORTEST_PAUSE", 0.05)
+    monkeypatch.setattr(disk, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(disk, "SHORTEST_PAUSE", 0.05)
 
 
 async def submit(queue, seq_id=1, payload=b"{}"):
@@ -45,14 +46,14 @@ async def submit_until_it_is_stored(queue, **request):
 @asynccontextmanager
 async def queue_on(database_url, data_dir, storage=None):
     database = await open_database(database_url, data_dir)
-    async with queue_on_database(database, data_dir, storage) as queue:
+    async with queue_on_database(database, data_dir, disk) as queue:
         yield queue
     await database.close()
 
 
 @asynccontextmanager
 async def queue_on_database(database, data_dir, storage=None):
-    queue = await open_queue(database, data_dir, storage)
+    queue = await open_queue(database, data_dir, disk)
     writer = asyncio.create_task(queue.run())
     yield queue
     writer.cancel()
@@ -261,7 +262,7 @@ async def refuse(work):
 
 
 async def test_routes_answer_503_while_the_database_is_gone(api, model_id, services, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.patience.READ_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr("spmd_tx.coordinator.storage.outages.READ_AGAIN_SECONDS", 60.0)
 
     @asynccontextmanager
     async def gone():
@@ -326,12 +327,12 @@ async def test_a_nul_that_reaches_the_log_costs_nobody_else_anything(queue):
 
 
 async def test_a_request_that_cannot_be_written_down_is_no_outage(database, tmp_path):
-    storage = Storage(tmp_path)
-    async with queue_on_database(database, tmp_path, storage) as queue:
+    disk = Storage(tmp_path)
+    async with queue_on_database(database, tmp_path, disk) as queue:
         for _ in range(3):
             with pytest.raises(Abandoned):
                 await submit(queue, seq_id=TOO_LARGE)
-            assert storage.problem is None
+            assert disk.problem is None
 
 
 @pytest.mark.parametrize("text", UNSTORABLE)

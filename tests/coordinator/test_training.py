@@ -329,7 +329,7 @@ async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
 
 
 async def test_a_save_waits_until_a_full_disk_has_room_again(bench, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.patience.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("spmd_tx.coordinator.storage.outages.RETRY_SECONDS", 0.0)
     complete, full = bench.checkpoints.complete, [OSError(28, "No space left on device")] * 3
 
     async def complete_when_there_is_room(*arguments):

@@ -8,9 +8,9 @@ from sqlalchemy import create_engine, text
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
-from spmd_tx.coordinator.database import MIGRATIONS, open_database
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.request_records import Finished
+from spmd_tx.coordinator.storage.database import MIGRATIONS, open_database
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 
 ROWS = """

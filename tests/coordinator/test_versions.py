@@ -5,7 +5,7 @@ import pytest
 
 from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.bank import BASE_MODEL
-from spmd_tx.coordinator.folder_manifest import folder_name
+from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import LoadSampler

@@ -17,7 +17,6 @@ from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.custom_losses import StoredLoss
-from spmd_tx.coordinator.database import open_database
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.packing import Grid
@@ -26,6 +25,7 @@ from spmd_tx.coordinator.request_records import Executed, Failed, Finished, Hist
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
+from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.versions import open_versions

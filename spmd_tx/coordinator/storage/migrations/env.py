@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from spmd_tx.coordinator.tables import Base
+from spmd_tx.coordinator.storage.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from spmd_tx.coordinator import server_lock
+from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.errors import DatabaseDamaged, StartError
 
 CHECK_SECONDS = 10.0  # of a large database, at least a part is checked
@@ -35,7 +35,7 @@ def take(file: Path) -> IO[str]:
     """
     lock = None
     try:
-        lock = server_lock.take(
+        lock = lock_file.take(
             file.with_name(f"{file.name}.lock"), f"the database {file}", "--data-dir or --database-url"
         )
         _check(file)

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from spmd_tx.coordinator import postgres, sqlite
+from spmd_tx.coordinator.storage import postgres, sqlite
 from spmd_tx.errors import DatabaseDamaged, DatabaseTaken, StartError
 
 _DRIVERS = {
