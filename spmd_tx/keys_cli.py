@@ -54,8 +54,8 @@ def create(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key and print it. It is shown this once: only its hash is kept."""
-    from spmd_tx.coordinator import keys as rows
-    from spmd_tx.coordinator.callers import KeyLimits
+    from spmd_tx.coordinator.tenancy import keys as rows
+    from spmd_tx.coordinator.tenancy.callers import KeyLimits
 
     limits = KeyLimits(adapters, queued_requests, queued_tokens, requests_per_second)
     wish = rows.Wish(owner, role, None if expires_days is None else expires_days * DAY, limits)
@@ -78,7 +78,7 @@ def list_keys(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Show all keys, also those that are not valid any more. The keys themselves cannot be shown."""
-    from spmd_tx.coordinator import keys as rows
+    from spmd_tx.coordinator.tenancy import keys as rows
 
     listed = _in_existing(data_dir, database_url, rows.listed)
     if as_json:
@@ -90,7 +90,7 @@ def list_keys(
 @keys.command()
 def revoke(id: KeyId, data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
     """End a key. What its owner has stays."""
-    from spmd_tx.coordinator import keys as rows
+    from spmd_tx.coordinator.tenancy import keys as rows
 
     show([_in_existing(data_dir, database_url, lambda db: rows.revoke(db, id))])
 
@@ -105,7 +105,7 @@ def rotate(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key with the owner, role and limits of another one, and print it; the other one ends."""
-    from spmd_tx.coordinator import keys as rows
+    from spmd_tx.coordinator.tenancy import keys as rows
 
     new = _in_existing(data_dir, database_url, lambda db: rows.rotate(db, id, overlap_hours * HOUR))
     show([new.row], is_error=True)
@@ -118,7 +118,7 @@ def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl 
 
     A server that runs lets nobody in from then on, and everyone from its next start.
     """
-    from spmd_tx.coordinator import keys_seen
+    from spmd_tx.coordinator.tenancy import keys_seen
 
     removed = _in_existing(data_dir, database_url, lambda db: keys_seen.forget(db, data_dir))
     typer.echo(f"removed {removed} keys; the next start of the server lets everyone in")
@@ -136,7 +136,7 @@ def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
 
 
 def _cells(row: "ApiKey") -> tuple[str, ...]:
-    from spmd_tx.coordinator.keys import problem
+    from spmd_tx.coordinator.tenancy.keys import problem
 
     return (
         row.id,
@@ -152,7 +152,7 @@ def _cells(row: "ApiKey") -> tuple[str, ...]:
 
 def _in_existing(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:
     """Unlike a key that is made before the first start, keys that are there have a directory."""
-    from spmd_tx.coordinator import keys as rows
+    from spmd_tx.coordinator.tenancy import keys as rows
 
     if database_url is None and not data_dir.is_dir():
         raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")

@@ -6,15 +6,15 @@ rule itself is Caller.sees.
 
 from dataclasses import dataclass, replace
 
-from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog, unknown
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_files import Manifest
 from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
-from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.request_log import not_kept
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Sampler, Session
+from spmd_tx.coordinator.tenancy.callers import Caller
+from spmd_tx.coordinator.tenancy.keyring import Keyring
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound, RequestError, Unauthorized

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator import audit, usage
 from spmd_tx.coordinator.request_records import Finished, Kind, Settled
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.tenancy import audit, usage
 
 AUDITED: dict[Kind, str] = {
     "save_weights": "checkpoint_saved",

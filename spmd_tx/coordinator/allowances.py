@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from sqlalchemy import exists, func, select
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Model, RequestRow, Session
+from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import InvalidRequest, TooManyRequests
 
 SECONDS_OF_BURST = 1.0  # so many seconds' worth of requests may come at once

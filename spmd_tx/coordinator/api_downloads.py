@@ -20,7 +20,7 @@ from litestar.status_codes import (
     HTTP_416_REQUESTED_RANGE_NOT_SATISFIABLE,
 )
 
-from spmd_tx.coordinator import audit, byte_ranges, download_content
+from spmd_tx.coordinator import byte_ranges, download_content
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
 from spmd_tx.coordinator.checkpoint_files import Manifest
@@ -29,6 +29,7 @@ from spmd_tx.coordinator.http_errors import error_response
 from spmd_tx.coordinator.public_address import base_url
 from spmd_tx.coordinator.route_marks import SIGNED
 from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS
+from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import ExternalWeightsUrlsResponse
 from spmd_tx.errors import InvalidRequest, NotFound

@@ -6,10 +6,10 @@ from typing import Literal
 from litestar import Controller, get
 from litestar.params import FromQuery
 
-from spmd_tx.coordinator import audit, stored_checkpoints, usage_report
 from spmd_tx.coordinator.dependencies import Accessible, Service
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import AuditRow
+from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage_report
 from spmd_tx.coordinator.wire.moments import Moment
 from spmd_tx.coordinator.wire.usage import AuditEntry, AuditResponse, StorageResponse, UsageResponse
 

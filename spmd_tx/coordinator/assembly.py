@@ -33,7 +33,6 @@ from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.given_up import OperatorsWishes
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.model_files import find_model, load_tokenizer
@@ -59,6 +58,7 @@ from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots

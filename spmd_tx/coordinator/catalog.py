@@ -11,12 +11,12 @@ from typing import TypeVar
 import msgspec
 from sqlalchemy import select, update
 
-from spmd_tx.coordinator import audit
-from spmd_tx.coordinator.audit import Deed
-from spmd_tx.coordinator.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Model, Sampler, Session
+from spmd_tx.coordinator.tenancy import audit
+from spmd_tx.coordinator.tenancy.audit import Deed
+from spmd_tx.coordinator.tenancy.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec

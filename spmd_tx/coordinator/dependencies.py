@@ -21,7 +21,6 @@ from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.keyring import Keyring
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
@@ -32,6 +31,7 @@ from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.tenancy.keyring import Keyring
 from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath

@@ -4,13 +4,13 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from spmd_tx.coordinator import stored_checkpoints
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.runtime.metrics import DISK_BYTES, UNFINISHED_REQUESTS
 from spmd_tx.coordinator.storage import disk
 from spmd_tx.coordinator.storage.outages import OUTAGES
+from spmd_tx.coordinator.tenancy import stored_checkpoints
 
 logger = logging.getLogger(__name__)
 

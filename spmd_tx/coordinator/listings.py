@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.callers import Caller, is_seen
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, RequestRow, Sampler, Session
+from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.wire import checkpoints as checkpoint_schemas
 from spmd_tx.coordinator.wire import sessions as session_schemas
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS

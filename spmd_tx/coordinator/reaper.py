@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import audit, retention, stored_checkpoints, trace_export, usage
+from spmd_tx.coordinator import retention, trace_export
 from spmd_tx.coordinator.retention import Ages
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
@@ -25,6 +25,7 @@ from spmd_tx.coordinator.stability import KEPT_SECONDS
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.storage.folders import folder_name
+from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol
 
 from spmd_tx.coordinator.request_times import RequestTimes, Stage
-from spmd_tx.coordinator.spent import NOTHING, Spent
+from spmd_tx.coordinator.tenancy.spent import NOTHING, Spent
 from spmd_tx.coordinator.wire.stored_text import storable
 
 

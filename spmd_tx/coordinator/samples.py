@@ -15,8 +15,8 @@ from spmd_tx.coordinator.prefix_cache import BlockKeys
 from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.request_records import Finished
 from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
-from spmd_tx.coordinator.spent import Spent
 from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import (
     NOTHING,

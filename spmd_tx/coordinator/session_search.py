@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from sqlalchemy import ColumnElement, and_, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.callers import Caller, is_seen
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.wire.moments import read_moment, write_moment
 from spmd_tx.coordinator.wire.sessions import (
     Active,

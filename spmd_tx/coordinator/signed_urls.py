@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from spmd_tx.coordinator.callers import Caller
+from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.durable_files import sync
 from spmd_tx.errors import Forbidden, StartError
 

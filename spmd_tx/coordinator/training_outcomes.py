@@ -11,7 +11,7 @@ from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.json_bodies import json_result
 from spmd_tx.coordinator.request_records import Failed, Finished, Outcome
 from spmd_tx.coordinator.runtime.threads import compute
-from spmd_tx.coordinator.spent import Spent
+from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF, encode_forward_backward_output
 from spmd_tx.reports import Reply

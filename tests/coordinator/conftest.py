@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import keys, payloads, request_queue
+from spmd_tx.coordinator import payloads, request_queue
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
@@ -23,7 +23,6 @@ from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.keyring import open_keyring
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
@@ -35,6 +34,8 @@ from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.storage.tables import Base
+from spmd_tx.coordinator.tenancy import keys
+from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from tests.coordinator.fake_scheduler import FakeScheduler

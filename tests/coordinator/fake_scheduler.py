@@ -12,7 +12,7 @@ from spmd_tx.coordinator.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.request_records import Failed, Finished, Outcome, Request
-from spmd_tx.coordinator.spent import Spent
+from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.wire import (
     checkpoint_paths,
     sampling,

@@ -6,7 +6,7 @@ import pytest
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.allowances import Allowances
-from spmd_tx.coordinator.callers import EVERYONE, Caller, KeyLimits
+from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.errors import TooManyRequests
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from spmd_tx.coordinator import keys
+from spmd_tx.coordinator.tenancy import keys
 from tests.coordinator.routes import BASE_MODEL
 
 

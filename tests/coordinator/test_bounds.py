@@ -11,9 +11,10 @@ import pytest
 import zstandard
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import body_guard, header_guard, keys
+from spmd_tx.coordinator import body_guard, header_guard
 from spmd_tx.coordinator.connections import Connections
 from spmd_tx.coordinator.http_server import HttpServer
+from spmd_tx.coordinator.tenancy import keys
 
 SECONDS = 30  # until a test gives up
 DEEP = 200_000

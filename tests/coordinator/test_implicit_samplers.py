@@ -1,9 +1,9 @@
 import pytest
 
 from spmd_tx.coordinator.access import Access
-from spmd_tx.coordinator.callers import EVERYONE, Caller
 from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller
 from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol import AdapterSpec

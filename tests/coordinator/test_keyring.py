@@ -6,14 +6,14 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from sqlalchemy import delete, update
 
-from spmd_tx.coordinator import keyring as keyring_module
-from spmd_tx.coordinator import keys, keys_seen
-from spmd_tx.coordinator.callers import EVERYONE, KeyLimits
-from spmd_tx.coordinator.keyring import open_keyring
-from spmd_tx.coordinator.keys import Wish
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage.tables import ApiKey, ServerState
+from spmd_tx.coordinator.tenancy import keyring as keyring_module
+from spmd_tx.coordinator.tenancy import keys, keys_seen
+from spmd_tx.coordinator.tenancy.callers import EVERYONE, KeyLimits
+from spmd_tx.coordinator.tenancy.keyring import open_keyring
+from spmd_tx.coordinator.tenancy.keys import Wish
 from spmd_tx.errors import Forbidden, Unauthorized
 
 

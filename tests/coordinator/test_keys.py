@@ -2,10 +2,10 @@ import time
 
 import pytest
 
-from spmd_tx.coordinator import keys
-from spmd_tx.coordinator.callers import KeyLimits
-from spmd_tx.coordinator.keys import Wish
 from spmd_tx.coordinator.storage.database import open_beside, open_database
+from spmd_tx.coordinator.tenancy import keys
+from spmd_tx.coordinator.tenancy.callers import KeyLimits
+from spmd_tx.coordinator.tenancy.keys import Wish
 from spmd_tx.errors import StartError
 
 DAY = 24 * 3600.0

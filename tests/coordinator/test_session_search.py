@@ -1,8 +1,8 @@
 import pytest
 
-from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.session_search import ROWS_AT_ONCE, search
 from spmd_tx.coordinator.storage.tables import Session
+from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire import sessions as schemas
 from spmd_tx.coordinator.wire.sessions import SessionSearchRequest
 

@@ -3,8 +3,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
-from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS, SignedUrls, open_signed_urls
+from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden
 
 PATH = "/api/v1/files/S:train:0/a file"

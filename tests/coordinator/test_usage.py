@@ -2,11 +2,11 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from spmd_tx.coordinator import usage
 from spmd_tx.coordinator.request_records import Failed, Finished
-from spmd_tx.coordinator.spent import Spent
 from spmd_tx.coordinator.storage.tables import AuditRow, Model, Sampler, Session, UsageRow
-from spmd_tx.coordinator.usage import HOUR_SECONDS, Item
+from spmd_tx.coordinator.tenancy import usage
+from spmd_tx.coordinator.tenancy.spent import Spent
+from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS, Item
 
 NOW = 1_800_000_000.0  # a full hour
 HOUR = int(NOW)

@@ -3,10 +3,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import delete, select, update
 
-from spmd_tx.coordinator import stored_checkpoints, usage_report
-from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.storage.tables import Checkpoint, StoredCheckpoint
-from spmd_tx.coordinator.usage_report import GIGABYTE, window
+from spmd_tx.coordinator.tenancy import stored_checkpoints, usage_report
+from spmd_tx.coordinator.tenancy.callers import Caller
+from spmd_tx.coordinator.tenancy.usage_report import GIGABYTE, window
 from spmd_tx.errors import InvalidRequest
 
 ALICE = Caller("alice", "user")

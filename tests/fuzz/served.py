@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import psutil
 
-from spmd_tx.coordinator import keys
-from spmd_tx.coordinator.keys import Wish
 from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.tenancy import keys
+from spmd_tx.coordinator.tenancy.keys import Wish
 from tests.sdk.server import COMMAND, share_compiled_programs
 
 HERE = Path(__file__).parent

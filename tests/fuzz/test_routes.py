@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from spmd_tx import tiny_model
-from spmd_tx.coordinator import keys
-from spmd_tx.coordinator.keys import Wish
 from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.tenancy import keys
+from spmd_tx.coordinator.tenancy.keys import Wish
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 

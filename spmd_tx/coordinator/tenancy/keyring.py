@@ -13,13 +13,13 @@ from typing import NoReturn
 
 from sqlalchemy import update
 
-from spmd_tx.coordinator import keys, keys_seen
-from spmd_tx.coordinator.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.runtime.metrics import KEYS_MISSING_SECONDS
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.storage.tables import ApiKey
+from spmd_tx.coordinator.tenancy import keys, keys_seen
+from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.errors import Forbidden, Unauthorized
 
 logger = logging.getLogger(__name__)

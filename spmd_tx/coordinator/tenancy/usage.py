@@ -7,9 +7,9 @@ from typing import NamedTuple, cast
 from sqlalchemy import Table, delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.spent import NOTHING, Spent
 from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.tables import Model, Sampler, Session, UsageRow
+from spmd_tx.coordinator.tenancy.spent import NOTHING, Spent
 from spmd_tx.coordinator.wire import checkpoint_paths
 
 HOUR_SECONDS = 3600

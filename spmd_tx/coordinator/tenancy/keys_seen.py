@@ -9,9 +9,9 @@ from pathlib import Path
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import audit
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import ApiKey, ServerState
+from spmd_tx.coordinator.tenancy import audit
 
 FILE = "keys_seen"  # in the data directory
 TEXT = "This server has had API keys. Without any it lets nobody in. See docs/keys.md.\n"

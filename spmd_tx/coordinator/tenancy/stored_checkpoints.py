@@ -7,7 +7,7 @@ from sqlalchemy import and_, delete, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, StoredCheckpoint
-from spmd_tx.coordinator.usage import KEPT_SECONDS
+from spmd_tx.coordinator.tenancy.usage import KEPT_SECONDS
 
 _SAME = and_(
     Checkpoint.run_id == StoredCheckpoint.run_id,

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.callers import Caller
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import AuditRow, Session
+from spmd_tx.coordinator.tenancy.callers import Caller
 
 OPERATOR = Caller("operator", "admin")  # whoever runs spmd-tx on the server's host
 

@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator import audit
-from spmd_tx.coordinator.callers import Caller, KeyLimits
 from spmd_tx.coordinator.storage.database import Database, beside
 from spmd_tx.coordinator.storage.tables import ApiKey, Role
+from spmd_tx.coordinator.tenancy import audit
+from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
 from spmd_tx.errors import StartError
 
 Result = TypeVar("Result")

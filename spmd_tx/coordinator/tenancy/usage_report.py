@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.callers import Caller, is_seen
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session, StoredCheckpoint, UsageRow
-from spmd_tx.coordinator.usage import HOUR_SECONDS
+from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
+from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS
 from spmd_tx.coordinator.wire.moments import read_moment
 from spmd_tx.coordinator.wire.sessions import as_texts
 from spmd_tx.coordinator.wire.usage import (
