@@ -93,8 +93,8 @@ def worker(
     Starts the worker when the server wants it, starts it again after a loss, and waits for a server that is
     restarted. Ends with exit code 0 when the server ends in order.
     """
-    from spmd_tx.coordinator import remote_agent
-    from spmd_tx.coordinator.agent import AgentOptions
+    from spmd_tx.coordinator.agent import main as remote_agent
+    from spmd_tx.coordinator.agent.agent import AgentOptions
 
     options = AgentOptions(
         coordinator=coordinator,

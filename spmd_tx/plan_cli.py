@@ -98,7 +98,7 @@ plan.__signature__ = signature()  # pyright: ignore[reportFunctionMemberAccess]
 
 def make(config: ServerConfig, devices: Devices) -> Planned:
     """Raises StartError if it does not fit."""
-    from spmd_tx.coordinator.model_files import find_config
+    from spmd_tx.coordinator.agent.base_model import find_config
     from spmd_tx.models.config import read_model_config
 
     directory = find_config(config.base_model)

@@ -9,8 +9,8 @@ import pytest
 from spmd_tx import cli, coordinator, options
 from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import remote_agent
-from spmd_tx.coordinator.agent import AgentOptions
+from spmd_tx.coordinator.agent import main
+from spmd_tx.coordinator.agent.agent import AgentOptions
 from spmd_tx.errors import StartError
 
 
@@ -254,7 +254,7 @@ def agents(monkeypatch):
         started.append(options)
         return 0
 
-    monkeypatch.setattr(remote_agent, "run", run)
+    monkeypatch.setattr(main, "run", run)
     return started
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.agent.base_model import find_model, fingerprint, load_tokenizer
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
@@ -35,8 +36,6 @@ from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
-from spmd_tx.coordinator.model_files import find_model, load_tokenizer
-from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.polls import Polls

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from spmd_tx.coordinator.supervisor import WorkerExit
+from spmd_tx.coordinator.agent.worker_process import WorkerExit
 from spmd_tx.reports import Failure
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs

@@ -13,7 +13,7 @@ import msgspec
 
 from spmd_tx import memory_plan, private_process
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
+from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
 from spmd_tx.coordinator.connections import open_connections
@@ -45,7 +45,9 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     Raises StartError when the configuration cannot work. ``worker`` is what Python runs as a worker.
     """
     log_to_stderr()
-    logging.getLogger("spmd_tx.coordinator.agent").setLevel(logging.WARNING)  # the roster tells the same
+    logging.getLogger("spmd_tx.coordinator.agent.agent").setLevel(
+        logging.WARNING
+    )  # the roster tells the same
     config = msgspec.structs.replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
     check_hosts(config, secret)

@@ -6,7 +6,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx import cli
-from spmd_tx.coordinator import remote_agent, server
+from spmd_tx.coordinator import server
+from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.payloads import PayloadFiles
@@ -29,6 +30,6 @@ def put_in_points() -> None:
 
 if __name__ == "__main__":
     put_in_points()
-    server.serve.__defaults__ = remote_agent.run.__defaults__ = ((WORKER,),)
+    server.serve.__defaults__ = main.run.__defaults__ = ((WORKER,),)
     sys.argv[0] = "spmd-tx"
     cli.main()

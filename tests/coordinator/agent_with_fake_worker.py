@@ -7,15 +7,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx.coordinator import remote_agent
-from spmd_tx.coordinator.agent import AgentOptions
+from spmd_tx.coordinator.agent import main
+from spmd_tx.coordinator.agent.agent import AgentOptions
 from spmd_tx.errors import StartError
 
 if __name__ == "__main__":
-    options = {"secret": remote_agent.shared_secret(None), **json.loads(sys.argv[1])}
+    options = {"secret": main.shared_secret(None), **json.loads(sys.argv[1])}
     worker = [str(Path(__file__).with_name("fake_worker.py"))]
     try:
-        sys.exit(asyncio.run(remote_agent.run(AgentOptions(**options), worker)))
+        sys.exit(asyncio.run(main.run(AgentOptions(**options), worker)))
     except StartError as error:
         print(f"spmd-tx: {error}", file=sys.stderr)
         sys.exit(2)

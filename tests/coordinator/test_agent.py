@@ -5,7 +5,8 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from spmd_tx.coordinator import agent, agent_roster, generations
+from spmd_tx.coordinator import agent_roster, generations
+from spmd_tx.coordinator.agent import agent
 from spmd_tx.coordinator.preflight import free_port
 from spmd_tx.errors import StartError, WorkerLost
 from tests.coordinator import fake_worker

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from spmd_tx.coordinator.model_fingerprint import check_same, fingerprint
+from spmd_tx.coordinator.agent.base_model import check_same, fingerprint
 from spmd_tx.errors import StartError
 from tests.coordinator.worker_group import write_model
 

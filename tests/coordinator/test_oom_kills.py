@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx.coordinator.oom_kills import OomKills, find_counters
+from spmd_tx.coordinator.agent.oom_kills import OomKills, find_counters
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ INSIDE = """\
 import os, subprocess, sys
 from pathlib import Path
 (Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
-from spmd_tx.coordinator.oom_kills import OomKills
+from spmd_tx.coordinator.agent.oom_kills import OomKills
 kills = OomKills()
 glutton = subprocess.run([sys.executable, "-c", "b'x' * (1 << 30)"])
 print(glutton.returncode, kills.were_recent())

@@ -9,7 +9,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import model_files
+from spmd_tx.coordinator.agent import base_model
 from spmd_tx.coordinator.preflight import check_keys, check_pages
 from spmd_tx.coordinator.server import serve
 from spmd_tx.errors import StartError
@@ -169,22 +169,22 @@ class FakeHub:
 @pytest.fixture
 def hub(monkeypatch):
     hub = FakeHub()
-    monkeypatch.setattr(model_files, "snapshot_download", hub.snapshot_download)
+    monkeypatch.setattr(base_model, "snapshot_download", hub.snapshot_download)
     return hub
 
 
 def test_a_model_in_the_cache_is_used_without_asking_the_hub(hub, complete):
     hub.cached = complete
-    assert model_files.find_model("owner/name") == complete
+    assert base_model.find_model("owner/name") == complete
     assert hub.downloads == 0
 
 
 def test_a_model_that_is_cached_in_part_is_downloaded(hub, model_dir, complete):
     (model_dir / "tokenizer.json").unlink()
     hub.cached, hub.online = model_dir, complete
-    assert model_files.find_model("owner/name") == complete
+    assert base_model.find_model("owner/name") == complete
 
 
 def test_a_model_that_is_nowhere_is_refused(hub):
     with pytest.raises(StartError, match=r"owner/name is no directory.*cannot find owner/name.*Check name"):
-        model_files.find_model("owner/name")
+        base_model.find_model("owner/name")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit, _relay
+from spmd_tx.coordinator.agent.worker_process import Supervisor, WorkerExit, _relay
 
 SLEEP = "import time; time.sleep(3600)"
 AWAKE = f"print('up', flush=True); {SLEEP}"
@@ -80,7 +80,7 @@ async def test_a_worker_that_ends_by_itself_is_waited_for(start):
 
 @pytest.mark.parametrize("program, code", [(AWAKE, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
 async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, capfd, program, code):
-    monkeypatch.setattr("spmd_tx.coordinator.supervisor.TERMINATE_SECONDS", 0.2)
+    monkeypatch.setattr("spmd_tx.coordinator.agent.worker_process.TERMINATE_SECONDS", 0.2)
     running = await start(program)
     while "worker 0: up" not in capfd.readouterr().err:  # from then on it ignores the signal, if it does
         await asyncio.sleep(0.01)
@@ -96,7 +96,7 @@ async def test_a_worker_that_has_ended_while_its_last_lines_are_read_can_be_stop
         await _relay(*arguments)
         await may_end.wait()
 
-    monkeypatch.setattr("spmd_tx.coordinator.supervisor._relay", slow_relay)
+    monkeypatch.setattr("spmd_tx.coordinator.agent.worker_process._relay", slow_relay)
     running = await start("raise SystemExit(3)")
     while running.supervisor._started.process.returncode is None:
         await asyncio.sleep(0.01)
@@ -123,7 +123,7 @@ async def test_a_worker_has_the_environment_that_it_is_given(start):
 def test_a_worker_dies_with_an_agent_that_is_killed():
     program = f"""
 import asyncio, os, sys
-from spmd_tx.coordinator.supervisor import Supervisor
+from spmd_tx.coordinator.agent.worker_process import Supervisor
 
 async def main():
     supervisor = Supervisor(0)

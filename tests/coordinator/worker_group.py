@@ -7,11 +7,11 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from spmd_tx.coordinator.agent import Agent, AgentOptions
+from spmd_tx.coordinator.agent.agent import Agent, AgentOptions
+from spmd_tx.coordinator.agent.base_model import fingerprint
 from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.generations import Generations, Plan
-from spmd_tx.coordinator.model_fingerprint import fingerprint
 from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.protocol import AdapterSpec, CreateAdapter
 from spmd_tx.secret import Keys

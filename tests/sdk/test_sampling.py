@@ -5,7 +5,7 @@ import pytest
 from tinker import types
 from tokenizers import Tokenizer
 
-from spmd_tx.coordinator.model_files import TOKENIZER
+from spmd_tx.coordinator.agent.base_model import TOKENIZER
 from tests.sdk.examples import (
     CONTEXT,
     SECONDS,

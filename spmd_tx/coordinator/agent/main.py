@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from spmd_tx.coordinator.agent import WORKER, Agent, AgentOptions
+from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.errors import StartError
 from spmd_tx.secret import REMEDY, VARIABLE, read_secret

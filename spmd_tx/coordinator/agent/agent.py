@@ -22,11 +22,10 @@ from spmd_tx.agent_protocol import (
     StopWorker,
     WorkerEnded,
 )
-from spmd_tx.coordinator.agent_link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
-from spmd_tx.coordinator.model_files import find_model
-from spmd_tx.coordinator.model_fingerprint import check_same
-from spmd_tx.coordinator.oom_kills import OomKills
-from spmd_tx.coordinator.supervisor import Supervisor, WorkerExit
+from spmd_tx.coordinator.agent.base_model import check_same, find_model
+from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
+from spmd_tx.coordinator.agent.oom_kills import OomKills
+from spmd_tx.coordinator.agent.worker_process import Supervisor, WorkerExit
 from spmd_tx.environments import of_worker
 from spmd_tx.errors import StartError
 from spmd_tx.reports import BEAT_SECONDS
