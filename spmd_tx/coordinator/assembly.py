@@ -11,11 +11,9 @@ from tokenizers import Tokenizer
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_model, fingerprint, load_tokenizer
-from spmd_tx.coordinator.agent_roster import AgentRoster
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.body_room import make_rooms
-from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
@@ -23,25 +21,28 @@ from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore
-from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
-from spmd_tx.coordinator.generations import Generations, Plan
 from spmd_tx.coordinator.given_up import OperatorsWishes
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
+from spmd_tx.coordinator.mesh.compilation import Compilation
+from spmd_tx.coordinator.mesh.generations import Generations, Plan
+from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.mesh.port import WorkerPort
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
+from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.program_menu import program_menu
-from spmd_tx.coordinator.program_orders import ProgramOrders
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.quarantine import open_quarantine
@@ -63,7 +64,6 @@ from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.wire.limits import Limits
-from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models.config import ModelConfig, read_model_config

@@ -16,9 +16,9 @@ from spmd_tx.coordinator.buckets import Menu, decode_steps
 from spmd_tx.coordinator.decode_choice import Choice, choose
 from spmd_tx.coordinator.decode_rows import decode_command
 from spmd_tx.coordinator.dispatch import Dispatch
+from spmd_tx.coordinator.mesh.program_orders import Wish
 from spmd_tx.coordinator.pages import pages_for
 from spmd_tx.coordinator.prefill import Segment
-from spmd_tx.coordinator.program_orders import Wish
 from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_records import Failed, Outcome

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.batching import MicroBatch
-from spmd_tx.coordinator.compilation import Compilation, Compilers, Settled
 from spmd_tx.coordinator.dispatch import Dispatch
-from spmd_tx.coordinator.program_orders import Wish
+from spmd_tx.coordinator.mesh.compilation import Compilation, Compilers, Settled
+from spmd_tx.coordinator.mesh.program_orders import Wish
 from spmd_tx.coordinator.request_records import Outcome
 from spmd_tx.coordinator.request_times import Stage
 from spmd_tx.coordinator.runtime import metrics

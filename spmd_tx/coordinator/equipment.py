@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.dispatcher import Sampling, Workers
-from spmd_tx.coordinator.program_orders import ProgramOrders
+from spmd_tx.coordinator.mesh.compilation import Compilation
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.versions import Versions

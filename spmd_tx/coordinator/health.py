@@ -2,7 +2,7 @@
 
 import asyncio
 
-from spmd_tx.coordinator.broadcast import Hub
+from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 
 

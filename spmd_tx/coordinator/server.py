@@ -19,13 +19,13 @@ from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
 from spmd_tx.coordinator.connections import open_connections
 from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http_server import HttpServer
+from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.public_address import networks
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.coordinator.runtime.loop_watchdog import watching
 from spmd_tx.coordinator.runtime.open_files import raise_limit
-from spmd_tx.coordinator.worker_port import WorkerPort
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.reports import Ready
 from spmd_tx.secret import Keys, read_secret

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Protocol
 
-from spmd_tx.coordinator.compilation import Compilation, Settled
-from spmd_tx.coordinator.program_orders import Wish
+from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
+from spmd_tx.coordinator.mesh.program_orders import Wish
 from spmd_tx.coordinator.trained_model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training_slots import SWAPS, TrainingSlots
 from spmd_tx.errors import CompileFailed

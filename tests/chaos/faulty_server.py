@@ -8,8 +8,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from spmd_tx import cli
 from spmd_tx.coordinator import server
 from spmd_tx.coordinator.agent import main
-from spmd_tx.coordinator.broadcast import Hub
 from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
+from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.snapshots import Snapshots

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from spmd_tx.coordinator.compile_progress import CompileProgress
+from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import (
     CreateAdapter,

@@ -17,8 +17,8 @@ from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
-from spmd_tx.coordinator.compile_progress import CompileProgress
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
+from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.request_records import Finished, Outcome

@@ -5,8 +5,8 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from spmd_tx.coordinator import agent_roster, generations
 from spmd_tx.coordinator.agent import agent
+from spmd_tx.coordinator.mesh import generations, roster
 from spmd_tx.coordinator.preflight import free_port
 from spmd_tx.errors import StartError, WorkerLost
 from tests.coordinator import fake_worker
@@ -101,7 +101,7 @@ async def test_an_agent_with_another_secret_is_refused_and_says_so(model_dir, mo
 
 
 async def test_an_agent_of_another_protocol_is_refused_and_says_so(model_dir, monkeypatch):
-    monkeypatch.setattr(agent_roster, "PROTOCOL_VERSION", 99)
+    monkeypatch.setattr(roster, "PROTOCOL_VERSION", 99)
     async with worker_group(model_dir) as group:
         with pytest.raises(
             StartError, match=r"speaks protocol \d+ and the server 99; install the same version"

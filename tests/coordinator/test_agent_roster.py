@@ -11,7 +11,7 @@ from spmd_tx.agent_protocol import (
     WorkerEnded,
     decode_order,
 )
-from spmd_tx.coordinator.agent_roster import AgentRoster
+from spmd_tx.coordinator.mesh.roster import AgentRoster
 
 HOSTS = {"node-a": "10.0.0.1", "node-b": "10.0.0.2"}
 

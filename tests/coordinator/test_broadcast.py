@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.broadcast import NO_COMMAND, Hub
+from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.errors import CommandGap, WorkerLost
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.programs_protocol import ProgramShape

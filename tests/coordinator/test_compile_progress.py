@@ -1,5 +1,5 @@
-from spmd_tx.coordinator.compile_progress import CompileProgress
-from spmd_tx.coordinator.program_orders import Progress
+from spmd_tx.coordinator.mesh.program_orders import Progress
+from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.programs_protocol import CompileCount, CompileReport
 

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from spmd_tx.coordinator import generations, samples, training
-from spmd_tx.coordinator.generations import Generations
-from spmd_tx.coordinator.losses import Loss, Sign, Suspicion
+from spmd_tx.coordinator import samples, training
+from spmd_tx.coordinator.mesh import generations
+from spmd_tx.coordinator.mesh.generations import Generations
+from spmd_tx.coordinator.mesh.loss_causes import Loss, Sign, Suspicion
 from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault

@@ -1,4 +1,4 @@
-from spmd_tx.coordinator.program_orders import ProgramOrders
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import Decode, Prefill
 from tests.coordinator.sampling_bench import Bench, expected, prompt_of

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from spmd_tx.coordinator import agent_roster, generations, watchdog
 from spmd_tx.coordinator.agent.oom_kills import OomKills
+from spmd_tx.coordinator.mesh import generations, roster, watchdog
 from spmd_tx.errors import CrashLoop, StartError, WorkerLost
 from tests.coordinator import fake_worker
 from tests.coordinator.worker_group import worker_group, write_model
@@ -160,7 +160,7 @@ async def test_a_missing_agent_is_waited_for(model_dir):
 
 
 async def test_an_agent_that_is_silent_has_lost_its_worker(model_dir, monkeypatch):
-    monkeypatch.setattr(agent_roster, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(roster, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr("spmd_tx.coordinator.agent.agent.BEAT_SECONDS", 0.2)
     async with worker_group(model_dir, processes=2) as group:
         await group.until_ready()

@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
-from spmd_tx.coordinator.losses import Loss, Suspicion, cause, of_agent, of_exit, of_failure
+from spmd_tx.coordinator.mesh.loss_causes import Loss, Suspicion, cause, of_agent, of_exit, of_failure
 from spmd_tx.reports import Failure
 
 

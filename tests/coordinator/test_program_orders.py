@@ -1,6 +1,13 @@
 import pytest
 
-from spmd_tx.coordinator.program_orders import AHEAD, AWAITED, COST_OF_A_SECOND, ProgramOrders, Progress, Wish
+from spmd_tx.coordinator.mesh.program_orders import (
+    AHEAD,
+    AWAITED,
+    COST_OF_A_SECOND,
+    ProgramOrders,
+    Progress,
+    Wish,
+)
 from spmd_tx.programs_protocol import ProgramShape
 
 

@@ -7,8 +7,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from spmd_tx.coordinator import worker_port
-from spmd_tx.coordinator.worker_port import WorkerPort
+from spmd_tx.coordinator.mesh import port as worker_port
+from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.errors import StartError
 from spmd_tx.protocol import encode
 from spmd_tx.reports import FRAME_BYTES, Hello, Reply, in_frames

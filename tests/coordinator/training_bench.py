@@ -15,12 +15,12 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
-from spmd_tx.coordinator.compilation import Compilation
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
+from spmd_tx.coordinator.mesh.compilation import Compilation
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.program_orders import ProgramOrders
 from spmd_tx.coordinator.request_records import Executed, Failed, Finished, History, Losses, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.snapshots import Snapshots

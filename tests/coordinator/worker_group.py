@@ -9,10 +9,10 @@ from pathlib import Path
 
 from spmd_tx.coordinator.agent.agent import Agent, AgentOptions
 from spmd_tx.coordinator.agent.base_model import fingerprint
-from spmd_tx.coordinator.agent_roster import AgentRoster
-from spmd_tx.coordinator.broadcast import Hub
-from spmd_tx.coordinator.generations import Generations, Plan
-from spmd_tx.coordinator.worker_port import WorkerPort
+from spmd_tx.coordinator.mesh.generations import Generations, Plan
+from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.mesh.port import WorkerPort
+from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.protocol import AdapterSpec, CreateAdapter
 from spmd_tx.secret import Keys
 from tests.tiny_setup import tiny_setup

@@ -11,7 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import generations, lines, server
+from spmd_tx.coordinator import lines, server
+from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.runtime import event_loop
 from spmd_tx.coordinator.wire import training_protobuf
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from spmd_tx.coordinator.compile_progress import CompileProgress
+from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AnyCommand, Compile, Envelope, Setup, encode

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.losses import Sign, Suspicion
+from spmd_tx.coordinator.mesh.loss_causes import Sign, Suspicion
 from spmd_tx.reports import BEAT_SECONDS, AnyReport, Beat, Progress
 
 SILENT_SECONDS = 15.0  # without a sign of life, until a worker or an agent is taken for lost

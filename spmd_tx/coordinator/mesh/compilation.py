@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spmd_tx.coordinator.compile_progress import CompileProgress
-from spmd_tx.coordinator.losses import OUT_OF_MEMORY
-from spmd_tx.coordinator.program_orders import Order, ProgramOrders, Wish
+from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
+from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, Wish
+from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import WorkerLost
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.reports import Compiled

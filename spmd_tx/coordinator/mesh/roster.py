@@ -19,9 +19,9 @@ from spmd_tx.agent_protocol import (
     WorkerEnded,
 )
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
-from spmd_tx.coordinator.broadcast import Send
-from spmd_tx.coordinator.losses import Sign, of_agent, of_exit
-from spmd_tx.coordinator.watchdog import LONGEST_STEP, SILENT_SECONDS
+from spmd_tx.coordinator.mesh.hub import Send
+from spmd_tx.coordinator.mesh.loss_causes import Sign, of_agent, of_exit
+from spmd_tx.coordinator.mesh.watchdog import LONGEST_STEP, SILENT_SECONDS
 from spmd_tx.protocol import encode
 from spmd_tx.reports import PROTOCOL_VERSION
 

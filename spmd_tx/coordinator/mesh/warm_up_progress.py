@@ -2,7 +2,7 @@
 
 import logging
 
-from spmd_tx.coordinator.program_orders import Progress
+from spmd_tx.coordinator.mesh.program_orders import Progress
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.programs_protocol import CompileReport
 
