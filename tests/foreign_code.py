@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spmd_tx.coordinator import age_encryption
+from spmd_tx.coordinator.checkpoints import age
 from spmd_tx.errors import InvalidRequest
 
 Panic = type("PanicException", (BaseException,), {})
@@ -77,7 +77,7 @@ def surroundings() -> dict:
 
 def end_of_each(recipients: list[str]) -> list[str]:
     """What becomes of each key, for a process that survives all of it."""
-    return [_end_of(lambda text=text: age_encryption.check([text])) for text in recipients]
+    return [_end_of(lambda text=text: age.check([text])) for text in recipients]
 
 
 def _end_of(work: Callable[[], None]) -> str:

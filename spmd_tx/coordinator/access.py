@@ -7,9 +7,9 @@ rule itself is Caller.sees.
 from dataclasses import dataclass, replace
 
 from spmd_tx.coordinator.catalog import Catalog, unknown
-from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
-from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.request_log import not_kept
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Sampler, Session

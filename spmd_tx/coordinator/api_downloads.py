@@ -23,7 +23,7 @@ from litestar.status_codes import (
 from spmd_tx.coordinator import byte_ranges, download_content
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
-from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services
 from spmd_tx.coordinator.http_errors import error_response
 from spmd_tx.coordinator.public_address import base_url

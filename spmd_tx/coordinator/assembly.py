@@ -17,10 +17,11 @@ from spmd_tx.coordinator.body_room import make_rooms
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
-from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
-from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_checkpoints
+from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
@@ -47,14 +48,12 @@ from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.quarantine import open_quarantine
 from spmd_tx.coordinator.reaper import Reaper, limits_of
-from spmd_tx.coordinator.remote_checkpoints import open_remote_store
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.samples import SamplingModel
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.signed_urls import open_signed_urls
-from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage

@@ -12,8 +12,8 @@ from sqlalchemy import Executable, insert
 
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog import cannot_be_trained, model_id
-from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog, SaveOptions, check_ttl
-from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
+from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.request_records import Failed
 from spmd_tx.coordinator.runtime import clock

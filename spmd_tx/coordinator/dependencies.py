@@ -18,8 +18,8 @@ from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.catalog import Catalog
-from spmd_tx.coordinator.checkpoint_catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices

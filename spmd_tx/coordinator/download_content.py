@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from spmd_tx.coordinator.byte_ranges import Span
-from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoints.files import Manifest
 
 PIECE_BYTES = 1 << 20  # read and sent at a time
 COMPLETE = "checkpoint_complete"  # an empty file, for which SDKs up to 0.35 look in an archive

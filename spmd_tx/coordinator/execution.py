@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.model_line import ModelLine, Restoration, WaitingLines
@@ -28,7 +29,6 @@ from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
 from spmd_tx.coordinator.sample_gate import SampleGate
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper
-from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.storage.outages import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun

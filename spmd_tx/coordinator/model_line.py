@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from spmd_tx.coordinator.checkpoints.snapshots import Found
 from spmd_tx.coordinator.lines import Line
 from spmd_tx.coordinator.request_log import not_run_again
 from spmd_tx.coordinator.request_records import CHANGES_STATE, Executed, Request
-from spmd_tx.coordinator.snapshots import Found
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.errors import MeshError
 

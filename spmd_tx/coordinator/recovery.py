@@ -7,9 +7,9 @@ seq_id. What ran in other company before, or in another slot, gives the same bit
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from spmd_tx.coordinator.checkpoints.snapshots import Found
 from spmd_tx.coordinator.model_line import Restoration
 from spmd_tx.coordinator.request_records import History, Request
-from spmd_tx.coordinator.snapshots import Found
 
 
 class Log(Protocol):

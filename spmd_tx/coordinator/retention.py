@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from spmd_tx.coordinator.snapshots import KEPT, counts
+from spmd_tx.coordinator.checkpoints.snapshots import KEPT, counts
 from spmd_tx.coordinator.storage.tables import Model, PastRequest, RequestRow, Sampler, Session, SnapshotRow
 
 TRACES_KEPT_SECONDS = 30 * 24 * 3600.0  # of requests; a short row of each

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from spmd_tx.child_process import Allowance, call_outside
-from spmd_tx.coordinator import age_recipients
 from spmd_tx.coordinator.bank import UNPLACED
-from spmd_tx.coordinator.checkpoint_catalog import SaveOptions
-from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoints import age_recipients
+from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
+from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.json_bodies import json_result
 from spmd_tx.coordinator.request_records import Failed, Outcome, Request
 from spmd_tx.coordinator.storage.tables import Sampler
@@ -32,7 +32,7 @@ from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand, SaveSampler, SaveState
 from spmd_tx.reports import Reply
 
-ENCRYPTION = "spmd_tx.coordinator.age_encryption"  # runs in a child process only
+ENCRYPTION = "spmd_tx.coordinator.checkpoints.age"  # runs in a child process only
 CHECK_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 5e6  # of encrypting, and writing, on a busy machine
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator import custom_losses
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
@@ -21,7 +22,6 @@ from spmd_tx.coordinator.request_failures import failure
 from spmd_tx.coordinator.request_log import by_operator
 from spmd_tx.coordinator.request_records import Failed, Request, RequestLog
 from spmd_tx.coordinator.runtime.containment import report
-from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.storage.outages import is_outage, patiently
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.unfinished import Unfinished

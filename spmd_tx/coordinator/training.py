@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spmd_tx.coordinator import custom_training, folder_links
+from spmd_tx.coordinator import custom_training
 from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog import sampler_id
+from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.checkpoints.snapshots import Found, Snapshots
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.datum_validation import (
     adapter_seed,
@@ -28,7 +30,6 @@ from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.byte_budget import Room
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
-from spmd_tx.coordinator.snapshots import Found, Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import (
@@ -231,7 +232,7 @@ class Training:
             )
         folder, _ = await self.checkpoints.open(path)
         place = self.snapshots.place(model.id, request.seq_id)
-        manifest = await asyncio.to_thread(folder_links.link, path, folder, place)
+        manifest = await asyncio.to_thread(files.link, path, folder, place)
         check_rank(path, manifest.adapter, self.limits.max_rank)
         # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. What
         # is behind a request that has no result yet, like this one, does not count (snapshots.py).

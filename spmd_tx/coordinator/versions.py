@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from spmd_tx.coordinator import folder_links
 from spmd_tx.coordinator.bank import BASE_MODEL, Placement, VersionBank, VersionKey
-from spmd_tx.coordinator.checkpoint_store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.inflight import FROM_DISK, InflightVersions
 from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.storage.tables import Sampler
@@ -212,7 +212,7 @@ class Versions:
             if version in self._linked:
                 return version
             place = self._directory / folder_name(version)
-            linked = await asyncio.to_thread(folder_links.link, path, folder, place)
+            linked = await asyncio.to_thread(files.link, path, folder, place)
             if linked.version == opened.version:
                 self._bank.register(version, linked.adapter, str(place))
                 self._linked.add(version)

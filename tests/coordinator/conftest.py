@@ -19,8 +19,8 @@ from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
-from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.line_numbers import LineNumbers

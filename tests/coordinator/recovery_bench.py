@@ -16,14 +16,14 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
-from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.request_records import Finished, Outcome
 from spmd_tx.coordinator.scheduler import Scheduler
-from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost

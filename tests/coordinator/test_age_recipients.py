@@ -6,7 +6,7 @@ import pyrage
 import pytest
 
 from spmd_tx.child_process import Allowance, call_outside
-from spmd_tx.coordinator import age_recipients
+from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from tests.foreign_code import end_of_each
 
@@ -142,5 +142,5 @@ def test_number_and_length_of_keys_are_bounded(texts, told):
 async def test_a_panic_of_the_library_stays_in_the_child():
     with pytest.raises(ForeignCodeFailed, match="PanicException"):
         await call_outside(
-            "spmd_tx.coordinator.age_encryption:check", {"recipients": [PANICS]}, Allowance(SECONDS)
+            "spmd_tx.coordinator.checkpoints.age:check", {"recipients": [PANICS]}, Allowance(SECONDS)
         )

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from spmd_tx import durable_files
-from spmd_tx.coordinator import checkpoint_catalog, checkpoint_files, folder_links
-from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
+from spmd_tx.coordinator.checkpoints import catalog, files
+from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.storage.outages import is_outage
 from spmd_tx.coordinator.wire import checkpoint_paths
@@ -88,7 +88,7 @@ async def test_who_reads_while_a_checkpoint_is_overwritten_gets_one_or_the_other
             folder, _ = await checkpoints.open(PATH)
             await checkpoints.describe(PATH)
             link = tmp_path / "links" / f"{reader}-{reads}"
-            manifest = await asyncio.to_thread(folder_links.link, PATH, folder, link)
+            manifest = await asyncio.to_thread(files.link, PATH, folder, link)
             number = (link / "inner" / "shard.bin").read_bytes()[:10_000:10_000].decode()
             assert manifest.saved_by is None or manifest.saved_by.startswith(number)
             reads += 1
@@ -119,7 +119,7 @@ async def test_each_attempt_to_save_has_a_place_of_its_own(checkpoints):
 async def test_what_an_attempt_that_failed_has_written_is_deleted_after_the_next_has_begun(
     checkpoints, monkeypatch
 ):
-    monkeypatch.setattr(checkpoint_catalog, "GIVEN_UP_SECONDS", 0.0)
+    monkeypatch.setattr(catalog, "GIVEN_UP_SECONDS", 0.0)
     failed = await checkpoints.begin(PATH, SaveOptions())
     failed.mkdir()
     (failed / "shard.bin").write_bytes(b"half")
@@ -184,15 +184,15 @@ async def test_a_checkpoint_of_the_first_version_had_no_digests_and_can_be_read(
     folder, manifest = await checkpoints.open(PATH)
     old = msgspec.to_builtins(manifest)
     del old["digests"]
-    (folder / checkpoint_files.MANIFEST).write_bytes(msgspec.json.encode(old))
+    (folder / files.MANIFEST).write_bytes(msgspec.json.encode(old))
     assert (await checkpoints.open(PATH)).manifest.files == manifest.files
 
 
 async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoints):
     await save(checkpoints)
     folder, manifest = await checkpoints.open(PATH)
-    newer = msgspec.structs.replace(manifest, format=checkpoint_files.FORMAT + 1)
-    (folder / checkpoint_files.MANIFEST).write_bytes(msgspec.json.encode(newer))
+    newer = msgspec.structs.replace(manifest, format=files.FORMAT + 1)
+    (folder / files.MANIFEST).write_bytes(msgspec.json.encode(newer))
     with pytest.raises(InvalidRequest, match="has format 2, of a newer version of the server"):
         await checkpoints.open(PATH)
 

@@ -7,11 +7,11 @@ import pytest
 from sqlalchemy import func, insert, select, update
 
 from spmd_tx.coordinator import payloads, retention
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaper
 from spmd_tx.coordinator.request_records import Failed, Finished
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.storage.disk import by_kind
 from spmd_tx.coordinator.storage.folders import folder_name, write_manifest
 from spmd_tx.coordinator.storage.tables import (

@@ -7,12 +7,11 @@ import msgspec
 import pytest
 from sqlalchemy import delete
 
-from spmd_tx.coordinator import checkpoint_cache, remote_checkpoints
-from spmd_tx.coordinator.checkpoint_cache import CheckpointCache
-from spmd_tx.coordinator.checkpoint_catalog import SaveOptions, open_checkpoints
-from spmd_tx.coordinator.checkpoint_files import MANIFEST
-from spmd_tx.coordinator.remote_checkpoints import open_remote_store
-from spmd_tx.coordinator.remote_files import OWNER, RemoteFiles
+from spmd_tx.coordinator.checkpoints import remote_store
+from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
+from spmd_tx.coordinator.checkpoints.files import MANIFEST
+from spmd_tx.coordinator.checkpoints.remote_files import OWNER, RemoteFiles
+from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.storage.tables import Checkpoint
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound, StartError
@@ -64,14 +63,14 @@ async def test_a_saved_checkpoint_is_elsewhere_and_comes_back(checkpoints, base,
     place = "s_train_0/weights/step-1"
     files = [f"{place}/{version}/inner/shard.bin", f"{place}/{MANIFEST}", OWNER]
     assert stored(base) == sorted(files)
-    checkpoint_cache.checkpoint_files.delete(cached(tmp_path))
+    remote_store.checkpoint_files.delete(cached(tmp_path))
     assert await content(checkpoints) == b"weights"
     assert cached(tmp_path).exists()
 
 
 async def test_a_part_is_read_without_the_rest(checkpoints, tmp_path):
     await save(checkpoints)
-    checkpoint_cache.checkpoint_files.delete(cached(tmp_path))
+    remote_store.checkpoint_files.delete(cached(tmp_path))
     manifest = await checkpoints.describe(PATH)
     assert checkpoints.read(PATH, manifest, "inner/shard.bin", 2, 3) == b"igh"
     assert not cached(tmp_path).exists()
@@ -148,7 +147,7 @@ async def test_checkpoints_from_before_move_to_the_store(database, opened, base,
     local = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
     await save(local)
     moved = await opened()
-    checkpoint_cache.checkpoint_files.delete(cached(tmp_path))
+    remote_store.checkpoint_files.delete(cached(tmp_path))
     assert await content(moved) == b"weights"
 
 
@@ -156,7 +155,7 @@ async def test_a_damaged_copy_is_fetched_again_and_a_damaged_original_is_refused
     await save(checkpoints)
     (cached(tmp_path) / "inner" / "shard.bin").write_bytes(b"weightz")
     assert await content(checkpoints) == b"weights"
-    checkpoint_cache.checkpoint_files.delete(cached(tmp_path))
+    remote_store.checkpoint_files.delete(cached(tmp_path))
     (original,) = base.rglob("shard.bin")
     original.write_bytes(b"weightz")
     with pytest.raises(InvalidRequest, match="has another content"):
@@ -171,7 +170,7 @@ async def test_the_copies_that_were_unused_for_longest_make_room(opened, tmp_pat
     paths = [PATH._replace(name=f"step-{number}") for number in range(3)]
     for age, path in enumerate(paths):
         await save(checkpoints, path, content=bytes(1000))
-        at = time.time() - checkpoint_cache.IN_USE_SECONDS - 100 + age
+        at = time.time() - remote_store.IN_USE_SECONDS - 100 + age
         os.utime(cached(tmp_path, path) / MANIFEST, (at, at))
     await checkpoints.open(paths[0])
     await save(checkpoints, PATH._replace(name="new"), content=bytes(100))
@@ -196,7 +195,7 @@ class Failing(RemoteFiles):
 async def test_a_save_that_is_interrupted_anywhere_can_go_on(opened, base, tmp_path, calls):
     cache = CheckpointCache(tmp_path / "checkpoints", 1 << 20)
     files = Failing(base.as_uri())
-    store = remote_checkpoints.RemoteStore(files, cache)
+    store = remote_store.RemoteStore(files, cache)
     checkpoints = await opened(store=store)
     await save(checkpoints, content=b"old")
     options = SaveOptions(overwrite=True, request_id="r")
@@ -222,7 +221,7 @@ async def test_a_store_that_does_not_answer_stops_no_start_and_forgets_nothing(
     await save(checkpoints, ttl_seconds=3600)
     files = Failing(base.as_uri())
     files.calls_left = 0
-    store = remote_checkpoints.RemoteStore(files, CheckpointCache(tmp_path / "checkpoints", 1 << 20))
+    store = remote_store.RemoteStore(files, CheckpointCache(tmp_path / "checkpoints", 1 << 20))
     again = await opened(store=store)
     await again.find(PATH)
     with pytest.raises(ConnectionError):

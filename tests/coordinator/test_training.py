@@ -287,7 +287,7 @@ async def test_an_export_to_what_is_no_key_fails_alone(bench):
 
 
 async def test_an_export_whose_encryption_crashes_fails_alone(bench, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.age_recipients.check_recipients", list)
+    monkeypatch.setattr("spmd_tx.coordinator.checkpoints.age_recipients.check_recipients", list)
     bench.create(A)
     failing = bench.submit("save_weights_external", A, 1, export_for(RSA_WITHOUT_EXPONENT, 1))
     assert "PanicException" in await bench.failure(failing, category="server")

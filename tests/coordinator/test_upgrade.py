@@ -6,8 +6,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine, text
 
-from spmd_tx.coordinator import checkpoint_files
-from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.request_queue import open_queue
 from spmd_tx.coordinator.request_records import Finished
 from spmd_tx.coordinator.storage.database import MIGRATIONS, open_database
@@ -66,7 +66,7 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
     folder = path.folder(first_version / "checkpoints")
     folder.mkdir(parents=True)
     (folder / "shard.bin").write_bytes(b"weights")
-    (folder / checkpoint_files.MANIFEST).write_text(
+    (folder / files.MANIFEST).write_text(
         '{"run_id":"s:train:0","base_model":"b","rank":4,"alpha":32.0,"train_attn":true,"train_mlp":true,'
         '"train_unembed":true,"created_at":1.0,"expires_at":null,"user_metadata":null,'
         '"files":{"shard.bin":7},"saved_by":null,"format":1}'

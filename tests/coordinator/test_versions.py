@@ -3,8 +3,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from spmd_tx.coordinator import checkpoint_files
 from spmd_tx.coordinator.bank import BASE_MODEL
+from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -129,7 +129,7 @@ async def test_a_training_checkpoint_cannot_be_sampled(bench):
     ],
 )
 async def test_a_checkpoint_that_does_not_fit_this_server_is_refused(bench, change, message):
-    manifest = next(bench.directory.glob("checkpoints/*/sampler_weights/w1")) / checkpoint_files.MANIFEST
+    manifest = next(bench.directory.glob("checkpoints/*/sampler_weights/w1")) / files.MANIFEST
     manifest.write_bytes(msgspec.json.encode(msgspec.json.decode(manifest.read_bytes()) | change))
     with pytest.raises(InvalidRequest, match=message):
         await bench.versions.of(await sampler(bench))

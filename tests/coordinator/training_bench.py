@@ -14,7 +14,8 @@ from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.catalog import Catalog, open_catalog
-from spmd_tx.coordinator.checkpoint_catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.custom_losses import StoredLoss
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
@@ -23,7 +24,6 @@ from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.request_records import Executed, Failed, Finished, History, Losses, Request
 from spmd_tx.coordinator.scheduler import Scheduler
-from spmd_tx.coordinator.snapshots import Snapshots
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.training import Training

@@ -9,7 +9,7 @@ import pytest
 import tinker
 from safetensors import safe_open
 
-from spmd_tx.coordinator.checkpoint_files import MANIFEST
+from spmd_tx.coordinator.checkpoints.files import MANIFEST
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from tests.sdk.conftest import SPEC
 from tests.sdk.examples import (

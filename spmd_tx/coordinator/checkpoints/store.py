@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from spmd_tx.coordinator import checkpoint_files
-from spmd_tx.coordinator.checkpoint_files import Manifest
+from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest
 
@@ -72,14 +72,14 @@ class LocalStore:
         self._moment = threading.Lock()  # in which one checkpoint takes the place of another
 
     def stage(self, path: CheckpointPath) -> Path:
-        return checkpoint_files.prepare(self._folder(path))
+        return files.prepare(self._folder(path))
 
     def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
-        checkpoint_files.publish(staged, self._folder(path), manifest, self._moment)
+        files.publish(staged, self._folder(path), manifest, self._moment)
 
     def manifest(self, path: CheckpointPath) -> Manifest | None:
         with self._moment:
-            return checkpoint_files.read_manifest(self._folder(path))
+            return files.read_manifest(self._folder(path))
 
     def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
         """One that is overwritten while it is read is read again, at last with nobody who could do so."""
@@ -95,22 +95,22 @@ class LocalStore:
             return self._verified(path)
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
-        return checkpoint_files.read_part(self._folder(path), manifest, name, start, size)
+        return files.read_part(self._folder(path), manifest, name, start, size)
 
     def change(self, path: CheckpointPath, **values: object) -> None:
         with self._moment:
-            checkpoint_files.change_manifest(self._folder(path), **values)
+            files.change_manifest(self._folder(path), **values)
 
     def delete(self, path: CheckpointPath) -> None:
         if self._folder(path).exists():
-            checkpoint_files.delete(self._folder(path))
+            files.delete(self._folder(path))
 
     def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
-        return checkpoint_files.tidy(self._directory)
+        return files.tidy(self._directory)
 
     def _verified(self, path: CheckpointPath) -> OpenCheckpoint:
         folder = self._folder(path)
-        return OpenCheckpoint(folder, checkpoint_files.verify(path, folder))
+        return OpenCheckpoint(folder, files.verify(path, folder))
 
     def _folder(self, path: CheckpointPath) -> Path:
         return path.folder(self._directory)

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
@@ -208,3 +208,53 @@ def tidy(checkpoints_dir: Path) -> dict[CheckpointPath, Manifest]:
 def _files(folder: Path) -> Iterator[Path]:
     ours = (folder / MANIFEST, folder / f".{MANIFEST}.tmp")
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in ours)
+
+
+TRIES = 100  # a checkpoint is overwritten once in the time that it takes to write one
+Ignore = Callable[[str, list[str]], set[str]]
+
+
+def link(path: CheckpointPath, folder: Path, place: Path) -> Manifest:
+    """Link a complete checkpoint's files as the new folder ``place``, and check that all are there.
+
+    The manifest is that of the files: the checkpoint may have been overwritten since it was opened.
+    """
+    partial = place.with_name(f".{place.name}.partial")
+    shutil.rmtree(place, ignore_errors=True)
+    _copy(path, folder, partial, lambda *_: set())
+    manifest = verify(path, partial)
+    partial.rename(place)
+    return manifest
+
+
+def share(path: CheckpointPath, folder: Path, partial: Path) -> Manifest:
+    """Link a complete checkpoint's files into a new folder that is to become a checkpoint of its own.
+
+    The manifest is that of the files, as above.
+    """
+    ours = shutil.ignore_patterns(MANIFEST, f".{MANIFEST}.tmp")
+    return _copy(path, folder, partial, ours)
+
+
+def _copy(path: CheckpointPath, folder: Path, partial: Path, ignore: Ignore) -> Manifest:
+    """Copy, from the start again if the checkpoint is overwritten meanwhile."""
+    for _ in range(TRIES):
+        shutil.rmtree(partial, ignore_errors=True)
+        before = read_manifest(folder)
+        try:
+            shutil.copytree(folder, partial, copy_function=_link_or_copy, ignore=ignore)
+        except (FileNotFoundError, shutil.Error):
+            continue
+        after = read_manifest(folder)
+        if before is not None and after is not None and before.version == after.version:
+            return after
+    raise InvalidRequest(f"checkpoint {path} was deleted while it was being opened; use another one")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # not every file system has links
+        shutil.copy2(source, target)

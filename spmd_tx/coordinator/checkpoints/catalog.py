@@ -13,9 +13,9 @@ import msgspec
 from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, update
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator import checkpoint_files, folder_links
-from spmd_tx.coordinator.checkpoint_files import Manifest
-from spmd_tx.coordinator.checkpoint_store import CheckpointStore, LocalStore, OpenCheckpoint
+from spmd_tx.coordinator.checkpoints import files as checkpoint_files
+from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, Session
@@ -121,7 +121,7 @@ class CheckpointCatalog:
             return
         opened = await self.open(source)
         staged = await self.begin(target, options)
-        shared = await asyncio.to_thread(folder_links.share, source, opened.folder, staged)
+        shared = await asyncio.to_thread(checkpoint_files.share, source, opened.folder, staged)
         now = time.time()
         manifest = msgspec.structs.replace(
             shared,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyrage
 
-from spmd_tx.coordinator.age_recipients import not_a_key
+from spmd_tx.coordinator.checkpoints.age_recipients import not_a_key
 from spmd_tx.errors import InvalidRequest
 
 SUFFIX = ".age"

@@ -1,0 +1,1 @@
+"""Checkpoints and snapshots: their folders, local and remote stores, and their rows."""
