@@ -6,7 +6,7 @@ rule itself is Caller.sees.
 
 from dataclasses import dataclass, replace
 
-from spmd_tx.coordinator.catalog import Catalog, unknown
+from spmd_tx.coordinator.catalog.catalog import Catalog, unknown
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint

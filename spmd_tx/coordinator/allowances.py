@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import exists, func, select
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Model, RequestRow, Session

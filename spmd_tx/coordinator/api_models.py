@@ -8,10 +8,11 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import insert
 
-from spmd_tx.coordinator import catalog, datum_validation, listings
+from spmd_tx.coordinator import datum_validation
 from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator.catalog import catalog, listings
+from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
-from spmd_tx.coordinator.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.request_records import Kind
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.storage.tables import Model

@@ -12,9 +12,10 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import http_errors, listings, openai_answers, openai_errors, openai_requests
+from spmd_tx.coordinator import http_errors, openai_answers, openai_errors, openai_requests
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.backlog import most_tokens
+from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.drawing import Choice, Drawing, draw
 from spmd_tx.coordinator.openai_answers import Answering, ChatForm, CompletionForm, Form

@@ -15,7 +15,7 @@ from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.body_room import make_rooms
 from spmd_tx.coordinator.buckets import Menu
-from spmd_tx.coordinator.catalog import Catalog, open_catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_checkpoints

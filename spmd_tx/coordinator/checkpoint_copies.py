@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Executable, insert
 
 from spmd_tx.coordinator.access import Access
-from spmd_tx.coordinator.catalog import cannot_be_trained, model_id
+from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.request_queue import RequestQueue

@@ -17,7 +17,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.body_room import BodyRooms, make_rooms
-from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers

@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd_tx.coordinator import custom_training
 from spmd_tx.coordinator.batching import PackedRequest, pack
-from spmd_tx.coordinator.catalog import sampler_id
+from spmd_tx.coordinator.catalog.catalog import sampler_id
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.snapshots import Found, Snapshots
 from spmd_tx.coordinator.custom_losses import StoredLoss

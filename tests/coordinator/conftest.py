@@ -17,7 +17,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import payloads, request_queue
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.app import make_app
-from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints

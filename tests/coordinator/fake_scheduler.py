@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx.coordinator import custom_losses
-from spmd_tx.coordinator.catalog import Catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.request_queue import RequestQueue
 from spmd_tx.coordinator.request_records import Failed, Finished, Outcome, Request

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.assembly import ServedModel, make_equipment
-from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots

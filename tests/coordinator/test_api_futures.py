@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from spmd_tx.coordinator import api_futures, request_log
-from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.request_records import Failed
 from tests.coordinator.conftest import BASE_MODEL
 

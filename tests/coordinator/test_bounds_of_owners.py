@@ -3,7 +3,7 @@
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest

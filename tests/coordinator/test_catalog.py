@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import insert
 
-from spmd_tx.coordinator.catalog import open_catalog
+from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest

@@ -1,6 +1,6 @@
 import pytest
 
-from spmd_tx.coordinator.session_search import ROWS_AT_ONCE, search
+from spmd_tx.coordinator.catalog.session_search import ROWS_AT_ONCE, search
 from spmd_tx.coordinator.storage.tables import Session
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire import sessions as schemas

@@ -13,7 +13,7 @@ import numpy as np
 from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.bank import VersionBank
-from spmd_tx.coordinator.catalog import Catalog, open_catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.custom_losses import StoredLoss

@@ -1,0 +1,1 @@
+"""Sessions, models and samplers: creates them, looks them up, lists and searches them."""
