@@ -14,7 +14,7 @@ from spmd_tx.errors import DamagedBody, StartError
 from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir
 
 if TYPE_CHECKING:
-    from spmd_tx.coordinator.request_overview import Overview
+    from spmd_tx.coordinator.requests.overview import Overview
     from spmd_tx.coordinator.storage.database import Database
 
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ def list_requests(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Show the requests that have no result yet, the oldest first."""
-    from spmd_tx.coordinator import request_overview as overview
+    from spmd_tx.coordinator.requests import overview
 
     choice = overview.Choice(owner, kind, with_finished, most)
 
@@ -70,7 +70,7 @@ def show(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Show all that is known of a request, and what is in it."""
-    from spmd_tx.coordinator import request_overview as overview
+    from spmd_tx.coordinator.requests import overview
 
     async def read(database: "Database") -> "tuple[Overview, int | None, list[str]]":
         async with database.reading() as db:
@@ -111,7 +111,7 @@ def fail(
     A running server does it within two seconds, a stopped one at its next start, before anything is begun.
     What may have changed its model already keeps its result.
     """
-    from spmd_tx.coordinator import request_overview as overview
+    from spmd_tx.coordinator.requests import overview
 
     overview.checked(reason)
 
@@ -163,9 +163,9 @@ def _check(found: "Overview", refuse_model: bool) -> None:
 
 def _body(found: "Overview", data_dir: Path) -> tuple[int | None, list[str]]:
     """How large the body is, and what is in it."""
-    from spmd_tx.coordinator.body_summary import summary
-    from spmd_tx.coordinator.payloads import read_body
-    from spmd_tx.coordinator.request_log import payload_of
+    from spmd_tx.coordinator.requests.body_summary import summary
+    from spmd_tx.coordinator.requests.payload_files import read_body
+    from spmd_tx.coordinator.requests.rows import payload_of
 
     try:
         body = read_body(data_dir / "payloads", payload_of(found.row))
@@ -176,7 +176,7 @@ def _body(found: "Overview", data_dir: Path) -> tuple[int | None, list[str]]:
 
 def _facts(found: "Overview") -> dict[str, Any]:
     """Of a request, in the order in which they are shown; None where there is none."""
-    from spmd_tx.coordinator.body_summary import clean
+    from spmd_tx.coordinator.requests.body_summary import clean
 
     row = found.row
     return {

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Select, select, update
 
 from spmd_tx import cli
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
 from tests.coordinator.conftest import run_queue

@@ -10,8 +10,8 @@ from spmd_tx.coordinator.catalog.catalog import Catalog, unknown
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
-from spmd_tx.coordinator.request_log import not_kept
-from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Sampler, Session
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.tenancy.keyring import Keyring

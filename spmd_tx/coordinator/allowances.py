@@ -11,7 +11,7 @@ from sqlalchemy import exists, func, select
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog
-from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Model, RequestRow, Session
 from spmd_tx.coordinator.tenancy.callers import Caller

@@ -10,7 +10,7 @@ from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.custom_losses import KIND, line_of
 from spmd_tx.coordinator.dependencies import Accessible, Service, takes_work
-from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.wire.futures import FutureResponse
 from spmd_tx.coordinator.wire.limits import check_number
 from spmd_tx.coordinator.wire.training import CreateCustomLossRequest

@@ -6,11 +6,12 @@ from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
-from spmd_tx.coordinator import json_forms, request_log
+from spmd_tx.coordinator import json_forms
 from spmd_tx.coordinator.access import Access
-from spmd_tx.coordinator.completions import Completion, Target, newest
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services
-from spmd_tx.coordinator.request_records import Failed, Outcome
+from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.completions import Completion, Target, newest
+from spmd_tx.coordinator.requests.records import Failed, Outcome
 from spmd_tx.coordinator.route_marks import SDK_READS
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.futures import (
@@ -120,7 +121,7 @@ async def _response(services: Services, request_id: str, outcome: Outcome, accep
         return Response(FailureResponse(outcome.error, outcome.category), status_code=HTTP_200_OK)
     if outcome.content_type == PROTOBUF and json_forms.is_wanted(accept):
         async with services.database.reading() as db:
-            kind = await request_log.kind_of(db, request_id)
+            kind = await rows.kind_of(db, request_id)
         body = await asyncio.to_thread(json_forms.from_protobuf, kind, outcome.body)
         return Response(body, media_type=JSON, status_code=HTTP_200_OK)
     return Response(outcome.body, media_type=outcome.content_type, status_code=HTTP_200_OK)

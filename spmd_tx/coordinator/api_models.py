@@ -13,7 +13,7 @@ from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
-from spmd_tx.coordinator.request_records import Kind
+from spmd_tx.coordinator.requests.records import Kind
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire import limits

@@ -14,12 +14,12 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator import http_errors, openai_answers, openai_errors, openai_requests
 from spmd_tx.coordinator.access import Access
-from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.drawing import Choice, Drawing, draw
 from spmd_tx.coordinator.openai_answers import Answering, ChatForm, CompletionForm, Form
 from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
+from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.route_marks import PROMPTS
 from spmd_tx.coordinator.sample_text import SampleText
 from spmd_tx.errors import SpmdTxError

@@ -28,10 +28,8 @@ from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
-from spmd_tx.coordinator.given_up import OperatorsWishes
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
@@ -46,9 +44,12 @@ from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_lengt
 from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
-from spmd_tx.coordinator.quarantine import open_quarantine
 from spmd_tx.coordinator.reaper import Reaper, limits_of
-from spmd_tx.coordinator.request_queue import open_queue
+from spmd_tx.coordinator.requests.given_up import OperatorsWishes
+from spmd_tx.coordinator.requests.line_numbers import LineNumbers
+from spmd_tx.coordinator.requests.quarantine import open_quarantine
+from spmd_tx.coordinator.requests.queue import open_queue
+from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.samples import SamplingModel
@@ -58,7 +59,6 @@ from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
-from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots
 from spmd_tx.coordinator.versions import open_versions

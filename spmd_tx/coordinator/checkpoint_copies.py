@@ -14,8 +14,8 @@ from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoints.files import Manifest
-from spmd_tx.coordinator.request_queue import RequestQueue
-from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import Model, Session
 from spmd_tx.coordinator.wire import checkpoint_paths

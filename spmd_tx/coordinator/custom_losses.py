@@ -12,8 +12,8 @@ import msgspec
 from sqlalchemy import select
 
 from spmd_tx import custom_loss
-from spmd_tx.coordinator import request_log
-from spmd_tx.coordinator.request_records import Finished, Request
+from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.records import Finished, Request
 from spmd_tx.coordinator.runtime.byte_lru import Recent
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
@@ -76,7 +76,7 @@ class CustomLossCatalog:
         if known is not None and known[0] == session_id:
             return known[1]
         async with self._database.reading() as db:
-            request = await request_log.succeeded(db, loss_id.removeprefix(_PREFIX), KIND, session_id)
+            request = await rows.succeeded(db, loss_id.removeprefix(_PREFIX), KIND, session_id)
             owner = await db.scalar(select(Session.owner).where(Session.id == session_id))
         if request is None or loss_id != id_of(request):
             raise InvalidRequest(

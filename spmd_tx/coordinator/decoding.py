@@ -20,8 +20,8 @@ from spmd_tx.coordinator.mesh.program_orders import Wish
 from spmd_tx.coordinator.pages import pages_for
 from spmd_tx.coordinator.prefill import Segment
 from spmd_tx.coordinator.reading import Reading
-from spmd_tx.coordinator.request_failures import failure
-from spmd_tx.coordinator.request_records import Failed, Outcome
+from spmd_tx.coordinator.requests.failures import failure
+from spmd_tx.coordinator.requests.records import Failed, Outcome
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import let_pass

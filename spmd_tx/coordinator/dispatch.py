@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.request_records import Outcome
+from spmd_tx.coordinator.requests.records import Outcome
 from spmd_tx.protocol import AnyCommand
 from spmd_tx.reports import Reply
 

@@ -13,8 +13,7 @@ from spmd_tx.coordinator.batching import MicroBatch
 from spmd_tx.coordinator.dispatch import Dispatch
 from spmd_tx.coordinator.mesh.compilation import Compilation, Compilers, Settled
 from spmd_tx.coordinator.mesh.program_orders import Wish
-from spmd_tx.coordinator.request_records import Outcome
-from spmd_tx.coordinator.request_times import Stage
+from spmd_tx.coordinator.requests.records import Outcome, Stage
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.samples import SampleJob

@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from spmd_tx.coordinator.backlog import most_tokens
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.requests.backlog import most_tokens
+from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.sample_text import SampleText
 from spmd_tx.coordinator.wire import sampling_protobuf
 from spmd_tx.coordinator.wire.sampling import SampleRequest

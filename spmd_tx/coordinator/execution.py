@@ -15,8 +15,8 @@ from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.model_line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.replay import Replay
-from spmd_tx.coordinator.request_failures import failed_by
-from spmd_tx.coordinator.request_records import (
+from spmd_tx.coordinator.requests.failures import failed_by
+from spmd_tx.coordinator.requests.records import (
     CHANGES_STATE,
     CHUNKED_KINDS,
     Failed,

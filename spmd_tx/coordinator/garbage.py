@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaped, Reaper
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.request_records import Kind
+from spmd_tx.coordinator.requests.records import Kind
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.fields import TensorData, TrainingNumber
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from spmd_tx.coordinator.request_records import CHUNKED_KINDS, Request
+from spmd_tx.coordinator.requests.records import CHUNKED_KINDS, Request
 from spmd_tx.errors import InvalidRequest
 
 LATER_CALL_SECONDS = 2.0  # how long a gap stays open once a later call has arrived

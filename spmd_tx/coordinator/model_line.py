@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 
 from spmd_tx.coordinator.checkpoints.snapshots import Found
 from spmd_tx.coordinator.lines import Line
-from spmd_tx.coordinator.request_log import not_run_again
-from spmd_tx.coordinator.request_records import CHANGES_STATE, Executed, Request
+from spmd_tx.coordinator.requests.records import CHANGES_STATE, Executed, Request
+from spmd_tx.coordinator.requests.rows import not_run_again
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.errors import MeshError
 

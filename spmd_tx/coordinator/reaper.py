@@ -15,12 +15,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import retention, trace_export
+from spmd_tx.coordinator import retention
+from spmd_tx.coordinator.requests import traces
+from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY, folder_of
 from spmd_tx.coordinator.retention import Ages
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
 from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
-from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY, folder_of
 from spmd_tx.coordinator.stability import KEPT_SECONDS
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import size_of
@@ -118,7 +119,7 @@ class Reaper:
             if dry_run:
                 await savepoint.rollback()
         doomed.append(await asyncio.to_thread(self._compilation_cache))
-        doomed.append(_Doomed("traces", await asyncio.to_thread(trace_export.old_files, self._data_dir, now)))
+        doomed.append(_Doomed("traces", await asyncio.to_thread(traces.old_files, self._data_dir, now)))
         old = ["scratch", "idle_adapters"] if at_rest else ["scratch"]
         doomed.append(_Doomed("old folders", [path for name in old for path in self._data_dir.glob(name)]))
         versions = self._data_dir / "versions"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from spmd_tx.coordinator.checkpoints.snapshots import Found
 from spmd_tx.coordinator.model_line import Restoration
-from spmd_tx.coordinator.request_records import History, Request
+from spmd_tx.coordinator.requests.records import History, Request
 
 
 class Log(Protocol):

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from spmd_tx.coordinator.model_line import ModelLine
-from spmd_tx.coordinator.request_failures import failure
-from spmd_tx.coordinator.request_records import Request
+from spmd_tx.coordinator.requests.failures import failure
+from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import report

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import sample_notes
-from spmd_tx.coordinator.sample_notes import ROUTING, SEQUENCE_ID, NoteFiles
+from spmd_tx.coordinator.requests import sample_notes
+from spmd_tx.coordinator.requests.sample_notes import ROUTING, SEQUENCE_ID, NoteFiles
 from spmd_tx.coordinator.wire.training_protobuf import Span
 
 ROUTER_CHOOSES = -1

@@ -7,8 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.dispatcher import Sampling
-from spmd_tx.coordinator.json_bodies import read_body
-from spmd_tx.coordinator.request_records import Request, RequestLog
+from spmd_tx.coordinator.requests.records import Request, RequestLog, read_body
 from spmd_tx.coordinator.samples import SampleJob
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.coordinator.versions import Versions

@@ -13,8 +13,8 @@ from spmd_tx.coordinator import prompt_wishes, routing, stability
 from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.prefix_cache import BlockKeys
 from spmd_tx.coordinator.prompt_wishes import Wishes
-from spmd_tx.coordinator.request_records import Finished
-from spmd_tx.coordinator.sample_notes import ROUTING, STABILITY
+from spmd_tx.coordinator.requests.records import Finished
+from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
 from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.wire.sampling import SampleRequest

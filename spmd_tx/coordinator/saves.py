@@ -13,8 +13,7 @@ from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
-from spmd_tx.coordinator.json_bodies import json_result
-from spmd_tx.coordinator.request_records import Failed, Outcome, Request
+from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after

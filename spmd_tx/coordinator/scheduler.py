@@ -15,12 +15,12 @@ from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
 from spmd_tx.coordinator.model_line import Restoration
-from spmd_tx.coordinator.quarantine import Quarantine
 from spmd_tx.coordinator.queue_status import QueueStatus
 from spmd_tx.coordinator.recovery import plan, refused
-from spmd_tx.coordinator.request_failures import failure
-from spmd_tx.coordinator.request_log import by_operator
-from spmd_tx.coordinator.request_records import Failed, Request, RequestLog
+from spmd_tx.coordinator.requests.failures import failure
+from spmd_tx.coordinator.requests.quarantine import Quarantine
+from spmd_tx.coordinator.requests.records import Failed, Request, RequestLog
+from spmd_tx.coordinator.requests.rows import by_operator
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.storage.outages import is_outage, patiently
 from spmd_tx.coordinator.storage.tables import Model

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.model_line import ModelLine
-from spmd_tx.coordinator.request_records import RequestLog
+from spmd_tx.coordinator.requests.records import RequestLog
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.unfinished import Unfinished

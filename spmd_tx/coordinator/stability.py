@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import sample_notes
+from spmd_tx.coordinator.requests import sample_notes
+from spmd_tx.coordinator.requests.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
 from spmd_tx.coordinator.wire.training_protobuf import Datum, Span
 from spmd_tx.errors import InvalidRequest

@@ -22,10 +22,17 @@ from spmd_tx.coordinator.datum_validation import (
     check_lora,
     check_optimizer,
 )
-from spmd_tx.coordinator.json_bodies import json_result, read_body
 from spmd_tx.coordinator.loss_runs import GivenUp, LossRuns
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_records import CHUNKED_KINDS, Failed, Kind, Outcome, Request
+from spmd_tx.coordinator.requests.records import (
+    CHUNKED_KINDS,
+    Failed,
+    Kind,
+    Outcome,
+    Request,
+    json_result,
+    read_body,
+)
 from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.byte_budget import Room
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute

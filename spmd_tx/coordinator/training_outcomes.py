@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
-from spmd_tx.coordinator.json_bodies import json_result
-from spmd_tx.coordinator.request_records import Failed, Finished, Outcome
+from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, json_result
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.wire import training

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from spmd_tx.coordinator.request_records import Request
+from spmd_tx.coordinator.requests.records import Request
 
 
 class Unfinished:

@@ -11,8 +11,8 @@ from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.mesh.hub import Hub
-from spmd_tx.coordinator.payloads import PayloadFiles
-from spmd_tx.coordinator.request_queue import RequestQueue
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from tests.chaos.points import wrap
 
 WORKER = str(Path(__file__).with_name("faulty_worker.py"))

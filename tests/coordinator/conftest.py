@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import payloads, request_queue
 from spmd_tx.coordinator.allowances import Allowances
 from spmd_tx.coordinator.app import make_app
 from spmd_tx.coordinator.catalog.catalog import open_catalog
@@ -23,20 +22,22 @@ from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.line_numbers import LineNumbers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
-from spmd_tx.coordinator.request_queue import RequestQueue, open_queue
+from spmd_tx.coordinator.requests import payload_files
+from spmd_tx.coordinator.requests import queue as request_queue
+from spmd_tx.coordinator.requests.line_numbers import LineNumbers
+from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
+from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
-from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from tests.coordinator.fake_scheduler import FakeScheduler
 from tests.databases import migrate
@@ -93,7 +94,7 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def all_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """No body is small enough for a row. Ask for it before the queue."""
-    monkeypatch.setattr(payloads, "SMALL_BYTES", -1)
+    monkeypatch.setattr(payload_files, "SMALL_BYTES", -1)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import numpy as np
 from spmd_tx.coordinator import custom_losses
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
-from spmd_tx.coordinator.request_queue import RequestQueue
-from spmd_tx.coordinator.request_records import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.wire import (
     checkpoint_paths,

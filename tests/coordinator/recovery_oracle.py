@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.request_records import Failed, Finished, Kind, Outcome
+from spmd_tx.coordinator.requests.records import Failed, Finished, Kind, Outcome
 from spmd_tx.coordinator.samples import draw_seeds
 from spmd_tx.coordinator.wire import sampling, tinker_pb2, training
 from tests.coordinator import replay_device

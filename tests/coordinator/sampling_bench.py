@@ -9,7 +9,7 @@ import numpy as np
 from spmd_tx.coordinator.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
-from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.samples import SamplingModel, draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams

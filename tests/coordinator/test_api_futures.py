@@ -3,9 +3,10 @@ import asyncio
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from spmd_tx.coordinator import api_futures, request_log
+from spmd_tx.coordinator import api_futures
 from spmd_tx.coordinator.catalog.catalog import open_catalog
-from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.records import Failed
 from tests.coordinator.conftest import BASE_MODEL
 
 
@@ -185,7 +186,7 @@ async def test_a_cancellation_is_durable_when_it_is_answered(api, sampler_id, se
     monkeypatch.setattr(services.scheduler, "cancel", lambda id: services.queue.resolve(id, cancelled))
     assert (await api.post("cancel_future", json={"request_id": request_id})).status_code == 200
     async with services.database.reading() as db:
-        assert await request_log.outcome(db, request_id) == cancelled
+        assert await rows.outcome(db, request_id) == cancelled
 
 
 async def test_a_cancellation_that_cannot_be_stored_is_to_be_sent_again(

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from spmd_tx.coordinator import drawing
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from tests.coordinator.fake_scheduler import DRAWN_TOKEN, LOGPROB

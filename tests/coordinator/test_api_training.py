@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from spmd_tx.coordinator.line_numbers import LineNumbers
+from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 
 PROTOBUF = {"content-type": "application/x-protobuf"}

@@ -3,7 +3,7 @@ from typing import cast
 import pytest
 from sqlalchemy import Table, event, select
 
-from spmd_tx.coordinator import request_records
+from spmd_tx.coordinator.requests import records
 from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.tables import RequestRow
@@ -64,7 +64,7 @@ async def test_no_statement_of_a_group_goes_through_all_requests(tmp_path, on_sq
     event.listen(on_sqlite._quick_writer, "before_cursor_execute", lambda *each: statements.append(each[2:4]))
     async with run_queue(on_sqlite, tmp_path) as queue:
         ids = [await queue.submit("optim_step", "s:train:0", number, "s", b"{}") for number in (1, 2)]
-        queue.resolve(ids[0], request_records.Finished("application/json", b"{}"))
+        queue.resolve(ids[0], records.Finished("application/json", b"{}"))
         await queue.flush()
     async with on_sqlite.reading() as db:
         for statement, values in statements:

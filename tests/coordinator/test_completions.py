@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from spmd_tx.coordinator import completions as module
-from spmd_tx.coordinator.completions import Completion, Completions, Target
-from spmd_tx.coordinator.request_records import Failed, Finished, Outcome
+from spmd_tx.coordinator.requests import completions as module
+from spmd_tx.coordinator.requests.completions import Completion, Completions, Target
+from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome
 
 ME = Target("s:sample:0", 0)
 COPY = Target("s:sample:0", 7)

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator import garbage
-from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaped
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 from sqlalchemy import select, update
 
-from spmd_tx.coordinator import request_overview
-from spmd_tx.coordinator.given_up import OperatorsWishes
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.requests import overview
+from spmd_tx.coordinator.requests.given_up import OperatorsWishes
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import beside
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
 from spmd_tx.protocol import CreateAdapter, ForwardBackward, OptimStep
@@ -183,7 +183,7 @@ async def set_column(database, request_id, **values):
 
 async def give_up(database, request_id):
     async with database.transaction() as db:
-        return await request_overview.give_up(db, await request_overview.find(db, request_id), WHY)
+        return await overview.give_up(db, await overview.find(db, request_id), WHY)
 
 
 async def test_the_log_tells_which_unfinished_requests_were_given_up(queue, database):
@@ -239,7 +239,7 @@ async def test_a_model_is_refused_rather_than_a_request_run_again(queue, databas
     for request_id in (creation, trained):
         await finish(queue, request_id)
     async with database.transaction() as db:
-        await request_overview.refuse_model(db, await request_overview.find(db, trained), WHY)
+        await overview.refuse_model(db, await overview.find(db, trained), WHY)
     expected = f"{A} cannot be restored: request 1 is not run again, it was {TOLD}"
     assert (await queue.history(A, after=-1)).refusal == expected
 
@@ -250,7 +250,7 @@ async def test_an_operator_looks_in_and_gives_up_beside_a_queue_that_writes(queu
 
     async def read(beside):
         async with beside.reading() as db:
-            return await request_overview.listed(db, request_overview.Choice(owner=None, most=1))
+            return await overview.listed(db, overview.Choice(owner=None, most=1))
 
     async def write(beside):
         return await give_up(beside, ids[1][:8])

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator import json_forms, prompt_wishes, validation
-from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.stops import stop_rule
 from spmd_tx.coordinator.wire.moments import read_moment
 from spmd_tx.coordinator.wire.sampling import SampleRequest

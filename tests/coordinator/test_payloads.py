@@ -4,9 +4,9 @@ import random
 import pytest
 import zstandard
 
-from spmd_tx.coordinator import payloads
-from spmd_tx.coordinator.payloads import PayloadFiles
-from spmd_tx.coordinator.request_records import Place
+from spmd_tx.coordinator.requests import payload_files
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.records import Place
 from spmd_tx.coordinator.runtime.byte_lru import Recent
 from spmd_tx.errors import DamagedBody, StartError
 
@@ -26,7 +26,7 @@ def test_each_body_of_a_group_is_found_again(files):
 
 
 def test_small_bodies_are_left_to_their_rows(files, monkeypatch):
-    monkeypatch.setattr(payloads, "SMALL_BYTES", 4)
+    monkeypatch.setattr(payload_files, "SMALL_BYTES", 4)
     bodies = [b"four", b"", b"large", b"x"]
     four, empty, large, x = files.write(bodies)
     assert (four, empty, x) == (b"four", b"", b"x")
@@ -35,7 +35,7 @@ def test_small_bodies_are_left_to_their_rows(files, monkeypatch):
 
 
 def test_a_group_of_small_bodies_makes_no_file(files, monkeypatch):
-    monkeypatch.setattr(payloads, "SMALL_BYTES", 4)
+    monkeypatch.setattr(payload_files, "SMALL_BYTES", 4)
     assert files.write([b"four", b""]) == [b"four", b""]
     assert files.numbers() == []
 
@@ -43,11 +43,11 @@ def test_a_group_of_small_bodies_makes_no_file(files, monkeypatch):
 def test_groups_share_a_file_until_it_is_full_or_old(files, monkeypatch):
     places = files.write([b"a", b"b"]) + files.write([b"c"])
     assert [place.file for place in places] == [0, 0, 0]
-    monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(payload_files, "SEGMENT_BYTES", 1)
     places += files.write([b"d"])
-    monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(payload_files, "SEGMENT_BYTES", 1 << 20)
     places += files.write([b"e"])
-    monkeypatch.setattr(payloads, "SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(payload_files, "SEGMENT_SECONDS", 0.0)
     places += files.write([b"f"])
     assert [place.file for place in places[3:]] == [1, 1, 2]
     assert [files.read(place) for place in places] == [b"a", b"b", b"c", b"d", b"e", b"f"]
@@ -83,7 +83,7 @@ def test_what_an_interrupted_write_left_is_removed(tmp_path):
 
 
 def test_only_the_files_named_are_deleted(files, monkeypatch):
-    monkeypatch.setattr(payloads, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(payload_files, "SEGMENT_BYTES", 1)
     (gone,) = files.write([b"gone"])
     (kept,) = files.write([b"kept"])
     files.delete([gone.file])

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from spmd_tx import tiny_model
-from spmd_tx.coordinator.quarantine import Quarantine, open_quarantine
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.requests.quarantine import Quarantine, open_quarantine
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.runtime import threads
 from spmd_tx.coordinator.runtime.at_work import SLOTS, AtWork
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute

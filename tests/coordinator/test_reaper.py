@@ -6,11 +6,13 @@ from itertools import count
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from spmd_tx.coordinator import payloads, retention
+from spmd_tx.coordinator import retention
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.payloads import PayloadFiles
 from spmd_tx.coordinator.reaper import Limits, Reaper
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.requests import payload_files as payloads
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.records import Failed, Finished
+from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.disk import by_kind
 from spmd_tx.coordinator.storage.folders import folder_name, write_manifest
@@ -24,7 +26,6 @@ from spmd_tx.coordinator.storage.tables import (
     SnapshotRow,
     UsageRow,
 )
-from spmd_tx.coordinator.trace_export import TraceExports
 from spmd_tx.errors import NotFound
 
 HOUR = 3600.0

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import insert
 
-from spmd_tx.coordinator.request_records import Failed, Outcome
+from spmd_tx.coordinator.requests.records import Failed, Outcome
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from tests.coordinator.recovery_bench import Coordinator, lost

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 from sqlalchemy import insert, select
 
-from spmd_tx.coordinator import request_queue
-from spmd_tx.coordinator.request_queue import open_queue
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.requests import queue as request_queue
+from spmd_tx.coordinator.requests.queue import open_queue
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.tables import RequestRow, Sampler
 from spmd_tx.errors import Abandoned, InvalidRequest, NotFound, StartError
 

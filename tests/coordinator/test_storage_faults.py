@@ -10,10 +10,11 @@ import zstandard
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator import housekeeping, request_log
-from spmd_tx.coordinator.payloads import PayloadFiles
-from spmd_tx.coordinator.request_queue import open_queue
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator import housekeeping
+from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.queue import open_queue
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage import disk
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage
@@ -353,7 +354,7 @@ async def test_when_not_even_the_failure_can_be_stored_its_client_is_told_and_th
     queue, monkeypatch, caplog
 ):
     poisoned, other = await submit(queue, seq_id=1), await submit(queue, seq_id=2)
-    original = request_log.settle
+    original = rows.settle
 
     def settle(db, settled):
         settled = list(settled)
@@ -361,7 +362,7 @@ async def test_when_not_even_the_failure_can_be_stored_its_client_is_told_and_th
             raise ZeroDivisionError
         original(db, settled)
 
-    monkeypatch.setattr(request_log, "settle", settle)
+    monkeypatch.setattr(rows, "settle", settle)
     queue.resolve(poisoned, RESULT)
     queue.resolve(other, RESULT)
     assert await queue.wait(other, timeout=60) == RESULT

@@ -1,7 +1,7 @@
 import json
 from itertools import pairwise
 
-from spmd_tx.coordinator.trace_events import STAGES, TracedRequest, events, write
+from spmd_tx.coordinator.requests.traces import STAGES, TracedRequest, events, write
 
 
 def request(number, begin, end, line="m", kind="sample", **more):

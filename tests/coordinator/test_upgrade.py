@@ -8,8 +8,8 @@ from sqlalchemy import create_engine, text
 
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
-from spmd_tx.coordinator.request_queue import open_queue
-from spmd_tx.coordinator.request_records import Finished
+from spmd_tx.coordinator.requests.queue import open_queue
+from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.storage.database import MIGRATIONS, open_database
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 

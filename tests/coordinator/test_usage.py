@@ -2,7 +2,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from spmd_tx.coordinator.request_records import Failed, Finished
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.tables import AuditRow, Model, Sampler, Session, UsageRow
 from spmd_tx.coordinator.tenancy import usage
 from spmd_tx.coordinator.tenancy.spent import Spent

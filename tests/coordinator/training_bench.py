@@ -22,7 +22,7 @@ from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.packing import Grid
-from spmd_tx.coordinator.request_records import Executed, Failed, Finished, History, Losses, Request
+from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, History, Losses, Request
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage.database import open_database

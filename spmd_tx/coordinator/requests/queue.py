@@ -10,22 +10,30 @@ from pathlib import Path
 
 from sqlalchemy import Executable
 
-from spmd_tx.coordinator import request_log, request_losses
-from spmd_tx.coordinator.backlog import Backlog
-from spmd_tx.coordinator.completions import Completion, Completions, Span, Target
-from spmd_tx.coordinator.payloads import PayloadFiles
-from spmd_tx.coordinator.request_failures import failure
-from spmd_tx.coordinator.request_groups import Ending, Group, GroupWriter
-from spmd_tx.coordinator.request_records import Failed, Finished, History, Kind, Losses, Outcome, Request
-from spmd_tx.coordinator.request_times import RequestTimes, Stage
+from spmd_tx.coordinator.requests import loss_counts, rows
+from spmd_tx.coordinator.requests.backlog import Backlog
+from spmd_tx.coordinator.requests.completions import Completion, Completions, Span, Target
+from spmd_tx.coordinator.requests.failures import failure
+from spmd_tx.coordinator.requests.group_writer import Ending, Group, GroupWriter, Submission, answer, refuse
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.records import (
+    Failed,
+    Finished,
+    History,
+    Kind,
+    Losses,
+    Outcome,
+    Request,
+    RequestTimes,
+    Stage,
+)
+from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.byte_lru import Recent
 from spmd_tx.coordinator.runtime.containment import let_pass, report
-from spmd_tx.coordinator.sample_notes import NoteWriter
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.storage.outages import is_outage, until
-from spmd_tx.coordinator.submissions import Submission, answer, refuse
 from spmd_tx.errors import Abandoned, DamagedBody, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -119,15 +127,15 @@ class RequestQueue:
 
     async def history(self, line: str, after: int) -> History:
         async with self._database.reading() as db:
-            return await request_log.history(db, line, after)
+            return await rows.history(db, line, after)
 
     async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
         async with self._database.transaction() as db:
-            return await request_losses.count_losses(db, in_flight, blamed)
+            return await loss_counts.count_losses(db, in_flight, blamed)
 
     async def given_up(self) -> dict[str, str]:
         async with self._database.reading() as db:
-            return await request_log.given_up(db)
+            return await rows.given_up(db)
 
     async def stored(self, request_ids: Collection[str] | None) -> None:
         request_ids = list(self._outcomes) if request_ids is None else request_ids
@@ -139,7 +147,7 @@ class RequestQueue:
         body = self._payloads.get(request.id)
         if body is None:
             async with self._database.reading() as db:
-                place = await request_log.payload_place(db, request.id)
+                place = await rows.payload_place(db, request.id)
             try:
                 body = await asyncio.to_thread(self._files.read, place)
             except DamagedBody as error:
@@ -291,11 +299,11 @@ class RequestQueue:
 
     async def _read_session(self, request_id: str) -> str:
         async with self._database.reading() as db:
-            return await request_log.session_of(db, request_id)
+            return await rows.session_of(db, request_id)
 
     async def _read(self, request_id: str) -> Outcome | None:
         async with self._database.reading() as db:
-            stored = await request_log.outcome(db, request_id)
+            stored = await rows.outcome(db, request_id)
         if stored is None or isinstance(stored, Failed):
             return stored
         content_type, place = stored
@@ -311,14 +319,14 @@ async def open_queue(database: Database, data_dir: Path, storage: Storage | None
     storage = storage or Storage(data_dir)
     files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
     async with database.reading() as db:
-        unfinished = await db.run_sync(request_log.unfinished)
-        next_number = await request_log.next_number(db)
-        last_completion = await request_log.last_completion(db)
+        unfinished = await db.run_sync(rows.unfinished)
+        next_number = await rows.next_number(db)
+        last_completion = await rows.last_completion(db)
     groups = GroupWriter(database, files, NoteWriter(data_dir), next_number)
 
     async def read(target: Target, span: Span) -> list[Completion]:
         async with database.reading() as db:
-            return await request_log.completions(db, target, span)
+            return await rows.completions(db, target, span)
 
     completions = Completions(last_completion, read)
     return RequestQueue(database, files, storage, groups, completions, unfinished)

@@ -1,6 +1,6 @@
 """The outcome of a request whose work has raised an error."""
 
-from spmd_tx.coordinator.request_records import Failed, Request
+from spmd_tx.coordinator.requests.records import Failed, Request
 from spmd_tx.coordinator.runtime.containment import COUNTS, LOST, report
 from spmd_tx.errors import Abandoned, CompileFailed, DamagedBody, RequestError
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import NoReturn, Protocol
 
-from spmd_tx.coordinator import request_overview
+from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
@@ -60,6 +60,6 @@ class OperatorsWishes:
             request_id,
         )
         async with self._database.transaction() as db:
-            request = await request_overview.with_id(db, request_id)
+            request = await overview.with_id(db, request_id)
             if request is not None:
-                request_overview.note(db, "request_give_up_late", request)
+                overview.note(db, "request_give_up_late", request)

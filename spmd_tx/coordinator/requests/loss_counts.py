@@ -5,7 +5,7 @@ from collections.abc import Collection
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.request_records import Losses
+from spmd_tx.coordinator.requests.records import Losses
 from spmd_tx.coordinator.storage.tables import RequestRow
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.request_records import CHANGES_STATE
+from spmd_tx.coordinator.requests.records import CHANGES_STATE
 from spmd_tx.coordinator.storage.tables import RequestRow, Session
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.errors import StartError

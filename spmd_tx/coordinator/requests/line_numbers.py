@@ -6,7 +6,7 @@ that should depend on a number that a client has made up.
 
 from collections import OrderedDict
 
-from spmd_tx.coordinator import request_log
+from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.storage.database import Database
 
 MOST_LINES = 100_000  # whose highest numbers are held in memory; of others they are read again
@@ -24,7 +24,7 @@ class LineNumbers:
         """Why a request cannot have this number, if so; else it counts as used."""
         if line not in self._highest:
             async with self._database.reading() as db:
-                stored = await request_log.highest_number(db, line)
+                stored = await rows.highest_number(db, line)
             self._highest.setdefault(line, stored)
         highest = self._highest[line]
         if seq_id > highest + self._most_ahead:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spmd_tx.coordinator import request_losses
-from spmd_tx.coordinator.request_records import Failed
+from spmd_tx.coordinator.requests import loss_counts
+from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.storage.database import Database
 
@@ -58,7 +58,7 @@ async def open_quarantine(database: Database, data_dir: Path) -> Quarantine:
     """Count what the marks of the last process tell; they are gone then."""
     at_work = await asyncio.to_thread(AtWork, data_dir / FILE)
     async with database.transaction() as db:
-        ends = await request_losses.count_ends(db, at_work.found)
+        ends = await loss_counts.count_ends(db, at_work.found)
     for request_id in at_work.found & ends.keys():
         times = _times(ends[request_id])
         logger.error("the server ended while it was at work on request %s, %s by now", request_id, times)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zstandard
 
-from spmd_tx.coordinator.request_records import Kept, Place
+from spmd_tx.coordinator.requests.records import Kept, Place
 from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError

@@ -7,8 +7,8 @@ from typing import Literal, cast
 from sqlalchemy import Table, func, or_, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.completions import MICROSECONDS, Completion, Span, Target
-from spmd_tx.coordinator.request_records import (
+from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, Span, Target
+from spmd_tx.coordinator.requests.records import (
     CHANGES_STATE,
     Executed,
     Failed,

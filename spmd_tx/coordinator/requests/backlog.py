@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from spmd_tx.coordinator.request_records import Request
+from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 

@@ -1,29 +1,55 @@
 """Writes requests and outcomes into the log in groups: one write to a file and one transaction for each."""
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator import accounting, request_log
-from spmd_tx.coordinator.payloads import PayloadFiles
-from spmd_tx.coordinator.request_records import (
+from spmd_tx.coordinator.requests import rows as request_log
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.records import (
+    Failed,
     Finished,
     Kept,
     Key,
+    Kind,
     Known,
     NewRow,
     Outcome,
     Place,
     Request,
+    RequestTimes,
     Settled,
 )
-from spmd_tx.coordinator.request_times import RequestTimes
-from spmd_tx.coordinator.sample_notes import NoteWriter
+from spmd_tx.coordinator.requests.sample_notes import NoteWriter
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Aside, Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
-from spmd_tx.coordinator.submissions import Submission, first_of_each_key, known_as
+from spmd_tx.coordinator.tenancy import audit, usage
+from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
+
+
+class Submission(NamedTuple):
+    """A request on its way into the log."""
+
+    kind: Kind
+    line: str
+    seq_id: int
+    session_id: str
+    payload: bytes
+    also: Sequence[Executable]  # statements that become true together with the request
+    refused: Failed | None  # the outcome of a request that is only recorded
+    tokens: int  # that a sample takes at most
+    accepted_at: float  # seconds since the epoch
+    accepted: asyncio.Future[str]  # its request_id, once it is durable
+
+    @property
+    def key(self) -> Key:
+        return self.line, self.seq_id
 
 
 class Ending(NamedTuple):
@@ -91,7 +117,7 @@ class GroupWriter:
             db.execute(statement)
         settled = [Settled(*each[:2], self._result(each), *each[2:]) for each in group.endings]
         # What a commit that seemed to fail has counted is not counted again.
-        accounting.record(db, request_log.without_outcome(db, settled) if self._is_unsure else settled)
+        record(db, request_log.without_outcome(db, settled) if self._is_unsure else settled)
         request_log.settle(db, settled)
         requests = [row.request for row in rows]
         known |= {(each.line, each.seq_id): known_as(each) for each in requests}
@@ -119,3 +145,65 @@ class GroupWriter:
         number, self._next_number = self._next_number, self._next_number + 1
         _, line, seq_id, session_id = submission[:4]
         return Request(number, secrets.token_hex(16), submission.kind, line, seq_id, session_id)
+
+
+def first_of_each_key(submissions: Sequence[Submission], known: Mapping[Key, Known]) -> list[Submission]:
+    fresh: dict[Key, Submission] = {}
+    for submission in submissions:
+        if submission.key not in known:
+            fresh.setdefault(submission.key, submission)
+    return list(fresh.values())
+
+
+def known_as(request: Request) -> Known:
+    return Known(request.id, request.kind)
+
+
+def answer(submission: Submission, known: Known) -> None:
+    if known.kind == submission.kind:
+        if not submission.accepted.done():  # it is done when the client has hung up
+            submission.accepted.set_result(known.id)
+        return
+    line, seq_id = submission.key
+    refuse(
+        submission,
+        InvalidRequest(
+            f"seq_id {seq_id} of {line!r} was already used for {known.kind}; "
+            f"send {submission.kind} with the next unused seq_id"
+        ),
+    )
+
+
+def refuse(submission: Submission, error: InvalidRequest | Unavailable | Abandoned) -> None:
+    if not submission.accepted.done():
+        submission.accepted.set_exception(error)
+
+
+AUDITED: dict[Kind, str] = {
+    "save_weights": "checkpoint_saved",
+    "save_weights_for_sampler": "checkpoint_saved",
+    "save_weights_external": "checkpoint_saved",
+    "load_weights": "checkpoint_loaded",
+}
+
+
+class _WithPath(msgspec.Struct):
+    """Of the results of saves and loads, what matters here."""
+
+    path: str | None = None  # null: a version without a name
+
+
+def record(db: Session, settled: Sequence[Settled]) -> None:
+    """Of outcomes that become durable now, each once."""
+    items: list[usage.Item] = []
+    for each in settled:
+        request, outcome = each.request, each.outcome
+        if not isinstance(outcome, Finished):
+            continue
+        spent, event = outcome.spent, AUDITED.get(request.kind)
+        path = None if event is None else msgspec.json.decode(outcome.body, type=_WithPath).path
+        if event is not None and path is not None:
+            audit.add_by_session(db, event, request.session_id, path)
+            spent = spent._replace(checkpoints=int(event == "checkpoint_saved"))
+        items.append(usage.Item(request.line, request.session_id, spent))
+    usage.add(db, items, clock.now())

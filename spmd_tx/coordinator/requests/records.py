@@ -3,11 +3,36 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from spmd_tx.coordinator.request_times import RequestTimes, Stage
+import msgspec
+
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.spent import NOTHING, Spent
 from spmd_tx.coordinator.wire.stored_text import storable
+from spmd_tx.coordinator.wire.training_protobuf import JSON
+from spmd_tx.errors import InvalidRequest
+
+Stage = Literal["began", "sent", "replied"]
+
+
+@dataclass
+class RequestTimes:
+    """In seconds since the epoch; None: it has not come so far."""
+
+    began_at: float | None = None  # its turn in the line came, or its sampler was there
+    sent_at: float | None = None  # its first command went to the workers
+    replied_at: float | None = None  # its last command was answered
+
+    def note(self, stage: Stage) -> None:
+        now = clock.now()
+        match stage:
+            case "began":
+                self.began_at = self.began_at or now
+            case "sent":
+                self.sent_at = self.sent_at or now
+            case "replied":
+                self.replied_at = now
 
 
 class Place(NamedTuple):
@@ -181,3 +206,18 @@ class RequestLog(Protocol):
 
 # Only these come in chunks; any other kind waiting beyond a gap proves that the call with the gap is over.
 CHUNKED_KINDS = frozenset({"forward", "forward_backward"})
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def read_body(body: bytes, schema: type[Body]) -> Body:
+    """Raises InvalidRequest when it does not parse."""
+    try:
+        return msgspec.json.decode(body, type=schema)
+    except msgspec.DecodeError as problem:
+        raise InvalidRequest(f"the request does not parse: {problem}") from None
+
+
+def json_result(result: msgspec.Struct) -> Finished:
+    return Finished(JSON, msgspec.json.encode(result))

@@ -1,0 +1,1 @@
+"""The write-ahead log of requests: accepts, stores, counts losses, and waits for outcomes."""
