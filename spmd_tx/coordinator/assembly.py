@@ -12,9 +12,7 @@ from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_model, fingerprint, load_tokenizer
 from spmd_tx.coordinator.allowances import Allowances
-from spmd_tx.coordinator.bank import VersionBank
 from spmd_tx.coordinator.body_room import make_rooms
-from spmd_tx.coordinator.buckets import Menu
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
@@ -23,7 +21,6 @@ from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_r
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.custom_losses import CustomLossCatalog
-from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment
@@ -42,7 +39,6 @@ from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.program_menu import program_menu
-from spmd_tx.coordinator.progress import Progress
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.requests.given_up import OperatorsWishes
@@ -50,18 +46,22 @@ from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.traces import TraceExports
-from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.at_work import AtWork
-from spmd_tx.coordinator.samples import SamplingModel
+from spmd_tx.coordinator.sampling.bank import VersionBank
+from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
+from spmd_tx.coordinator.sampling.job import SamplingModel
+from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
+from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
+from spmd_tx.coordinator.sampling.versions import open_versions
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.signed_urls import open_signed_urls
-from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.training import Training
 from spmd_tx.coordinator.training_slots import TrainingSlots
-from spmd_tx.coordinator.versions import open_versions
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.memory_plan import MemoryPlan

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from spmd_tx.coordinator.bank import VersionKey
 from spmd_tx.coordinator.batching import MicroBatch
-from spmd_tx.coordinator.dispatch import Dispatch
 from spmd_tx.coordinator.mesh.compilation import Compilation, Compilers, Settled
 from spmd_tx.coordinator.mesh.program_orders import Wish
 from spmd_tx.coordinator.requests.records import Outcome, Stage
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
-from spmd_tx.coordinator.samples import SampleJob
+from spmd_tx.coordinator.sampling.bank import VersionKey
+from spmd_tx.coordinator.sampling.batch import Dispatch
+from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.step_programs import StepPrograms
 from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training_slots import TrainingSlots

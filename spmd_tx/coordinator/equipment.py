@@ -6,9 +6,9 @@ from typing import NamedTuple
 from spmd_tx.coordinator.dispatcher import Sampling, Workers
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
-from spmd_tx.coordinator.samples import SampleJob
+from spmd_tx.coordinator.sampling.job import SampleJob
+from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training import Training
-from spmd_tx.coordinator.versions import Versions
 
 
 @dataclass(frozen=True)

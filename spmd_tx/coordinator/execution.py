@@ -27,7 +27,7 @@ from spmd_tx.coordinator.requests.records import (
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
 from spmd_tx.coordinator.sample_gate import SampleGate
-from spmd_tx.coordinator.samples import SampleJob
+from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper
 from spmd_tx.coordinator.storage.outages import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.trained_model import TrainedModel

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from spmd_tx.coordinator import openai_schemas as oai
 from spmd_tx.coordinator.drawing import Piece
-from spmd_tx.coordinator.stops import HALF_CHARACTER, Decoder
+from spmd_tx.coordinator.sampling.stops import HALF_CHARACTER, Decoder
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 
 DONE = b"data: [DONE]\n\n"

@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spmd_tx.coordinator import validation
 from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, Parameters
-from spmd_tx.coordinator.prompt_wishes import MOST_PER_TOKEN
-from spmd_tx.coordinator.validation import MAX_SAMPLES
+from spmd_tx.coordinator.sampling import validation
+from spmd_tx.coordinator.sampling.prompt_scores import MOST_PER_TOKEN
+from spmd_tx.coordinator.sampling.validation import MAX_SAMPLES
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest

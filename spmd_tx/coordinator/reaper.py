@@ -22,7 +22,7 @@ from spmd_tx.coordinator.retention import Ages
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
 from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
-from spmd_tx.coordinator.stability import KEPT_SECONDS
+from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.storage.folders import folder_name

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Protocol
 
 from spmd_tx.child_process import Allowance, call_outside
-from spmd_tx.coordinator.bank import UNPLACED
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
+from spmd_tx.coordinator.sampling.bank import UNPLACED
+from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import Begun, json_after
-from spmd_tx.coordinator.versions import Versions
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import (
     EXTERNAL_WEIGHTS,

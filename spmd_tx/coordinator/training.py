@@ -33,11 +33,12 @@ from spmd_tx.coordinator.requests.records import (
     json_result,
     read_body,
 )
-from spmd_tx.coordinator.routing import RoutingFiles
 from spmd_tx.coordinator.runtime.byte_budget import Room
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
+from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
+from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
+from spmd_tx.coordinator.sampling.versions import Versions, check_rank
 from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
-from spmd_tx.coordinator.stability import StabilityFiles
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.coordinator.training_outcomes import (
     Begun,
@@ -48,7 +49,6 @@ from spmd_tx.coordinator.training_outcomes import (
     written_after,
 )
 from spmd_tx.coordinator.training_slots import TrainingSlots
-from spmd_tx.coordinator.versions import Versions, check_rank
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest

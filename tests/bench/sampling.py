@@ -15,10 +15,10 @@ from statistics import median
 
 import numpy as np
 
-from spmd_tx.coordinator.bank import BASE_MODEL, VersionBank
-from spmd_tx.coordinator.buckets import Menu
-from spmd_tx.coordinator.decoding import SampleBatch, SamplingLimits
-from spmd_tx.coordinator.samples import SamplingModel
+from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
+from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
+from spmd_tx.coordinator.sampling.job import SamplingModel
+from spmd_tx.coordinator.sampling.shapes import Menu
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol import AdapterSpec, CreateAdapter, SaveSampler
 from spmd_tx.reports import Reply

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.requests.records import Failed, Finished, Kind, Outcome
-from spmd_tx.coordinator.samples import draw_seeds
+from spmd_tx.coordinator.sampling.job import draw_seeds
 from spmd_tx.coordinator.wire import sampling, tinker_pb2, training
 from tests.coordinator import replay_device
 from tests.coordinator.fake_workers import VOCABULARY, continuation

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx.coordinator.bank import BASE_MODEL, VersionBank
+from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.protocol import AdapterSpec, LoadSampler, PageOut
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from spmd_tx.coordinator.buckets import Menu, decode_steps, power_of_four
-from spmd_tx.coordinator.pages import pages_for
+from spmd_tx.coordinator.sampling.pages import pages_for
+from spmd_tx.coordinator.sampling.shapes import Menu, decode_steps, power_of_four
 from spmd_tx.protocol import active_sizes
 
 BANK_SLOTS = 10

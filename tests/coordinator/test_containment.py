@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from spmd_tx.coordinator import samples, training
+from spmd_tx.coordinator import training
 from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.mesh.generations import Generations
 from spmd_tx.coordinator.mesh.loss_causes import Loss, Sign, Suspicion
-from spmd_tx.coordinator.reading import Reading
+from spmd_tx.coordinator.sampling import job
+from spmd_tx.coordinator.sampling.job import Reading
 from spmd_tx.coordinator.trained_model import TrainedModel
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault
 from spmd_tx.protocol import OptimStep
@@ -283,7 +284,7 @@ async def test_a_fault_without_suspects_may_be_a_crash_loop(has_suspects, suspic
 def test_a_sample_whose_tokens_cannot_be_taken_fails_alone(monkeypatch, part, error):
     bench = Bench()
     prompts = {"good": prompt_of(9), "bad": prompt_of(9, 7), "fine": prompt_of(5, 3)}
-    of = {"result": samples.SampleJob, "extend": samples.Sample}[part]
+    of = {"result": job.SampleJob, "extend": job.Sample}[part]
     is_bad = lambda each, *_: getattr(each, "job", each).request_id == "bad"  # noqa: E731
     monkeypatch.setattr(of, part, raising(getattr(of, part), is_bad, error))
     for name, tokens in prompts.items():

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tinker.proto.response_conv import deserialize_sample_response
 
-from spmd_tx.coordinator.bank import BASE_MODEL
-from spmd_tx.coordinator.samples import OF_THE_PROMPT, draw_seeds
+from spmd_tx.coordinator.sampling.bank import BASE_MODEL
+from spmd_tx.coordinator.sampling.job import OF_THE_PROMPT, draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.errors import MeshError

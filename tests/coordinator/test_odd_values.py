@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator import json_forms, prompt_wishes, validation
+from spmd_tx.coordinator import json_forms
 from spmd_tx.coordinator.requests.records import Failed
-from spmd_tx.coordinator.stops import stop_rule
+from spmd_tx.coordinator.sampling import prompt_scores, validation
+from spmd_tx.coordinator.sampling.stops import stop_rule
 from spmd_tx.coordinator.wire.moments import read_moment
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import encode_sample_response
@@ -103,11 +104,11 @@ def answer(body: SampleRequest | None) -> bytes | None:
     try:
         validation.check_sample(body, LIMITS)
         length = sum(len(chunk.tokens or ()) for chunk in body.prompt.chunks)
-        wishes = prompt_wishes.of(body, length, LIMITS.vocab_size, (0, 0))
+        wishes = prompt_scores.of(body, length, LIMITS.vocab_size, (0, 0))
     except RequestError:
         return None
     stop_rule(body.sampling_params.stop, (0,))
-    wide = np.zeros((length - 1, prompt_wishes.MOST_PER_TOKEN), np.float32)
+    wide = np.zeros((length - 1, prompt_scores.MOST_PER_TOKEN), np.float32)
     names = ("top_tokens", "top_logprobs", "target_logprobs", "drawn_tokens", "drawn_logprobs")
     scores = wishes.scores({"logprobs": wide[:, 0], **dict.fromkeys(names, wide)})
     return encode_sample_response([], scores)

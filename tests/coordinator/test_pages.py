@@ -1,6 +1,6 @@
 import pytest
 
-from spmd_tx.coordinator.pages import TRASH_PAGE, PagePool, pages_for
+from spmd_tx.coordinator.sampling.pages import TRASH_PAGE, PagePool, pages_for
 
 
 def test_the_trash_page_is_never_given_out():

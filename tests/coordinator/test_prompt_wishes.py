@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import prompt_wishes
-from spmd_tx.coordinator.target_tokens import read
+from spmd_tx.coordinator.sampling import prompt_scores
+from spmd_tx.coordinator.sampling.target_tokens import read
 from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB
@@ -87,12 +87,12 @@ def test_targets_that_make_no_sense_are_refused(tensor, complaint):
 )
 def test_wishes_beyond_the_limits_are_refused(wishes, length, drawn, complaint):
     with pytest.raises(InvalidRequest, match=complaint):
-        prompt_wishes.check(body(**wishes), length, drawn, VOCABULARY)
+        prompt_scores.check(body(**wishes), length, drawn, VOCABULARY)
 
 
 def test_tokens_that_are_not_to_be_scored_have_empty_rows():
     asked = body(prompt_logprobs=True, topk_prompt_logprobs=1, prompt_logprobs_last_n=2)
-    wishes = prompt_wishes.of(asked, LENGTH, VOCABULARY, (0, 0))
+    wishes = prompt_scores.of(asked, LENGTH, VOCABULARY, (0, 0))
     top = np.arange(6).reshape(3, 2)
     scores = wishes.scores(
         {"logprobs": np.array([-1.0, -2, -3]), "top_tokens": top, "top_logprobs": -top.astype(np.float32)}
@@ -103,14 +103,14 @@ def test_tokens_that_are_not_to_be_scored_have_empty_rows():
 
 
 def test_nothing_is_sent_to_the_device_when_logprobs_are_all_that_is_wanted():
-    wishes = prompt_wishes.of(body(prompt_logprobs=True), LENGTH, VOCABULARY, (0, 0))
-    assert prompt_wishes.for_device((1, 8), [(wishes, (0, slice(3)), 0)], VOCABULARY) is None
-    assert prompt_wishes.for_device((1, 8), [], VOCABULARY) is None
+    wishes = prompt_scores.of(body(prompt_logprobs=True), LENGTH, VOCABULARY, (0, 0))
+    assert prompt_scores.for_device((1, 8), [(wishes, (0, slice(3)), 0)], VOCABULARY) is None
+    assert prompt_scores.for_device((1, 8), [], VOCABULARY) is None
 
 
 @pytest.mark.parametrize("count, computed", [(0, 0), (1, 4), (4, 4), (5, 8), (65, 100)])
 def test_widths_come_in_few_sizes_and_never_exceed_the_vocabulary(count, computed):
-    assert prompt_wishes.width(count, VOCABULARY) == computed
+    assert prompt_scores.width(count, VOCABULARY) == computed
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_widths_come_in_few_sizes_and_never_exceed_the_vocabulary(count, compute
     ],
 )
 def test_tokens_are_read_again_from_the_first_that_is_scored(wish, first):
-    assert prompt_wishes.of(body(**wish), LENGTH, VOCABULARY, (0, 0)).first_scored == first
+    assert prompt_scores.of(body(**wish), LENGTH, VOCABULARY, (0, 0)).first_scored == first

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tinker.proto.response_conv import deserialize_sample_response
 
-from spmd_tx.coordinator.bank import BASE_MODEL
+from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.protocol import Decode, Prefill
 from tests.coordinator.fake_workers import BASE, score

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
-from spmd_tx.coordinator.routing import RoutingFiles, encode
+from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles, encode
 from spmd_tx.coordinator.wire.training_protobuf import Span
 from spmd_tx.errors import DamagedBody
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from spmd_tx.coordinator.routing import Routing
+from spmd_tx.coordinator.sampling.routing_notes import Routing
 from spmd_tx.protocol import Decode, Prefill
 from tests.coordinator.fake_workers import FakeDevice
 from tests.coordinator.sampling_bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Bench, prompt_of

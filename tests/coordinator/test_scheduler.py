@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator import lines
-from spmd_tx.coordinator.bank import BASE_MODEL
-from spmd_tx.coordinator.dispatch import Dispatch
 from spmd_tx.coordinator.queue_status import in_words
 from spmd_tx.coordinator.requests.records import Finished
+from spmd_tx.coordinator.sampling.bank import BASE_MODEL
+from spmd_tx.coordinator.sampling.batch import Dispatch
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
 from spmd_tx.protocol import (

@@ -1,9 +1,9 @@
 import pytest
 
-from spmd_tx.coordinator import prompt_wishes
-from spmd_tx.coordinator.samples import Sample, SampleJob
-from spmd_tx.coordinator.shard import Shard
-from spmd_tx.coordinator.stops import StopRule, StopWatch
+from spmd_tx.coordinator.sampling import prompt_scores
+from spmd_tx.coordinator.sampling.job import Sample, SampleJob
+from spmd_tx.coordinator.sampling.shard import Shard
+from spmd_tx.coordinator.sampling.stops import StopRule, StopWatch
 from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
 
 PAGE_SIZE = 4
@@ -30,7 +30,7 @@ def samples_of(number, sampler, *, prompt=5, count=1):
         top_k=10,
         top_p=1.0,
         rule=rule,
-        wishes=prompt_wishes.of(SampleRequest(ModelInput([])), prompt, 100, (0, 0)),
+        wishes=prompt_scores.of(SampleRequest(ModelInput([])), prompt, 100, (0, 0)),
         top=0,
     )
     job.samples = [Sample(job, index, (0, 0), StopWatch(rule, None)) for index in range(count)]

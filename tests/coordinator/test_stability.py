@@ -6,7 +6,7 @@ import pytest
 
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.stability import KEPT_SECONDS, StabilityFiles, encode
+from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS, StabilityFiles, encode
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
 from spmd_tx.coordinator.wire.training_protobuf import Datum, Span
 from spmd_tx.errors import DamagedBody, InvalidRequest

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from spmd_tx.coordinator.sample_text import Detokenizer
-from spmd_tx.coordinator.stops import StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.sampling.stops import StopRule, StopWatch, stop_rule
 
 END_OF_TEXT = (7, 9)
 

@@ -6,7 +6,7 @@ import pyrage
 import pytest
 
 from spmd_tx.coordinator import saves
-from spmd_tx.coordinator.bank import UNPLACED
+from spmd_tx.coordinator.sampling.bank import UNPLACED
 from spmd_tx.coordinator.training import CHILDREN
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest

@@ -5,12 +5,12 @@ A larger program than the one that is needed does as well; the one that would be
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from spmd_tx.coordinator.buckets import Menu, power_of_two
-from spmd_tx.coordinator.pages import pages_for
-from spmd_tx.coordinator.prompt_wishes import NARROWEST, Wishes, width
-from spmd_tx.coordinator.samples import Sample
+from spmd_tx.coordinator.sampling.job import Sample
+from spmd_tx.coordinator.sampling.pages import pages_for
+from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, Scores, Wishes, width
+from spmd_tx.coordinator.sampling.shapes import Menu, power_of_two
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import active_sizes
 
@@ -46,23 +46,6 @@ class EverythingReady:
 
     def reason(self, program: ProgramShape) -> str:
         raise AssertionError(f"nobody waits for {program}")
-
-
-class Scores(NamedTuple):
-    """What a Prefill computes of prompts, as its program has it."""
-
-    logprobs: bool = False
-    top: int = 0
-    named: int = 0
-    draws: int = 0
-
-    def and_of(self, other: "Scores") -> "Scores":
-        return Scores(
-            self.logprobs or other.logprobs,
-            max(self.top, other.top),
-            max(self.named, other.named),
-            max(self.draws, other.draws),
-        )
 
 
 @dataclass(frozen=True)

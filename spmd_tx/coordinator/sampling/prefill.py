@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd_tx.coordinator import prompt_wishes
-from spmd_tx.coordinator.bank import VersionKey
-from spmd_tx.coordinator.buckets import Menu, power_of_four
-from spmd_tx.coordinator.pages import TRASH_PAGE, pages_for
-from spmd_tx.coordinator.prompt_wishes import Wishes
-from spmd_tx.coordinator.sampling_programs import Scores
+from spmd_tx.coordinator.sampling import prompt_scores
+from spmd_tx.coordinator.sampling.bank import VersionKey
+from spmd_tx.coordinator.sampling.pages import TRASH_PAGE, pages_for
+from spmd_tx.coordinator.sampling.prompt_scores import Scores, Wishes
+from spmd_tx.coordinator.sampling.shapes import Menu, power_of_four
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import SEGMENTS_PER_ROW, PackedRows, Prefill
 
@@ -182,7 +181,7 @@ class PrefillPlan:
             pages=pages,
             copies=self._copy_array(),
             logprobs=bool(scored),
-            wishes=prompt_wishes.for_device(shape, placed, vocab_size),
+            wishes=prompt_scores.for_device(shape, placed, vocab_size),
             tables=tables,
         )
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.prompt_wishes import width
-from spmd_tx.coordinator.samples import Sample
-from spmd_tx.coordinator.sampling_programs import SamplingPrograms, covers
+from spmd_tx.coordinator.sampling.job import Sample
+from spmd_tx.coordinator.sampling.programs import SamplingPrograms, covers
+from spmd_tx.coordinator.sampling.prompt_scores import width
 from spmd_tx.programs_protocol import ProgramShape
 
 Candidates = Sequence[Sequence[Sample]]  # of each data shard, oldest first

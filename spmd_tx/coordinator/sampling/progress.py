@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from spmd_tx.coordinator.samples import Sample
+from spmd_tx.coordinator.sampling.job import Sample
 
 
 class Watch:

@@ -6,7 +6,7 @@ Of those that train on datums: datum_validation.py.
 from collections.abc import Sequence
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import prompt_wishes
+from spmd_tx.coordinator.sampling import prompt_scores
 from spmd_tx.coordinator.wire.limits import Limits, vocabulary
 from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest
@@ -23,7 +23,7 @@ def check_sample(request: SampleRequest, limits: Limits) -> None:
     _check_sampling_params(request.sampling_params, limits)
     _check_length(prompt_length, request.sampling_params.max_tokens, limits)
     each = request.sampling_params.max_tokens or limits.max_context - prompt_length
-    prompt_wishes.check(request, prompt_length, each * request.num_samples, limits.vocab_size)
+    prompt_scores.check(request, prompt_length, each * request.num_samples, limits.vocab_size)
 
 
 def _check_prompt(prompt: ModelInput, limits: Limits) -> int:

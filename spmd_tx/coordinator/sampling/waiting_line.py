@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 
-from spmd_tx.coordinator.samples import SampleJob
+from spmd_tx.coordinator.sampling.job import SampleJob
 
 
 class WaitingLine:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from spmd_tx.coordinator.pages import TRASH_PAGE
-from spmd_tx.coordinator.samples import Sample
+from spmd_tx.coordinator.sampling.job import Sample
+from spmd_tx.coordinator.sampling.pages import TRASH_PAGE
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import STOP_TOKENS, Decode
 

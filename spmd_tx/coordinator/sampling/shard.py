@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.pages import pages_for
-from spmd_tx.coordinator.prefix_cache import BlockKeys, PrefixCache
-from spmd_tx.coordinator.samples import NEVER, Sample, SampleJob
+from spmd_tx.coordinator.sampling.job import NEVER, Sample, SampleJob
+from spmd_tx.coordinator.sampling.pages import BlockKeys, PrefixCache, pages_for
 
 
 @dataclass(frozen=True)

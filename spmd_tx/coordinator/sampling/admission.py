@@ -13,13 +13,13 @@ one piece at most.
 
 from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.bank import UNPLACED, VersionBank
-from spmd_tx.coordinator.prefill import Piece, PrefillPlan, Segment
-from spmd_tx.coordinator.reading import Reading
-from spmd_tx.coordinator.samples import Sample, SampleJob
-from spmd_tx.coordinator.sampling_programs import SamplingPrograms, Scores
-from spmd_tx.coordinator.shard import Shard
-from spmd_tx.coordinator.waiting import WaitingLine
+from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
+from spmd_tx.coordinator.sampling.job import Reading, Sample, SampleJob
+from spmd_tx.coordinator.sampling.prefill import Piece, PrefillPlan, Segment
+from spmd_tx.coordinator.sampling.programs import SamplingPrograms
+from spmd_tx.coordinator.sampling.prompt_scores import Scores
+from spmd_tx.coordinator.sampling.shard import Shard
+from spmd_tx.coordinator.sampling.waiting_line import WaitingLine
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AnyCommand
 

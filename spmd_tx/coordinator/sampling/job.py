@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from spmd_tx.coordinator import prompt_wishes, routing, stability
-from spmd_tx.coordinator.bank import VersionKey
-from spmd_tx.coordinator.prefix_cache import BlockKeys
-from spmd_tx.coordinator.prompt_wishes import Wishes
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
-from spmd_tx.coordinator.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.sampling import prompt_scores, routing_notes, stability_notes
+from spmd_tx.coordinator.sampling.bank import VersionKey
+from spmd_tx.coordinator.sampling.pages import BlockKeys
+from spmd_tx.coordinator.sampling.prefill import Piece, Segment
+from spmd_tx.coordinator.sampling.prompt_scores import Wishes
+from spmd_tx.coordinator.sampling.stops import Decoder, StopRule, StopWatch, stop_rule
 from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import (
@@ -28,9 +29,6 @@ from spmd_tx.coordinator.wire.sampling_protobuf import (
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.programs_protocol import ProgramShape
-
-if TYPE_CHECKING:
-    from spmd_tx.coordinator.reading import Reading
 
 NEVER = -1
 OF_SESSION = ":sample:"  # stands between a session's id and the number of its sampler
@@ -174,12 +172,80 @@ class SampleJob:
         notes = {}
         if self.samples[0].experts:
             experts = [np.concatenate(sample.experts) for sample in self.samples]
-            notes[ROUTING] = routing.encode(self.prompt_experts, experts)
+            notes[ROUTING] = routing_notes.encode(self.prompt_experts, experts)
         if self.records_stability:
-            notes[STABILITY] = stability.encode(sequences)
+            notes[STABILITY] = stability_notes.encode(sequences)
         sampled = sum(len(sample.tokens) for sample in self.samples)
         spent = Spent(prompt=len(self.prompt), cached=hits, sampled=sampled)
         return Finished(PROTOBUF, body, notes=notes, spent=spent)
+
+
+@dataclass(eq=False)
+class Reading:
+    """The common content of samples that hold their pages already and wait for what these are to hold."""
+
+    part: list[Sample]  # the first one owns all pages that are written
+    content: list[int]
+    pages: list[int]
+    first: int  # the next position to be read
+    copies: dict[Sample, tuple[int, int]]  # (from, to): the last page, when all is read
+    is_given_up: bool = False
+    _known: list[tuple[int, Mapping[str, np.ndarray]]] = field(default_factory=list)  # from a position on
+
+    @property
+    def job(self) -> SampleJob:
+        return self.part[0].job
+
+    @property
+    def owner(self) -> Sample:
+        return self.part[0]
+
+    @property
+    def end(self) -> int:
+        """The last token is the first Decode's."""
+        return len(self.content) - 1
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all pieces are planned."""
+        return self.first == self.end
+
+    def next_piece(self, end: int) -> Piece:
+        """What is read next, up to a position."""
+        owner = self.owner
+        return Piece(owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end)
+
+    def is_scored(self, piece: Piece) -> bool:
+        """Whether more is wanted of this piece than keys and values."""
+        return self.job.needs_scores and piece.end > self.job.wishes.first_scored
+
+    def give_up(self, sample: Sample) -> None:
+        """One of the samples leaves before all is read; without the owner nobody has the pages."""
+        self.copies.pop(sample, None)
+        self.is_given_up |= sample is self.owner
+
+    def absorb(self, segment: Segment, row: int, arrays: Mapping[str, np.ndarray], is_scored: bool) -> None:
+        """Take the reply to a piece. What is wanted of the prompt is there with the last one."""
+        if self.is_given_up:
+            return
+        mine = {name: array[row, segment.place].copy() for name, array in arrays.items()}
+        if not is_scored:
+            mine = {name: array for name, array in mine.items() if name == "experts"}
+        self._known.append((segment.piece.first, mine))
+        if segment.piece.end < self.end:
+            return
+        whole = {name: self._whole(name) for name in mine}
+        experts = whole.pop("experts", None)
+        if experts is not None and len(self.content) == len(self.job.prompt):
+            self.job.prompt_experts = experts
+        if is_scored:
+            self.job.scores = self.job.wishes.scores(whole)
+
+    def _whole(self, name: str) -> np.ndarray:
+        """All that is known, with something for the positions before, which nothing is wanted of."""
+        parts = [(first, arrays[name]) for first, arrays in self._known if name in arrays]
+        before = np.zeros((parts[0][0], *parts[0][1].shape[1:]), parts[0][1].dtype)
+        return np.concatenate([before, *(array for _, array in parts)])
 
 
 @dataclass(frozen=True)
@@ -211,7 +277,7 @@ def make_job(
         top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
         top_p=params.top_p,
         rule=stop_rule(params.stop, model.config.eos_token_ids),
-        wishes=prompt_wishes.of(
+        wishes=prompt_scores.of(
             body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
         ),
         top=body.topk_sample_logprobs or 0,

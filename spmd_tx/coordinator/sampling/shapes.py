@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from spmd_tx.coordinator.pages import pages_for
+from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.protocol import PREFILL_TOKENS, active_sizes
 
 PIECE = PREFILL_TOKENS  # the most of a Prefill on each data shard

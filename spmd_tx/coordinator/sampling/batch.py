@@ -10,29 +10,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from spmd_tx.coordinator.admission import Admission
-from spmd_tx.coordinator.bank import VersionBank, VersionKey
-from spmd_tx.coordinator.buckets import Menu, decode_steps
-from spmd_tx.coordinator.decode_choice import Choice, choose
-from spmd_tx.coordinator.decode_rows import decode_command
-from spmd_tx.coordinator.dispatch import Dispatch
 from spmd_tx.coordinator.mesh.program_orders import Wish
-from spmd_tx.coordinator.pages import pages_for
-from spmd_tx.coordinator.prefill import Segment
-from spmd_tx.coordinator.reading import Reading
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Failed, Outcome
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import let_pass
-from spmd_tx.coordinator.samples import Sample, SampleJob, SamplingModel, make_job
-from spmd_tx.coordinator.sampling_programs import EverythingReady, Programs, SamplingPrograms
-from spmd_tx.coordinator.shard import Shard
+from spmd_tx.coordinator.sampling.admission import Admission
+from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
+from spmd_tx.coordinator.sampling.decode import decode_command
+from spmd_tx.coordinator.sampling.decode_choice import Choice, choose
+from spmd_tx.coordinator.sampling.job import Reading, Sample, SampleJob, SamplingModel, make_job
+from spmd_tx.coordinator.sampling.pages import pages_for
+from spmd_tx.coordinator.sampling.prefill import Segment
+from spmd_tx.coordinator.sampling.programs import EverythingReady, Programs, SamplingPrograms
+from spmd_tx.coordinator.sampling.shapes import Menu, decode_steps
+from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 from spmd_tx.errors import MeshError
 from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol import AnyCommand
 from spmd_tx.reports import Reply
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A command that is ready to be sent."""
+
+    command: AnyCommand
+    tokens: int  # what it costs, for fair shares
+    absorb: Callable[[Reply], list[tuple[str, Outcome]]]  # finished requests: (request_id, outcome)
+    requests: frozenset[str] = frozenset()  # whose samples it works on
+
 
 MOST_DECODES = 2  # sent and not yet answered
 HURRIED_DECODES = 2  # after a time without any: requests that belong together come one after the other

@@ -5,15 +5,34 @@ Dimension key: L prompt token, K of the likeliest, W named tokens, B T rows of a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from spmd_tx.coordinator.buckets import power_of_two
-from spmd_tx.coordinator.target_tokens import NOBODY, TargetTokens, read
+from spmd_tx.coordinator.sampling.shapes import power_of_two
+from spmd_tx.coordinator.sampling.target_tokens import NOBODY, TargetTokens, read
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, TopLogprobs
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import PromptWishes
+
+
+class Scores(NamedTuple):
+    """What a Prefill computes of prompts, as its program has it."""
+
+    logprobs: bool = False
+    top: int = 0
+    named: int = 0
+    draws: int = 0
+
+    def and_of(self, other: "Scores") -> "Scores":
+        return Scores(
+            self.logprobs or other.logprobs,
+            max(self.top, other.top),
+            max(self.named, other.named),
+            max(self.draws, other.draws),
+        )
+
 
 MOST_PER_TOKEN = 256  # of the likeliest tokens, of named ones, and of drawn ones
 MOST_CELLS = 1 << 20  # of one request, and of one kind: tokens times what is wanted of each

@@ -1,0 +1,1 @@
+"""From a sample request to Prefill and Decode commands and back: admission, pages, batches."""
