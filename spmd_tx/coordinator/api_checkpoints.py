@@ -9,7 +9,6 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import datum_validation
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_models import check_base_model, queue_model
 from spmd_tx.coordinator.api_training import queue_training
@@ -19,6 +18,7 @@ from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services, takes_work
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.tenancy import audit
+from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
 from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import (
@@ -239,7 +239,7 @@ async def _create_from_checkpoint(
         raise InvalidRequest(f"{path} cannot be trained; load one that save_state wrote")
     if request.base_model is not None:
         check_base_model(request.base_model, services)
-    datum_validation.check_optimizer(request.optimizer_config)
+    validation.check_optimizer(request.optimizer_config)
     reader = access.reading_with(token, services.keyring)
     adapter = (await reader.open_checkpoint(path)).manifest.adapter
     max_rank = services.limits.max_rank

@@ -8,7 +8,6 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import insert
 
-from spmd_tx.coordinator import datum_validation
 from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
@@ -16,6 +15,7 @@ from spmd_tx.coordinator.dependencies import Accessible, Service, Services, take
 from spmd_tx.coordinator.requests.records import Kind
 from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import limits
 from spmd_tx.coordinator.wire.checkpoints import TrainingRun, TrainingRunsResponse
 from spmd_tx.coordinator.wire.futures import FutureResponse
@@ -39,7 +39,7 @@ class ModelsController(Controller):
     ) -> FutureResponse:
         """Queue a fresh adapter. The same (session_id, model_seq_id) is the same model."""
         check_base_model(data.base_model, services)
-        adapter = datum_validation.check_lora(data.lora_config, data.optimizer_config, services.limits)
+        adapter = validation.check_lora(data.lora_config, data.optimizer_config, services.limits)
         return await queue_model(services, access, "create_model", data, adapter)
 
     @post("/get_info", status_code=HTTP_200_OK, opt=READS)

@@ -20,14 +20,12 @@ from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_chec
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
-from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
 from spmd_tx.coordinator.mesh.hub import Hub
@@ -35,7 +33,6 @@ from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.notices import Notices
-from spmd_tx.coordinator.packing import Grid, attention_share
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.program_menu import program_menu
@@ -60,8 +57,11 @@ from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
-from spmd_tx.coordinator.training import Training
-from spmd_tx.coordinator.training_slots import TrainingSlots
+from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
+from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
+from spmd_tx.coordinator.training.execute import Training
+from spmd_tx.coordinator.training.packing import Grid, attention_share
+from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.memory_plan import MemoryPlan

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from spmd_tx.coordinator.batching import MicroBatch
 from spmd_tx.coordinator.mesh.compilation import Compilation, Compilers, Settled
 from spmd_tx.coordinator.mesh.program_orders import Wish
 from spmd_tx.coordinator.requests.records import Outcome, Stage
@@ -17,9 +16,10 @@ from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.batch import Dispatch
 from spmd_tx.coordinator.sampling.job import SampleJob
-from spmd_tx.coordinator.step_programs import StepPrograms
-from spmd_tx.coordinator.trained_model import ChunkStep, CommandStep, Step, TrainedModel
-from spmd_tx.coordinator.training_slots import TrainingSlots
+from spmd_tx.coordinator.training.batching import MicroBatch
+from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
+from spmd_tx.coordinator.training.programs import StepPrograms
+from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.programs_protocol import ProgramShape

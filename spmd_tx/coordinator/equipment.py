@@ -8,7 +8,7 @@ from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.sampling.versions import Versions
-from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training.execute import Training
 
 
 @dataclass(frozen=True)

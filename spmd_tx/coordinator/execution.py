@@ -12,7 +12,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
-from spmd_tx.coordinator.model_line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
@@ -30,8 +29,9 @@ from spmd_tx.coordinator.sample_gate import SampleGate
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper
 from spmd_tx.coordinator.storage.outages import is_outage, patiently, uninterrupted
-from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training_outcomes import Begun
+from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
+from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import (
     CompileFailed,

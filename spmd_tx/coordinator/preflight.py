@@ -5,7 +5,7 @@ import ipaddress
 import socket
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.packing import SMALL_ROW
+from spmd_tx.coordinator.training.packing import SMALL_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.secret import REMEDY

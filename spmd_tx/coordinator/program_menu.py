@@ -4,8 +4,8 @@ Not among them are those of rare kinds of requests: losses of whole sequences, s
 scores of prompts besides log-probabilities, and custom losses. They are compiled when they are wanted.
 """
 
-from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.training.packing import Grid
 from spmd_tx.programs_protocol import ProgramShape
 
 # Steps of single adapters, which have one program each.

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.requests.records import Request
-from spmd_tx.coordinator.trained_model import ChunkStep, TrainedModel
+from spmd_tx.coordinator.training.line import ModelLine
+from spmd_tx.coordinator.training.model import ChunkStep, TrainedModel
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.programs_protocol import ProgramShape
 

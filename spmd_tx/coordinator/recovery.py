@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from spmd_tx.coordinator.checkpoints.snapshots import Found
-from spmd_tx.coordinator.model_line import Restoration
 from spmd_tx.coordinator.requests.records import History, Request
+from spmd_tx.coordinator.training.line import Restoration
 
 
 class Log(Protocol):

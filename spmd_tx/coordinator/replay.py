@@ -6,15 +6,15 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
-from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.storage.outages import patiently
-from spmd_tx.coordinator.training import WITHOUT_EFFECT, Training
-from spmd_tx.coordinator.training_outcomes import Begun
+from spmd_tx.coordinator.training.execute import WITHOUT_EFFECT, Training
+from spmd_tx.coordinator.training.line import ModelLine
+from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.errors import CompileFailed, DamagedBody, MeshError, RequestError
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,10 @@ import logging
 from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
-from spmd_tx.coordinator import custom_losses
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
-from spmd_tx.coordinator.model_line import Restoration
 from spmd_tx.coordinator.queue_status import QueueStatus
 from spmd_tx.coordinator.recovery import plan, refused
 from spmd_tx.coordinator.requests.failures import failure
@@ -24,6 +22,8 @@ from spmd_tx.coordinator.requests.rows import by_operator
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.storage.outages import is_outage, patiently
 from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.training import custom_loss_catalog
+from spmd_tx.coordinator.training.line import Restoration
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import MeshError
 from spmd_tx.memory_plan import MemoryPlan
@@ -175,10 +175,10 @@ class Scheduler:
             logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, verdict.error)
             self._log.resolve(request.id, verdict)
             return True
-        if request.kind != custom_losses.KIND:
+        if request.kind != custom_loss_catalog.KIND:
             return False
         try:
-            outcome = custom_losses.created(request)
+            outcome = custom_loss_catalog.created(request)
         except BaseException as error:
             outcome = failure(error, f"{request.kind} {request.seq_id} of {request.line}")
         self._log.resolve(request.id, outcome)

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.model_line import ModelLine
 from spmd_tx.coordinator.requests.records import RequestLog
 from spmd_tx.coordinator.runtime.containment import report
-from spmd_tx.coordinator.training import Training
+from spmd_tx.coordinator.training.execute import Training
+from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import DamagedBody, MeshError
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.packing import row_lengths
+from spmd_tx.coordinator.training.packing import row_lengths
 from spmd_tx.protocol import SPARE_BANK_SLOTS, Setup
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator import custom_losses
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, Request
 from spmd_tx.coordinator.tenancy.spent import Spent
+from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.wire import (
     checkpoint_paths,
     sampling,
@@ -107,7 +107,7 @@ class FakeScheduler:
                 await self._save(path, SaveOptions(ttl_seconds=export.ttl_seconds))
                 return _json(SaveWeightsExternalResult(str(path), len(b"weights")))
             case "create_custom_loss":
-                return custom_losses.created(request)
+                return custom_loss_catalog.created(request)
             case "copy_weights":
                 raise AssertionError("it is done at once")
             case "sample":

@@ -18,13 +18,13 @@ from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.custom_losses import CustomLossCatalog
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import Database, open_database
+from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.memory_plan import MemoryPlan

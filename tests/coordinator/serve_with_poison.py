@@ -5,11 +5,11 @@ import runpy
 import time
 from pathlib import Path
 
-from spmd_tx.coordinator import datum_validation, training
+from spmd_tx.coordinator.training import execute, validation
 
 EXIT, FREEZE = 0.125, 0.5  # learning rates
 
-original = datum_validation.check_adam
+original = validation.check_adam
 
 
 def check_adam(wish):
@@ -21,5 +21,5 @@ def check_adam(wish):
 
 
 if __name__ == "__main__":
-    training.check_adam = check_adam
+    execute.check_adam = check_adam
     runpy.run_path(str(Path(__file__).with_name("serve_with_fake_workers.py")), run_name="__main__")

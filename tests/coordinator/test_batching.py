@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.batching import ChunkOutput, MicroBatch, PackedRequest, pack
-from spmd_tx.coordinator.loss_table import LossSettings
-from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.training.batching import ChunkOutput, MicroBatch, PackedRequest, pack
+from spmd_tx.coordinator.training.losses import LossSettings
+from spmd_tx.coordinator.training.packing import Grid
 from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
 

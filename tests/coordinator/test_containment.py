@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from spmd_tx.coordinator import training
 from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.mesh.generations import Generations
 from spmd_tx.coordinator.mesh.loss_causes import Loss, Sign, Suspicion
 from spmd_tx.coordinator.sampling import job
 from spmd_tx.coordinator.sampling.job import Reading
-from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.coordinator.training import execute
+from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault
 from spmd_tx.protocol import OptimStep
 from tests.coordinator.sampling_bench import Bench, expected, prompt_of
@@ -58,7 +58,7 @@ async def test_whatever_a_request_raises_fails_that_request(bench, monkeypatch, 
     await bench.result(bench.create(A))
     await bench.result(bench.create(B))
     is_poisoned = lambda wish: wish.adam_params.learning_rate == 0.5  # noqa: E731
-    monkeypatch.setattr(training, "check_adam", raising(training.check_adam, is_poisoned, error))
+    monkeypatch.setattr(execute, "check_adam", raising(execute.check_adam, is_poisoned, error))
     poisoned, innocent = bench.step(A, 1, learning_rate=0.5), bench.step(B, 1)
     text = await bench.failure(poisoned, "server")
     check_reported(caplog, text)
@@ -71,7 +71,7 @@ async def test_a_failed_request_is_not_part_of_what_is_run_again(bench, monkeypa
     await bench.result(bench.create(A))
     await train_for_a_while(bench, A)
     expected = dict(bench.workers.weights)
-    monkeypatch.setattr(training, "check_adam", raising(training.check_adam, lambda _: True))
+    monkeypatch.setattr(execute, "check_adam", raising(execute.check_adam, lambda _: True))
     await bench.failure(bench.step(A, 10), "server")
     monkeypatch.undo()
     await next_generation(bench)
@@ -80,7 +80,7 @@ async def test_a_failed_request_is_not_part_of_what_is_run_again(bench, monkeypa
 
 
 async def test_a_model_that_could_not_be_created_says_so(bench, monkeypatch):
-    monkeypatch.setattr(training, "check_lora", raising(training.check_lora, lambda *_: True))
+    monkeypatch.setattr(execute, "check_lora", raising(execute.check_lora, lambda *_: True))
     created, trained = bench.create(A), bench.train(A, 1, 10)
     assert "internal error" in await bench.failure(created, "server")
     assert "alice:train:0 was not created" in await bench.failure(trained)
@@ -92,14 +92,14 @@ async def test_a_model_that_could_not_be_created_says_so(bench, monkeypatch):
 async def test_what_was_carried_out_counts_though_its_result_cannot_be_made(
     bench, monkeypatch, caplog, outcome
 ):
-    original = getattr(training, outcome)
+    original = getattr(execute, outcome)
 
     async def mistaken(*arguments):
         await original(*arguments)
         raise ZeroDivisionError
 
     await bench.result(bench.create(A))
-    monkeypatch.setattr(training, outcome, mistaken)
+    monkeypatch.setattr(execute, outcome, mistaken)
     trained, stepped = bench.train(A, 1, 10, token=3), bench.step(A, 2, learning_rate=0.5)
     failed = {"outcome_of_loss": trained, "outcome_of_step": stepped}[outcome]
     text = await bench.failure(failed, "server")
@@ -165,7 +165,7 @@ async def test_a_request_that_raises_when_it_is_run_again_costs_its_model_only(
     await bench.result(bench.step(A, 1, learning_rate=0.5))
     await bench.result(bench.step(B, 1))
     is_poisoned = lambda wish: wish.adam_params.learning_rate == 0.5  # noqa: E731
-    monkeypatch.setattr(training, "check_adam", raising(training.check_adam, is_poisoned, error))
+    monkeypatch.setattr(execute, "check_adam", raising(execute.check_adam, is_poisoned, error))
     await next_generation(bench)
     refusal = await bench.failure(bench.train(A, 2, 10))
     assert "alice:train:0 cannot be restored" in refusal
@@ -212,7 +212,7 @@ async def test_a_command_that_cannot_be_made_costs_two_generations_and_its_reque
 
     for model in (A, B):
         await bench.result(bench.create(model))
-    monkeypatch.setattr(training, "OptimStep", poisoned)
+    monkeypatch.setattr(execute, "OptimStep", poisoned)
     deadly, innocent = bench.step(A, 1, learning_rate=0.5), bench.train(B, 1, 10)
     for _ in range(2):
         end = await until_it_ends(bench)

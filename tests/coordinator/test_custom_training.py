@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import training
-from spmd_tx.coordinator.training import BEGUN_AT_ONCE
+from spmd_tx.coordinator.training import execute
+from spmd_tx.coordinator.training.execute import BEGUN_AT_ONCE
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.protocol import CustomLoss, Forward, ForwardBackward, OptimStep
 from tests.coordinator.test_recovery import next_generation
@@ -186,8 +186,8 @@ async def test_however_many_losses_run_another_model_trains(bench):
 async def test_a_large_request_that_waits_for_its_loss_keeps_no_room_from_the_large_requests_of_others(
     bench, monkeypatch
 ):
-    monkeypatch.setattr(training, "SMALL_BYTES", 0)
-    monkeypatch.setattr(training, "PACKED", 1 << 40)  # each takes all the room
+    monkeypatch.setattr(execute, "SMALL_BYTES", 0)
+    monkeypatch.setattr(execute, "PACKED", 1 << 40)  # each takes all the room
     bench.workers.holds_losses = True
     await bench.result(bench.create(B))
     waiting = train(bench, B, 1, 10)

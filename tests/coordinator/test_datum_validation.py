@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.datum_validation import MAX_TARGETS, check_forward_backward
-from spmd_tx.coordinator.loss_table import LOSSES
+from spmd_tx.coordinator.training.losses import LOSSES
+from spmd_tx.coordinator.training.validation import MAX_TARGETS, check_forward_backward
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.batching import pack
-from spmd_tx.coordinator.datum_validation import check_forward_backward
-from spmd_tx.coordinator.packing import Grid
+from spmd_tx.coordinator.training.batching import pack
+from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.training.validation import check_forward_backward
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import decode_address, decode_forward_backward

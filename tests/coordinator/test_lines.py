@@ -3,10 +3,16 @@ import sys
 
 import pytest
 
-from spmd_tx.coordinator.lines import LATER_CALL_SECONDS, MOST_CONSUMED, SILENCE_SECONDS, Line
-from spmd_tx.coordinator.model_line import ModelLine, WaitingLines
 from spmd_tx.coordinator.requests.records import Kind, Request
-from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.coordinator.training.line import (
+    LATER_CALL_SECONDS,
+    MOST_CONSUMED,
+    SILENCE_SECONDS,
+    Line,
+    ModelLine,
+    WaitingLines,
+)
+from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.errors import InvalidRequest
 
 

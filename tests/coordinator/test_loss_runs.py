@@ -1,5 +1,5 @@
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.loss_runs import loss_limits
+from spmd_tx.coordinator.training.custom_loss_runs import loss_limits
 from spmd_tx.custom_loss_limits import LossLimits
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.packing import Grid, attention_share, cheapest_chunks, lay_out
+from spmd_tx.coordinator.training.packing import Grid, attention_share, cheapest_chunks, lay_out
 from spmd_tx.protocol import SEGMENTS_PER_ROW
 from tests.model_shapes import TINY_OF_BENCH
 

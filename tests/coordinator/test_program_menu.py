@@ -1,8 +1,8 @@
 import pytest
 
-from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.training.packing import Grid
 
 BANK_SLOTS = 10
 

@@ -5,11 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import lines
 from spmd_tx.coordinator.queue_status import in_words
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.sampling.batch import Dispatch
+from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
 from spmd_tx.protocol import (
@@ -220,7 +220,7 @@ async def test_a_refused_number_holds_nothing_up(bench):
 
 
 async def test_a_gap_closes_by_itself_and_who_comes_too_late_is_told(bench, monkeypatch):
-    monkeypatch.setattr(lines, "LATER_CALL_SECONDS", 0.01)
+    monkeypatch.setattr(line, "LATER_CALL_SECONDS", 0.01)
     bench.create(A)
     await bench.result(bench.step(A, 3))
     message = await bench.failure(bench.train(A, 2, 10))
@@ -229,7 +229,7 @@ async def test_a_gap_closes_by_itself_and_who_comes_too_late_is_told(bench, monk
 
 
 async def test_chunks_without_their_first_are_run_after_a_silence(bench, monkeypatch):
-    monkeypatch.setattr(lines, "SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(line, "SILENCE_SECONDS", 0.01)
     bench.create(A)
     await bench.result(bench.train(A, 3, 10))
 

@@ -5,9 +5,9 @@ import numpy as np
 import pyrage
 import pytest
 
-from spmd_tx.coordinator import saves
 from spmd_tx.coordinator.sampling.bank import UNPLACED
-from spmd_tx.coordinator.training import CHILDREN
+from spmd_tx.coordinator.training import saves
+from spmd_tx.coordinator.training.execute import CHILDREN
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.protocol import (

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from spmd_tx.coordinator.training_slots import TURN
+from spmd_tx.coordinator.training.slots import TURN
 from spmd_tx.protocol import (
     CreateAdapter,
     DropSwapped,

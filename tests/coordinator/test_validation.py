@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from spmd_tx.coordinator.datum_validation import adapter_seed, check_adam, check_lora
 from spmd_tx.coordinator.sampling.validation import check_sample
+from spmd_tx.coordinator.training.validation import adapter_seed, check_adam, check_lora
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest

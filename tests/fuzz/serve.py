@@ -11,9 +11,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import lines, server
+from spmd_tx.coordinator import server
 from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.runtime import event_loop
+from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire import training_protobuf
 
 RARE = 4096
@@ -39,7 +40,7 @@ def _mutate(mutant: str) -> None:
 
 if __name__ == "__main__":
     generations.FIRST_DELAY = 0.01  # these workers start in no time
-    lines.SILENCE_SECONDS = 3.0  # numbers that never come are many here
+    line.SILENCE_SECONDS = 3.0  # numbers that never come are many here
     options = json.loads(sys.argv[1])
     if len(sys.argv) > 2:
         _mutate(sys.argv[2])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.trained_model import TrainedModel, fail
+from spmd_tx.coordinator.training.model import TrainedModel, fail
 from spmd_tx.custom_loss_limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, MeshError
 from spmd_tx.protocol import CustomLoss

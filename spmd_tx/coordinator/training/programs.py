@@ -6,8 +6,8 @@ from typing import Protocol
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
 from spmd_tx.coordinator.mesh.program_orders import Wish
-from spmd_tx.coordinator.trained_model import MOST_UNSENT, ChunkStep, TrainedModel
-from spmd_tx.coordinator.training_slots import SWAPS, TrainingSlots
+from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
+from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
 from spmd_tx.errors import CompileFailed
 from spmd_tx.programs_protocol import ProgramShape
 

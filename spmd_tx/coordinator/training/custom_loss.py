@@ -12,12 +12,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
-from spmd_tx.coordinator.custom_losses import StoredLoss
-from spmd_tx.coordinator.loss_runs import Arrays
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
-from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training_outcomes import Differentiated
+from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
+from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
+from spmd_tx.coordinator.training.custom_loss_runs import Arrays
+from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.outcomes import Differentiated
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.custom_loss import LossInput
 from spmd_tx.custom_loss_arguments import quoted

@@ -7,7 +7,7 @@ the last command that needs it is on its way. Where an adapter is changes nothin
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.trained_model import TrainedModel
+from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AnyCommand, DropSwapped, SwapIn, SwapOut
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from spmd_tx.coordinator.batching import Chunk, ChunkOutput
+from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput
 from spmd_tx.errors import Abandoned, CompileFailed, MeshError
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import AdapterSpec, AnyCommand

@@ -16,8 +16,8 @@ from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_
 from spmd_tx.coordinator.sampling.bank import UNPLACED
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.storage.tables import Sampler
-from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training_outcomes import Begun, json_after
+from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.outcomes import Begun, json_after
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import (
     EXTERNAL_WEIGHTS,

@@ -9,21 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spmd_tx.coordinator import custom_training
-from spmd_tx.coordinator.batching import PackedRequest, pack
 from spmd_tx.coordinator.catalog.catalog import sampler_id
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.snapshots import Found, Snapshots
-from spmd_tx.coordinator.custom_losses import StoredLoss
-from spmd_tx.coordinator.datum_validation import (
-    adapter_seed,
-    check_adam,
-    check_forward_backward,
-    check_lora,
-    check_optimizer,
-)
-from spmd_tx.coordinator.loss_runs import GivenUp, LossRuns
-from spmd_tx.coordinator.packing import Grid
 from spmd_tx.coordinator.requests.records import (
     CHUNKED_KINDS,
     Failed,
@@ -38,9 +26,12 @@ from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import Versions, check_rank
-from spmd_tx.coordinator.saves import Checkpoints, Samplers, Saves
-from spmd_tx.coordinator.trained_model import TrainedModel
-from spmd_tx.coordinator.training_outcomes import (
+from spmd_tx.coordinator.training import custom_loss
+from spmd_tx.coordinator.training.batching import PackedRequest, pack
+from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
+from spmd_tx.coordinator.training.custom_loss_runs import GivenUp, LossRuns
+from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.outcomes import (
     Begun,
     at_once,
     json_after,
@@ -48,7 +39,16 @@ from spmd_tx.coordinator.training_outcomes import (
     outcome_of_step,
     written_after,
 )
-from spmd_tx.coordinator.training_slots import TrainingSlots
+from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.training.saves import Checkpoints, Samplers, Saves
+from spmd_tx.coordinator.training.slots import TrainingSlots
+from spmd_tx.coordinator.training.validation import (
+    adapter_seed,
+    check_adam,
+    check_forward_backward,
+    check_lora,
+    check_optimizer,
+)
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
@@ -138,7 +138,7 @@ class Training:
                 with ExitStack() as held:
                     held.callback(self.room.give_back, await self.room.take(size))
                     sent = await compute(len(body), decode_forward_backward, body)
-                    if sent.loss_fn != custom_training.LOSS:
+                    if sent.loss_fn != custom_loss.LOSS:
                         begun = await self._loss(model, sent, layout)
                     elif is_again:
                         begun = await self._custom(model, request, sent, layout, limits=None)
@@ -297,13 +297,13 @@ class Training:
         What is run again was within the limits when it was run first; it has none, and must not fail now.
         """
         grid, is_again = self.grid.as_recorded(layout), limits is None
-        loss_id = custom_training.loss_id(sent)
+        loss_id = custom_loss.loss_id(sent)
         stored = await self.custom_losses.open(loss_id, model.session_id)
         if stored.refusal is not None and not is_again:
             raise InvalidRequest(stored.refusal)
         pack, run = partial(self._pack, model, grid=grid), partial(self.loss_runs.run, model)
         try:
-            done = await custom_training.differentiate(model, sent, stored, pack, limits, run)
+            done = await custom_loss.differentiate(model, sent, stored, pack, limits, run)
         except GivenUp as error:
             self.custom_losses.give_up(loss_id, str(error))
             raise
@@ -313,7 +313,7 @@ class Training:
             return Begun(partial(at_once, Failed(str(error), "server")))
         packed, outputs, found = done
         if not sent.forward_only:
-            packed = await compute(SMALL_BYTES, custom_training.backward, sent, found, pack)
+            packed = await compute(SMALL_BYTES, custom_loss.backward, sent, found, pack)
             model.request_id = request.id
             outputs = model.put_chunks(packed.chunks)
         return Begun(partial(outcome_of_loss, packed, outputs, grid.layout, found))

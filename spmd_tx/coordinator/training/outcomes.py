@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, json_result
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.tenancy.spent import Spent
+from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF, encode_forward_backward_output
 from spmd_tx.reports import Reply

@@ -12,10 +12,10 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.datum_validation import clips_of
-from spmd_tx.coordinator.loss_table import LossSettings
-from spmd_tx.coordinator.packing import Grid, Layout, lay_out
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
+from spmd_tx.coordinator.training.losses import LossSettings
+from spmd_tx.coordinator.training.packing import Grid, Layout, lay_out
+from spmd_tx.coordinator.training.validation import clips_of
 from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.programs_protocol import ProgramShape
 from spmd_tx.protocol import LossInputs, PackedRows

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from spmd_tx.coordinator.loss_table import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
+from spmd_tx.coordinator.training.losses import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
 from spmd_tx.coordinator.wire.limits import Limits, vocabulary
 from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest

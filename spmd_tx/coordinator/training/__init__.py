@@ -1,0 +1,1 @@
+"""From a training request to steps and back to an outcome: lines, packing, batching, losses."""
