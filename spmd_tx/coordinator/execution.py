@@ -13,7 +13,7 @@ from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.dispatcher import Dispatcher
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
-from spmd_tx.coordinator.replay import Replay
+from spmd_tx.coordinator.recovery.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.records import (
     CHANGES_STATE,

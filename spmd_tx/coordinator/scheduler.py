@@ -14,7 +14,7 @@ from spmd_tx.coordinator.dispatcher import Workers
 from spmd_tx.coordinator.equipment import Equipment, Remains
 from spmd_tx.coordinator.execution import Execution
 from spmd_tx.coordinator.queue_status import QueueStatus
-from spmd_tx.coordinator.recovery import plan, refused
+from spmd_tx.coordinator.recovery.plan import plan, refused
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.records import Failed, Request, RequestLog

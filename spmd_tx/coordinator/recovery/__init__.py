@@ -1,0 +1,1 @@
+"""After a loss: which snapshot a model starts from, and which requests run again."""
