@@ -21,8 +21,6 @@ from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_r
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.dependencies import Services
-from spmd_tx.coordinator.dispatcher import Workers
-from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.generation_counter import next_generation
 from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
@@ -35,7 +33,6 @@ from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
-from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.requests.given_up import OperatorsWishes
@@ -52,7 +49,10 @@ from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.shapes import Menu
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import open_versions
-from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.scheduler.dispatcher import Workers
+from spmd_tx.coordinator.scheduler.generation import Equipment
+from spmd_tx.coordinator.scheduler.scheduler import Scheduler
+from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage

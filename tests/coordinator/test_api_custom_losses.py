@@ -5,7 +5,7 @@ from sqlalchemy import update
 
 from spmd_tx.coordinator import retention
 from spmd_tx.coordinator.retention import Ages
-from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.errors import InvalidRequest

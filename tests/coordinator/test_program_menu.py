@@ -1,7 +1,7 @@
 import pytest
 
-from spmd_tx.coordinator.program_menu import program_menu
 from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
 from spmd_tx.coordinator.training.packing import Grid
 
 BANK_SLOTS = 10

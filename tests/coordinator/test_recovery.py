@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import scheduler
+from spmd_tx.coordinator.scheduler import scheduler
 from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import WorkerLost

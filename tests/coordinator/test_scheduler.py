@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.queue_status import in_words
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.sampling.batch import Dispatch
+from spmd_tx.coordinator.scheduler.queue_status import in_words
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault

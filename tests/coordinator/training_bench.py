@@ -15,14 +15,14 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.equipment import Equipment
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, History, Losses, Request
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import open_versions
-from spmd_tx.coordinator.scheduler import Scheduler
+from spmd_tx.coordinator.scheduler.generation import Equipment
+from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits

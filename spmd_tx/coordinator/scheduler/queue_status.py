@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from spmd_tx.coordinator.requests.records import Request
+from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.model import ChunkStep, TrainedModel
-from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.programs_protocol import ProgramShape
 
 COMPILING = re.compile(

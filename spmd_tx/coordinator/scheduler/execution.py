@@ -10,9 +10,6 @@ from typing import Any, NoReturn, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.dispatcher import Dispatcher
-from spmd_tx.coordinator.equipment import Equipment, Remains
-from spmd_tx.coordinator.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.recovery.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.records import (
@@ -25,14 +22,17 @@ from spmd_tx.coordinator.requests.records import (
 )
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
-from spmd_tx.coordinator.sample_gate import SampleGate
 from spmd_tx.coordinator.sampling.job import SampleJob
-from spmd_tx.coordinator.snapshot_keeping import SnapshotKeeper
+from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
+from spmd_tx.coordinator.scheduler.generation import Equipment, Remains
+from spmd_tx.coordinator.scheduler.queue_status import QueueStatus, QueueView
+from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
+from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
+from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.storage.outages import is_outage, patiently, uninterrupted
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun
-from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import (
     CompileFailed,
     DamagedBody,

@@ -10,21 +10,21 @@ from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.dispatcher import Workers
-from spmd_tx.coordinator.equipment import Equipment, Remains
-from spmd_tx.coordinator.execution import Execution
-from spmd_tx.coordinator.queue_status import QueueStatus
 from spmd_tx.coordinator.recovery.plan import plan, refused
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.records import Failed, Request, RequestLog
 from spmd_tx.coordinator.requests.rows import by_operator
 from spmd_tx.coordinator.runtime.containment import report
+from spmd_tx.coordinator.scheduler.dispatcher import Workers
+from spmd_tx.coordinator.scheduler.execution import Execution
+from spmd_tx.coordinator.scheduler.generation import Equipment, Remains
+from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
+from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.storage.outages import is_outage, patiently
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.training.line import Restoration
-from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import MeshError
 from spmd_tx.memory_plan import MemoryPlan
 

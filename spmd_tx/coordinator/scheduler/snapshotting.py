@@ -11,9 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.requests.records import RequestLog
 from spmd_tx.coordinator.runtime.containment import report
+from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.line import ModelLine
-from spmd_tx.coordinator.unfinished import Unfinished
 from spmd_tx.errors import DamagedBody, MeshError
 
 logger = logging.getLogger(__name__)

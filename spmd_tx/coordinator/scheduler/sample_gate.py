@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from spmd_tx.coordinator.dispatcher import Sampling
 from spmd_tx.coordinator.requests.records import Request, RequestLog, read_body
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.sampling.versions import Versions
-from spmd_tx.coordinator.unfinished import Unfinished
+from spmd_tx.coordinator.scheduler.dispatcher import Sampling
+from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 Result = TypeVar("Result")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spmd_tx.coordinator.dispatcher import Sampling, Workers
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.sampling.versions import Versions
+from spmd_tx.coordinator.scheduler.dispatcher import Sampling, Workers
 from spmd_tx.coordinator.training.execute import Training
 
 
