@@ -149,8 +149,8 @@ def gc(
 
     A running server does that by itself. The options are those of "spmd-tx serve".
     """
-    from spmd_tx.coordinator import garbage
-    from spmd_tx.coordinator.reaper import limits_of
+    from spmd_tx.coordinator.retention import reaper
+    from spmd_tx.coordinator.retention.reaper import limits_of
 
     config = ServerConfig(
         base_model="",
@@ -159,8 +159,8 @@ def gc(
         keep_audit_days=keep_audit_days,
         max_compilation_cache=max_compilation_cache,
     )
-    reaped = asyncio.run(garbage.collect(data_dir, database_url, limits_of(config), dry_run))
-    typer.echo(garbage.table(reaped))
+    reaped = asyncio.run(reaper.collect(data_dir, database_url, limits_of(config), dry_run))
+    typer.echo(reaper.table(reaped))
     if dry_run:
         typer.echo("Nothing was deleted (--dry-run).")
 
@@ -174,7 +174,7 @@ def backup(
 
     To restore, start a server with the copy as its --data-dir.
     """
-    from spmd_tx.coordinator import backup
+    from spmd_tx.coordinator.retention import backup
 
     size = backup.back_up(data_dir, destination)
     typer.echo(f"{show_size(size)} are in {destination}")

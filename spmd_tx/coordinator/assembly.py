@@ -34,12 +34,12 @@ from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.prompt_texts import PromptTexts
-from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.requests.given_up import OperatorsWishes
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.traces import TraceExports
+from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits

@@ -25,12 +25,12 @@ from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.notices import Notices
 from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.prompt_texts import PromptTexts
-from spmd_tx.coordinator.reaper import Reaper, limits_of
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.traces import TraceExports
+from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage.database import Database, open_database

@@ -3,8 +3,8 @@ import json
 import pytest
 from sqlalchemy import update
 
-from spmd_tx.coordinator import retention
-from spmd_tx.coordinator.retention import Ages
+from spmd_tx.coordinator.retention import rules
+from spmd_tx.coordinator.retention.rules import Ages
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
@@ -117,12 +117,12 @@ async def test_a_loss_lives_as_long_as_its_session(api, session_id, services, lo
     loss_id = (await result(api, await create(api, session_id)))["loss_id"]
     late = Ages(now=1e12, results=1e12, open_results=1e12, versions=1e12)
     async with services.database.transaction() as db:
-        await retention.forget_requests(db, late)
-        await retention.forget_results(db, late)
+        await rules.forget_requests(db, late)
+        await rules.forget_results(db, late)
     await losses.open(loss_id, session_id)
     await api.post(f"sessions/{session_id}/finish", json={"reason": {"type": "success"}})
     async with services.database.transaction() as db:
-        await retention.forget_requests(db, late)
+        await rules.forget_requests(db, late)
     with pytest.raises(InvalidRequest, match="does not exist"):
         await CustomLossCatalog(services.database, services.queue).open(loss_id, session_id)
 

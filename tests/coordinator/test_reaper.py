@@ -6,13 +6,13 @@ from itertools import count
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from spmd_tx.coordinator import retention
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.reaper import Limits, Reaper
 from spmd_tx.coordinator.requests import payload_files as payloads
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.requests.traces import TraceExports
+from spmd_tx.coordinator.retention import rules
+from spmd_tx.coordinator.retention.reaper import Limits, Reaper
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.disk import by_kind
 from spmd_tx.coordinator.storage.folders import folder_name, write_manifest
@@ -148,7 +148,7 @@ async def test_what_a_trace_tells_outlives_the_request(database, tmp_path, reape
     await reaper.reap(now)
     assert await kept_seq_ids(database) == []
     assert await traced() == whole
-    await reaper.reap(now + retention.TRACES_KEPT_SECONDS)
+    await reaper.reap(now + rules.TRACES_KEPT_SECONDS)
     assert await traced() == []
 
 

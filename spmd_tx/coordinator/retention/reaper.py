@@ -7,26 +7,28 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.byte_sizes import parse_size
+from spmd_tx.byte_sizes import parse_size, show_size
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import retention
 from spmd_tx.coordinator.requests import traces
+from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY, folder_of
-from spmd_tx.coordinator.retention import Ages
+from spmd_tx.coordinator.retention import rules
+from spmd_tx.coordinator.retention.rules import Ages
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
 from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS
-from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage
+from spmd_tx.errors import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +117,7 @@ class Reaper:
                 await self._notes(db, STABILITY, at_rest, now),
                 await self._old_stability(db, ages.now),
             ]
-            superseded = await retention.superseded_versions(db, ages)
+            superseded = await rules.superseded_versions(db, ages)
             if dry_run:
                 await savepoint.rollback()
         doomed.append(await asyncio.to_thread(self._compilation_cache))
@@ -145,11 +147,11 @@ class Reaper:
         )
 
     async def _forget(self, db: AsyncSession, ages: Ages) -> list[Reaped]:
-        requests = await retention.forget_requests(db, ages)
-        results = await retention.forget_results(db, ages)
-        snapshots = await retention.forget_snapshots(db)
-        samplers = await retention.forget_samplers(db, ages)
-        await retention.forget_past_requests(db, ages)
+        requests = await rules.forget_requests(db, ages)
+        results = await rules.forget_results(db, ages)
+        snapshots = await rules.forget_snapshots(db)
+        samplers = await rules.forget_samplers(db, ages)
+        await rules.forget_past_requests(db, ages)
         await usage.forget(db, ages.now)
         await stored_checkpoints.forget(db, ages.now)
         await audit.forget(db, ages.now - self._limits.audit)
@@ -162,7 +164,7 @@ class Reaper:
 
     async def _payload_files(self, db: AsyncSession, at_rest: bool) -> _Doomed:
         """Those that no row refers to; of a running server, those that none has for a while."""
-        referenced = await retention.payload_files(db) | set(self._pending())
+        referenced = await rules.payload_files(db) | set(self._pending())
         folder = self._data_dir / "payloads"
         present = await asyncio.to_thread(lambda: {int(path.stem): path for path in folder.glob("*.zst")})
         unreferenced = present.keys() - referenced
@@ -174,8 +176,7 @@ class Reaper:
     async def _snapshots(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         snapshots = self._data_dir / "snapshots"
         kept = {
-            snapshots / folder_name(model_id) / str(seq_id)
-            for model_id, seq_id in await retention.snapshots(db)
+            snapshots / folder_name(model_id) / str(seq_id) for model_id, seq_id in await rules.snapshots(db)
         }
         return _Doomed(
             "snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), kept, at_rest, now)
@@ -183,7 +184,7 @@ class Reaper:
 
     async def _versions(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         versions = self._data_dir / "versions"
-        kept = {versions / folder_name(version) for version in await retention.versions_in_use(db)}
+        kept = {versions / folder_name(version) for version in await rules.versions_in_use(db)}
         return _Doomed(
             "versions of ended sessions",
             await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest, now),
@@ -192,7 +193,7 @@ class Reaper:
     async def _notes(self, db: AsyncSession, kind: str, at_rest: bool, now: float) -> _Doomed:
         """Of samples: while their session is in use, a training request may name them."""
         folder = self._data_dir / kind
-        kept = {folder / folder_of(id) for id in await retention.sessions_in_use(db)}
+        kept = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
         return _Doomed(
             f"{kind} of samples of ended sessions",
             await asyncio.to_thread(_others, folder.glob("*"), kept, at_rest, now),
@@ -200,10 +201,10 @@ class Reaper:
 
     async def _old_stability(self, db: AsyncSession, now: float) -> _Doomed:
         """Notes that nobody has used for long, and that no gradient needs which may have to be made again."""
-        oldest = await retention.oldest_to_restore(db)
+        oldest = await rules.oldest_to_restore(db)
         limits = {
             folder_of(id): min(now - KEPT_SECONDS, oldest.get(id, now)) - YOUNG_SECONDS
-            for id in await retention.sessions_in_use(db)
+            for id in await rules.sessions_in_use(db)
         }
         notes = (self._data_dir / STABILITY).glob("*/*")
 
@@ -254,3 +255,31 @@ def _delete(doomed: Iterable[_Doomed]) -> None:
                 path.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("cannot delete %s: %s", path, error)
+
+
+async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_run: bool) -> list[Reaped]:
+    """Take database and directory as a server does, and reap. Raises StartError when a server has them."""
+    if not data_dir.is_dir():
+        raise StartError(f"--data-dir {data_dir} does not exist")
+    database = await open_database(database_url, data_dir)
+    try:
+        files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
+        try:
+            reaper = Reaper(database, data_dir.absolute(), limits)
+            # Who asks for it looks at what goes (--dry-run): the clock is believed.
+            return await reaper.reap(clock.now(), at_rest=True, dry_run=dry_run)
+        finally:
+            files.close()
+    finally:
+        await database.close()
+
+
+def table(reaped: Sequence[Reaped]) -> str:
+    """Kind, count and bytes in columns, with the sum."""
+    rows = [("", "count", "size")]
+    rows += [(each.kind, str(each.count), show_size(each.size) if each.size else "") for each in reaped]
+    rows.append(("in all", "", show_size(sum(each.size for each in reaped))))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        f"{kind:<{widths[0]}}  {count:>{widths[1]}}  {size:>{widths[2]}}" for kind, count, size in rows
+    )
