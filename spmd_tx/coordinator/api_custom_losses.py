@@ -8,7 +8,7 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.dependencies import Accessible, Service, takes_work
+from spmd_tx.coordinator.http.services import Accessible, Service, takes_work
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.training.custom_loss_catalog import KIND, line_of
 from spmd_tx.coordinator.wire.futures import FutureResponse

@@ -21,14 +21,14 @@ from litestar.status_codes import (
 )
 
 from spmd_tx.coordinator import byte_ranges, download_content
-from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
 from spmd_tx.coordinator.checkpoints.files import Manifest
-from spmd_tx.coordinator.dependencies import Accessible, Addressed, Service, Services
-from spmd_tx.coordinator.http_errors import error_response
-from spmd_tx.coordinator.public_address import base_url
-from spmd_tx.coordinator.route_marks import SIGNED
-from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS
+from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.authentication import SIGNED
+from spmd_tx.coordinator.http.errors import error_response
+from spmd_tx.coordinator.http.public_address import base_url
+from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services
+from spmd_tx.coordinator.http.signed_urls import LIFETIME_SECONDS
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import ExternalWeightsUrlsResponse

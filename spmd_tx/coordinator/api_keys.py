@@ -4,7 +4,7 @@ import msgspec
 from litestar import Controller, delete, get
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator.dependencies import Accessible, Service
+from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.fields import StatusResponse

@@ -8,12 +8,12 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import insert
 
-from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
-from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.authentication import READS
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.requests.records import Kind
-from spmd_tx.coordinator.route_marks import READS
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import limits

@@ -12,15 +12,16 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import http_errors, openai_answers, openai_errors, openai_requests
-from spmd_tx.coordinator.access import Access
+from spmd_tx.coordinator import openai_answers, openai_errors, openai_requests
 from spmd_tx.coordinator.catalog import listings
-from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.drawing import Choice, Drawing, draw
+from spmd_tx.coordinator.http import errors
+from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.authentication import PROMPTS
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.openai_answers import Answering, ChatForm, CompletionForm, Form
 from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
 from spmd_tx.coordinator.requests.backlog import most_tokens
-from spmd_tx.coordinator.route_marks import PROMPTS
 from spmd_tx.coordinator.sample_text import SampleText
 from spmd_tx.errors import SpmdTxError
 
@@ -132,7 +133,7 @@ async def _events(call: Call) -> AsyncIterator[bytes]:
         if options is not None and options.include_usage:
             yield openai_answers.event(call.form.last(call.usage()))
     except SpmdTxError as error:
-        body = openai_errors.error_body(str(error), http_errors.status_of(error))
+        body = openai_errors.error_body(str(error), errors.status_of(error))
         yield openai_answers.event(body)
     finally:
         call.drawing.close()

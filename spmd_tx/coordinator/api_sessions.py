@@ -5,12 +5,12 @@ from litestar import Controller, Request, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
-from spmd_tx.coordinator.api_health import readiness
 from spmd_tx.coordinator.catalog import listings, session_search
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
-from spmd_tx.coordinator.dependencies import Accessible, Service
-from spmd_tx.coordinator.http_errors import ErrorResponse, error_response
-from spmd_tx.coordinator.route_marks import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE
+from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE
+from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
+from spmd_tx.coordinator.http.operator import readiness
+from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.sessions import (
     ClientConfigResponse,

@@ -4,9 +4,9 @@ from litestar import Controller, Request, get
 from litestar.params import FromPath
 from litestar.response import File
 
-from spmd_tx.coordinator.dependencies import Accessible, Service
-from spmd_tx.coordinator.public_address import base_url
-from spmd_tx.coordinator.route_marks import SIGNED
+from spmd_tx.coordinator.http.authentication import SIGNED
+from spmd_tx.coordinator.http.public_address import base_url
+from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.wire.sessions import TraceExportResponse
 
 

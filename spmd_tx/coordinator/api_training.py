@@ -9,9 +9,9 @@ from litestar import Controller, Request, Response, post
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.bodies import read_forward_backward, read_json, read_loss_request
-from spmd_tx.coordinator.dependencies import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.http.authentication import BATCH
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
 from spmd_tx.coordinator.requests.records import Failed, Kind
-from spmd_tx.coordinator.route_marks import BATCH
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.wire.futures import FutureResponse
 from spmd_tx.coordinator.wire.training import OptimStepRequest

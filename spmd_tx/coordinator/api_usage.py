@@ -6,7 +6,7 @@ from typing import Literal
 from litestar import Controller, get
 from litestar.params import FromQuery
 
-from spmd_tx.coordinator.dependencies import Accessible, Service
+from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import AuditRow
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage_report

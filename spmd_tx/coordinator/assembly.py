@@ -11,8 +11,6 @@ from tokenizers import Tokenizer
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_model, fingerprint, load_tokenizer
-from spmd_tx.coordinator.allowances import Allowances
-from spmd_tx.coordinator.body_room import make_rooms
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
@@ -20,9 +18,14 @@ from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_chec
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
-from spmd_tx.coordinator.dependencies import Services
 from spmd_tx.coordinator.generation_counter import next_generation
 from spmd_tx.coordinator.health import ServerHealth
+from spmd_tx.coordinator.http.body_room import make_rooms
+from spmd_tx.coordinator.http.long_polls import Polls
+from spmd_tx.coordinator.http.notices import Notices
+from spmd_tx.coordinator.http.quotas import Allowances
+from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
@@ -30,8 +33,6 @@ from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.mesh.roster import AgentRoster
-from spmd_tx.coordinator.notices import Notices
-from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.requests.given_up import OperatorsWishes
@@ -53,7 +54,6 @@ from spmd_tx.coordinator.scheduler.dispatcher import Workers
 from spmd_tx.coordinator.scheduler.generation import Equipment
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
-from spmd_tx.coordinator.signed_urls import open_signed_urls
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.tenancy.keyring import open_keyring

@@ -10,10 +10,10 @@ from weakref import WeakValueDictionary
 import msgspec
 from sqlalchemy import Executable, insert
 
-from spmd_tx.coordinator.access import Access
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.runtime import clock

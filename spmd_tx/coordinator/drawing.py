@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.requests.records import Failed

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.runtime.metrics import DISK_BYTES, UNFINISHED_REQUESTS

@@ -12,7 +12,7 @@ from litestar.status_codes import (
 )
 from litestar.types import ExceptionHandler, ExceptionHandlersMap
 
-from spmd_tx.coordinator import http_errors
+from spmd_tx.coordinator.http import errors
 from spmd_tx.coordinator.openai_schemas import ErrorBody, ErrorDetail
 
 _TYPES = {
@@ -46,5 +46,5 @@ def _reshaped(handler: ExceptionHandler) -> ExceptionHandler:
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
-    kind: _reshaped(handler) for kind, handler in http_errors.EXCEPTION_HANDLERS.items()
+    kind: _reshaped(handler) for kind, handler in errors.EXCEPTION_HANDLERS.items()
 }

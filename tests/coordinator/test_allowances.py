@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.allowances import Allowances
+from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.errors import TooManyRequests
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from spmd_tx.coordinator.body_room import BodyRoom, can_all_end
+from spmd_tx.coordinator.http.body_room import BodyRoom, can_all_end
 
 PATIENCE = 0.01
 

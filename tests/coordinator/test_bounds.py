@@ -11,9 +11,9 @@ import pytest
 import zstandard
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator import body_guard, header_guard
-from spmd_tx.coordinator.connections import Connections
-from spmd_tx.coordinator.http_server import HttpServer
+from spmd_tx.coordinator.http import body_guard, uvicorn_server
+from spmd_tx.coordinator.http.connections import Connections
+from spmd_tx.coordinator.http.uvicorn_server import HttpServer
 from spmd_tx.coordinator.tenancy import keys
 
 SECONDS = 30  # until a test gives up
@@ -186,7 +186,7 @@ async def test_headers_without_end_are_refused(port, client, flood):
 
 @pytest.mark.parametrize("start", [b"", b"POST /api", b"GET / HTTP/1.1\r\nhost: a\r\n"])
 async def test_a_connection_that_never_asks_is_closed(port, client, monkeypatch, start):
-    monkeypatch.setattr(header_guard, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(uvicorn_server, "HEADER_SECONDS", 0.1)
     async with connected(port) as (reader, writer):
         writer.write(start)
         assert await answer_of(reader) == b""
@@ -194,7 +194,7 @@ async def test_a_connection_that_never_asks_is_closed(port, client, monkeypatch,
 
 
 async def test_a_second_request_of_a_connection_must_come_whole_too(port, monkeypatch):
-    monkeypatch.setattr(header_guard, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(uvicorn_server, "HEADER_SECONDS", 0.5)
     async with connected(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /heal")
         assert (await answer_of(reader)).startswith(b"HTTP/1.1 200")
@@ -226,7 +226,7 @@ async def test_too_many_connections_that_are_at_work_are_refused(port, connectio
 
 
 async def test_noise_after_an_answer_keeps_no_connection(port, monkeypatch):
-    monkeypatch.setattr(header_guard, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(uvicorn_server, "HEADER_SECONDS", 0.5)
     async with connected(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
         await reader.readuntil(b"}")
@@ -235,7 +235,7 @@ async def test_noise_after_an_answer_keeps_no_connection(port, monkeypatch):
 
 
 async def test_the_rest_of_a_body_that_nobody_wants_must_come_soon(port, monkeypatch):
-    monkeypatch.setattr(header_guard, "REST_SECONDS", 0.1)
+    monkeypatch.setattr(uvicorn_server, "REST_SECONDS", 0.1)
     async with connected(port) as (reader, writer):
         writer.write(head("nothing_here", content_length=1000) + b"{")
         answered = asyncio.create_task(answer_of(reader))

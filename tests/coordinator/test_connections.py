@@ -3,7 +3,7 @@ import resource
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.connections import Connections, open_connections
+from spmd_tx.coordinator.http.connections import Connections, open_connections
 from spmd_tx.coordinator.runtime import open_files
 
 

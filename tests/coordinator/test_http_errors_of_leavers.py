@@ -5,7 +5,7 @@ import logging
 from litestar import Litestar, Request, post
 from litestar.types import Message
 
-from spmd_tx.coordinator.http_errors import EXCEPTION_HANDLERS
+from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS
 
 
 @post("/echo")

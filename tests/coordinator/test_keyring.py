@@ -6,8 +6,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from sqlalchemy import delete, update
 
+from spmd_tx.coordinator.http.signed_urls import SignedUrls
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage.tables import ApiKey, ServerState
 from spmd_tx.coordinator.tenancy import keyring as keyring_module
 from spmd_tx.coordinator.tenancy import keys, keys_seen

@@ -1,4 +1,4 @@
-from spmd_tx.coordinator.notices import HEADER, Notices
+from spmd_tx.coordinator.http.notices import HEADER, Notices
 
 
 def test_a_session_is_told_once_that_a_formula_is_the_servers_own():

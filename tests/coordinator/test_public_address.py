@@ -1,6 +1,6 @@
 import pytest
 
-from spmd_tx.coordinator import public_address
+from spmd_tx.coordinator.http import public_address
 from spmd_tx.errors import StartError
 
 

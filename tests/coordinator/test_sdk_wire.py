@@ -14,8 +14,8 @@ import tinker
 import uvicorn
 from tinker import types
 
-from spmd_tx.coordinator.app import make_app
-from spmd_tx.coordinator.dependencies import Services
+from spmd_tx.coordinator.http.app import make_app
+from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.storage.database import open_database
 from tests.coordinator.conftest import BASE_MODEL, run_queue, run_services
 from tests.coordinator.fake_scheduler import DRAWN_TOKEN, LOGPROB

@@ -3,7 +3,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
-from spmd_tx.coordinator.signed_urls import LIFETIME_SECONDS, SignedUrls, open_signed_urls
+from spmd_tx.coordinator.http.signed_urls import LIFETIME_SECONDS, SignedUrls, open_signed_urls
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden
 

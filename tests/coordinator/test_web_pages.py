@@ -4,7 +4,7 @@ import pytest
 from litestar.datastructures import Headers
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.web_pages import keep_out
+from spmd_tx.coordinator.http.cross_site import keep_out
 from spmd_tx.errors import Forbidden, UnsupportedBody
 
 LOOPBACK = ServerConfig(base_model="m")

@@ -13,10 +13,10 @@ from litestar.types import (
     WebSocketReceiveMessage,
 )
 
-from spmd_tx.coordinator.body_room import BodyRoom, Place
-from spmd_tx.coordinator.dependencies import Services
-from spmd_tx.coordinator.http_errors import MAX_BODY_BYTES
-from spmd_tx.coordinator.route_marks import HAS_BATCH, HAS_PROMPTS, IS_DROPPED, IS_READING
+from spmd_tx.coordinator.http.authentication import HAS_BATCH, HAS_PROMPTS, IS_DROPPED, IS_READING
+from spmd_tx.coordinator.http.body_room import BodyRoom, Place
+from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
+from spmd_tx.coordinator.http.services import Services
 from spmd_tx.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
 SMALL_BYTES = 64 << 10  # of each body, that need no room: a sign of life is not held up by data

@@ -14,22 +14,22 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.access import Access
-from spmd_tx.coordinator.allowances import Allowances
-from spmd_tx.coordinator.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.body_room import BodyRooms, make_rooms
+from spmd_tx.coordinator.http.long_polls import Polls
+from spmd_tx.coordinator.http.notices import Notices
+from spmd_tx.coordinator.http.quotas import Allowances
+from spmd_tx.coordinator.http.signed_urls import SignedUrls
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.notices import Notices
-from spmd_tx.coordinator.polls import Polls
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.sampling.progress import Progress
-from spmd_tx.coordinator.signed_urls import SignedUrls
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.tenancy.keyring import Keyring

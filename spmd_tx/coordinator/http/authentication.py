@@ -1,13 +1,34 @@
 """The guard of every route: whose key is it, and may its holder do this. The only place that reads a key."""
 
+from typing import Any
+
 from litestar.connection import ASGIConnection
 from litestar.datastructures import Headers
 from litestar.handlers import BaseRouteHandler
 
-from spmd_tx.coordinator import web_pages
-from spmd_tx.coordinator.dependencies import Services
-from spmd_tx.coordinator.route_marks import IS_OPEN, IS_READING, IS_SIGNED, IS_UNMETERED
+from spmd_tx.coordinator.http import cross_site
+from spmd_tx.coordinator.http.services import Services
 from spmd_tx.errors import Forbidden, InvalidRequest
+
+IS_OPEN = "is_open"
+IS_READING = "is_reading"
+IS_UNMETERED = "is_unmetered"
+IS_SIGNED = "is_signed"
+IS_DROPPED = "is_dropped"
+HAS_PROMPTS = "has_prompts"
+HAS_BATCH = "has_batch"
+
+OPEN: dict[str, Any] = {IS_OPEN: True}  # for probes, which have no key
+READS: dict[str, Any] = {IS_READING: True}  # changes nothing, although it is no GET
+SIGN_OF_LIFE: dict[str, Any] = {
+    IS_UNMETERED: True
+}  # the SDK sends it by itself, however little its user does
+SIGNED: dict[str, Any] = {IS_SIGNED: True}  # wants no key, but a signature in the URL (signed_urls.py)
+SDK_READS: dict[str, Any] = READS | SIGN_OF_LIFE
+DROPS: dict[str, Any] = SDK_READS | {IS_DROPPED: True}  # of its body nothing is kept, not even in memory
+PROMPTS: dict[str, Any] = {HAS_PROMPTS: True}  # its body may be as large as prompts are
+BATCH: dict[str, Any] = {HAS_BATCH: True}  # its body may be as large as any
+
 
 BEARER = "bearer "
 
@@ -24,7 +45,7 @@ async def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
         raise InvalidRequest("the address holds the character NUL, which no name has; leave it out")
     services: Services = connection.app.state.services
     if services.keyring.is_open:
-        web_pages.keep_out(connection.headers, services.config)
+        cross_site.keep_out(connection.headers, services.config)
     if IS_SIGNED in route.opt:
         reader = services.signed_urls.caller(connection.scope["path"], connection.query_params)
         services.keyring.vouch(reader)

@@ -3,9 +3,16 @@
 from litestar import Controller, Response, get
 from litestar.status_codes import HTTP_200_OK, HTTP_503_SERVICE_UNAVAILABLE
 
-from spmd_tx.coordinator.dependencies import Health, Service
-from spmd_tx.coordinator.route_marks import OPEN
+from spmd_tx.coordinator.http.authentication import OPEN
+from spmd_tx.coordinator.http.services import Health, Service
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.wire.sessions import HealthResponse
+
+
+class MetricsController(Controller):
+    @get("/metrics")
+    async def metrics(self) -> Response[bytes]:
+        return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE, status_code=HTTP_200_OK)
 
 
 class HealthController(Controller):

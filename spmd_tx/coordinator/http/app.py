@@ -12,9 +12,7 @@ from spmd_tx.coordinator.api_checkpoints import CheckpointsController
 from spmd_tx.coordinator.api_custom_losses import CustomLossesController
 from spmd_tx.coordinator.api_downloads import DownloadsController
 from spmd_tx.coordinator.api_futures import FuturesController
-from spmd_tx.coordinator.api_health import HealthController
 from spmd_tx.coordinator.api_keys import KeysController
-from spmd_tx.coordinator.api_metrics import MetricsController
 from spmd_tx.coordinator.api_models import ModelsController
 from spmd_tx.coordinator.api_openai import OpenAIController
 from spmd_tx.coordinator.api_sampling import SamplingController
@@ -22,10 +20,11 @@ from spmd_tx.coordinator.api_sessions import SessionsController
 from spmd_tx.coordinator.api_traces import TracesController
 from spmd_tx.coordinator.api_training import TrainingController
 from spmd_tx.coordinator.api_usage import UsageController
-from spmd_tx.coordinator.authentication import let_in
-from spmd_tx.coordinator.body_guard import BodyGuard
-from spmd_tx.coordinator.dependencies import Services, give_access, give_address, give_services
-from spmd_tx.coordinator.http_errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
+from spmd_tx.coordinator.http.authentication import let_in
+from spmd_tx.coordinator.http.body_guard import BodyGuard
+from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
+from spmd_tx.coordinator.http.operator import HealthController, MetricsController
+from spmd_tx.coordinator.http.services import Services, give_access, give_address, give_services
 
 
 def make_app(services: Services) -> Litestar:
