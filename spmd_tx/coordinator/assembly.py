@@ -13,7 +13,6 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_model, fingerprint, load_tokenizer
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
-from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
@@ -26,6 +25,7 @@ from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
+from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan

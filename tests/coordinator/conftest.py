@@ -16,7 +16,6 @@ from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.chat_template import ChatTemplate
-from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.long_polls import Polls
@@ -24,6 +23,7 @@ from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
+from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.requests import payload_files

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from spmd_tx.coordinator import api_futures
 from spmd_tx.coordinator.catalog.catalog import open_catalog
+from spmd_tx.coordinator.http.tinker import futures
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.records import Failed
 from tests.coordinator.conftest import BASE_MODEL
@@ -12,7 +12,7 @@ from tests.coordinator.conftest import BASE_MODEL
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    monkeypatch.setattr(api_futures, "LONG_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(futures, "LONG_POLL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ async def test_a_cancellation_that_cannot_be_stored_is_to_be_sent_again(
 ):
     services.scheduler.is_paused = True
     request_id = await sample(api, sampler_id, 0)
-    monkeypatch.setattr(api_futures, "STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(futures, "STORAGE_SECONDS", 0.0)
     monkeypatch.setattr(services.queue, "_outcomes", {request_id: Failed("cancelled", "user")})
     assert (await api.post("cancel_future", json={"request_id": request_id})).status_code == 503
 

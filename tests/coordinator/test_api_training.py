@@ -86,7 +86,7 @@ async def test_what_cannot_be_parsed_is_refused_with_a_reason(api, body, headers
 
 
 async def test_a_body_that_unpacks_without_end_is_refused(api, monkeypatch):
-    monkeypatch.setattr("spmd_tx.coordinator.bodies.MAX_UNPACKED_BYTES", 4 << 20)
+    monkeypatch.setattr("spmd_tx.coordinator.http.tinker.bodies.MAX_UNPACKED_BYTES", 4 << 20)
     bomb = zstandard.ZstdCompressor().compress(bytes(5 << 20))
     response = await post(api, bomb, **{"content-encoding": "zstd"})
     assert response.status_code == 400

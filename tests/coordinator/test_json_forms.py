@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator import json_forms
-from spmd_tx.coordinator.json_forms import LossRequest, from_protobuf, to_protobuf
+from spmd_tx.coordinator.http.tinker import json_forms
+from spmd_tx.coordinator.http.tinker.json_forms import LossRequest, from_protobuf, to_protobuf
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, SampledSequence, encode_sample_response
 from spmd_tx.coordinator.wire.training_protobuf import decode_forward_backward, encode_forward_backward_output

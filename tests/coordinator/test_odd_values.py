@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator import json_forms
+from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.sampling import prompt_scores, validation
 from spmd_tx.coordinator.sampling.stops import stop_rule

@@ -8,23 +8,21 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
-from spmd_tx.coordinator.api_checkpoints import CheckpointsController
-from spmd_tx.coordinator.api_custom_losses import CustomLossesController
-from spmd_tx.coordinator.api_downloads import DownloadsController
-from spmd_tx.coordinator.api_futures import FuturesController
-from spmd_tx.coordinator.api_keys import KeysController
-from spmd_tx.coordinator.api_models import ModelsController
 from spmd_tx.coordinator.api_openai import OpenAIController
-from spmd_tx.coordinator.api_sampling import SamplingController
-from spmd_tx.coordinator.api_sessions import SessionsController
-from spmd_tx.coordinator.api_traces import TracesController
-from spmd_tx.coordinator.api_training import TrainingController
-from spmd_tx.coordinator.api_usage import UsageController
 from spmd_tx.coordinator.http.authentication import let_in
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
 from spmd_tx.coordinator.http.services import Services, give_access, give_address, give_services
+from spmd_tx.coordinator.http.tinker.checkpoints import CheckpointsController
+from spmd_tx.coordinator.http.tinker.downloads import DownloadsController
+from spmd_tx.coordinator.http.tinker.futures import FuturesController
+from spmd_tx.coordinator.http.tinker.keys import KeysController
+from spmd_tx.coordinator.http.tinker.models import ModelsController
+from spmd_tx.coordinator.http.tinker.sampling import SamplingController
+from spmd_tx.coordinator.http.tinker.sessions import SessionsController, TracesController
+from spmd_tx.coordinator.http.tinker.training import CustomLossesController, TrainingController
+from spmd_tx.coordinator.http.tinker.usage import UsageController
 
 
 def make_app(services: Services) -> Litestar:

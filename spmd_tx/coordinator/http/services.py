@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import Catalog
-from spmd_tx.coordinator.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.body_room import BodyRooms, make_rooms
@@ -23,6 +22,7 @@ from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.signed_urls import SignedUrls
+from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers

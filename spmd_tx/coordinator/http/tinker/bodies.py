@@ -9,9 +9,9 @@ import msgspec
 import zstandard
 from litestar import Request
 
-from spmd_tx.coordinator import json_forms
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.services import RequestScheduler
+from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.wire import protobuf_scan, training_protobuf
 from spmd_tx.coordinator.wire.fields import TrainingNumber
 from spmd_tx.errors import InvalidRequest, NotFound

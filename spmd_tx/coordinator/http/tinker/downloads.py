@@ -20,8 +20,6 @@ from litestar.status_codes import (
     HTTP_416_REQUESTED_RANGE_NOT_SATISFIABLE,
 )
 
-from spmd_tx.coordinator import byte_ranges, download_content
-from spmd_tx.coordinator.api_checkpoints import CHECKPOINT
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import SIGNED
@@ -29,6 +27,8 @@ from spmd_tx.coordinator.http.errors import error_response
 from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services
 from spmd_tx.coordinator.http.signed_urls import LIFETIME_SECONDS
+from spmd_tx.coordinator.http.tinker import downloads_content
+from spmd_tx.coordinator.http.tinker.checkpoints import CHECKPOINT
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import ExternalWeightsUrlsResponse
@@ -94,7 +94,7 @@ class DownloadsController(Controller):
         content = _Content(
             name=PurePosixPath(file).name,
             etag=f'"{found.manifest.digests.get(file, version)}"',
-            parts=download_content.of_file(found.manifest, file),
+            parts=downloads_content.of_file(found.manifest, file),
         )
         return _answer(request, services, found, content)
 
@@ -109,7 +109,7 @@ class DownloadsController(Controller):
     ) -> Response:
         """All files."""
         found = await _version(access, address, version)
-        parts = download_content.of_archive(found.manifest)
+        parts = downloads_content.of_archive(found.manifest)
         return _answer(request, services, found, _Content(f"{address.name}.tar", f'"{version}"', parts))
 
 
@@ -125,7 +125,7 @@ class _Content(NamedTuple):
 
     name: str
     etag: str
-    parts: list[download_content.Part]
+    parts: list[downloads_content.Part]
 
 
 async def _readable(access: Access, address: CheckpointPath) -> _Found:
@@ -158,11 +158,11 @@ def _link(request: Request, services: Services, access: Access, found: _Found, r
 
 def _answer(request: Request, services: Services, found: _Found, content: _Content) -> Response:
     """All of it, the part that is asked for, or that the client has it."""
-    headers, size = dict(request.headers), download_content.size_of(content.parts)
+    headers, size = dict(request.headers), downloads_content.size_of(content.parts)
     about = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": "private"}
-    if byte_ranges.is_known(headers, content.etag):
+    if downloads_content.is_known(headers, content.etag):
         return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=about, media_type=MediaType.TEXT)
-    span = byte_ranges.wanted(headers, content.etag, size)
+    span = downloads_content.wanted(headers, content.etag, size)
     if span is not None and span.start >= span.end:
         refusal = error_response(
             f"{headers['range']!r} asks for bytes that are not there: {content.name} has {size}",
@@ -174,12 +174,12 @@ def _answer(request: Request, services: Services, found: _Found, content: _Conte
     if span is not None:
         status = HTTP_206_PARTIAL_CONTENT
         about["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{size}"
-    span = span or byte_ranges.Span(0, size)
+    span = span or downloads_content.Span(0, size)
     about["Content-Length"] = str(span.end - span.start)
     about["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
     read = partial(services.checkpoints.read, found.path, found.manifest)
     return Stream(
-        download_content.pieces(content.parts, span, read),
+        downloads_content.pieces(content.parts, span, read),
         status_code=status,
         headers=about,
         media_type="application/octet-stream",

@@ -9,14 +9,14 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.api_models import check_base_model, queue_model
-from spmd_tx.coordinator.api_training import queue_training
-from spmd_tx.coordinator.bodies import read_json
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, takes_work
+from spmd_tx.coordinator.http.tinker.bodies import read_json
+from spmd_tx.coordinator.http.tinker.models import check_base_model, queue_model
+from spmd_tx.coordinator.http.tinker.training import queue_training
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import checkpoint_paths, limits

@@ -3,13 +3,15 @@
 import msgspec
 from litestar import Controller, Request, Response, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.response import File
 from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator.catalog import listings, session_search
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
-from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE
+from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE, SIGNED
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
 from spmd_tx.coordinator.http.operator import readiness
+from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.sessions import (
@@ -28,7 +30,34 @@ from spmd_tx.coordinator.wire.sessions import (
     SessionsResponse,
     SetProjectRequest,
     SupportedModel,
+    TraceExportResponse,
 )
+
+
+class TracesController(Controller):
+    path = "/api/v1"
+
+    @get("/sessions/{session_id:str}/trace_export")
+    async def trace_export(
+        self, request: Request, session_id: FromPath[str], services: Service, access: Accessible
+    ) -> TraceExportResponse:
+        """Build a trace, or say how far it is; the SDK asks again until it is ready."""
+        session = await access.session(session_id)
+        export = await services.traces.export(session)
+        if export.error is not None:
+            return TraceExportResponse("failed", error=export.error)
+        if export.path is None:
+            return TraceExportResponse("pending")
+        path = f"/api/v1/sessions/{session_id}/trace"
+        base = base_url(request, services.config.trusted_proxies)
+        url = services.signed_urls.sign(base, path, session.owner, access.caller.key_id)
+        return TraceExportResponse("ready", url=url)
+
+    @get("/sessions/{session_id:str}/trace", opt=SIGNED)
+    async def trace(self, session_id: FromPath[str], services: Service, access: Accessible) -> File:
+        """What was built. Plain HTTP clients fetch it, by its signed URL."""
+        path = await services.traces.file(await access.session(session_id))
+        return File(path, filename=f"{session_id}.pftrace", media_type="application/json")
 
 
 class SessionsController(Controller):

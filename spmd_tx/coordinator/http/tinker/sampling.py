@@ -5,9 +5,9 @@ from litestar import Controller, get, post
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator.api_models import check_base_model
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.http.tinker.models import check_base_model
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.sampling import validation
 from spmd_tx.coordinator.storage.tables import Sampler

@@ -1,0 +1,1 @@
+"""The routes of the Tinker API, a file per subject."""
