@@ -12,7 +12,6 @@ from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_model, fingerprint, load_tokenizer
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
-from spmd_tx.coordinator.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
@@ -22,11 +21,13 @@ from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.http.body_room import make_rooms
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
+from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate, read_chat_template
+from spmd_tx.coordinator.http.openai.prompt_texts import PromptTexts
+from spmd_tx.coordinator.http.openai.samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
 from spmd_tx.coordinator.mesh.hub import Hub
@@ -34,7 +35,6 @@ from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
-from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.requests.given_up import OperatorsWishes
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine

@@ -15,17 +15,17 @@ from tokenizers import Tokenizer
 from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import open_catalog
-from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
+from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate
+from spmd_tx.coordinator.http.openai.prompt_texts import PromptTexts
+from spmd_tx.coordinator.http.openai.samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers

@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog.catalog import open_catalog
-from spmd_tx.coordinator.chat_template import ChatTemplate
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from spmd_tx.coordinator import drawing
+from spmd_tx.coordinator.http.openai import stream
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
@@ -97,7 +97,7 @@ async def test_a_stream_without_any_progress_is_the_result(drawn):
 
 
 async def test_a_client_that_waits_long_gets_signs_of_life(drawn, monkeypatch):
-    monkeypatch.setattr(drawing, "SECONDS_BETWEEN_SIGNS", 0.01)
+    monkeypatch.setattr(stream, "SECONDS_BETWEEN_SIGNS", 0.01)
     await drawn.tell(1)
     await asyncio.sleep(0.1)
     await drawn.end()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.sample_text import Detokenizer, SampleText, TextUntilStop
+from spmd_tx.coordinator.http.openai.detokenize import Detokenizer, SampleText, TextUntilStop
 
 
 class Bytes:

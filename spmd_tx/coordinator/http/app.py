@@ -8,10 +8,10 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
-from spmd_tx.coordinator.api_openai import OpenAIController
 from spmd_tx.coordinator.http.authentication import let_in
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
+from spmd_tx.coordinator.http.openai.routes import OpenAIController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
 from spmd_tx.coordinator.http.services import Services, give_access, give_address, give_services
 from spmd_tx.coordinator.http.tinker.checkpoints import CheckpointsController

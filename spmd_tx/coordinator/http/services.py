@@ -20,11 +20,11 @@ from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
+from spmd_tx.coordinator.http.openai.prompt_texts import PromptTexts
+from spmd_tx.coordinator.http.openai.samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.signed_urls import SignedUrls
 from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.prompt_texts import PromptTexts
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.traces import TraceExports

@@ -12,17 +12,18 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator import openai_answers, openai_errors, openai_requests
 from spmd_tx.coordinator.catalog import listings
-from spmd_tx.coordinator.drawing import Choice, Drawing, draw
 from spmd_tx.coordinator.http import errors
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import PROMPTS
+from spmd_tx.coordinator.http.openai import answers, requests
+from spmd_tx.coordinator.http.openai import errors as openai_errors
+from spmd_tx.coordinator.http.openai.answers import Answering, ChatForm, CompletionForm, Form
+from spmd_tx.coordinator.http.openai.detokenize import SampleText
+from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
+from spmd_tx.coordinator.http.openai.stream import Choice, Drawing, draw
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
-from spmd_tx.coordinator.openai_answers import Answering, ChatForm, CompletionForm, Form
-from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
 from spmd_tx.coordinator.requests.backlog import most_tokens
-from spmd_tx.coordinator.sample_text import SampleText
 from spmd_tx.errors import SpmdTxError
 
 
@@ -37,8 +38,8 @@ class Call:
     answering: Answering
     form: Form
 
-    def usage(self) -> openai_answers.oai.Usage:
-        return openai_answers.usage(self.prompts, sum(choice.told for choice in self.choices))
+    def usage(self) -> answers.oai.Usage:
+        return answers.usage(self.prompts, sum(choice.told for choice in self.choices))
 
 
 class OpenAIController(Controller):
@@ -57,8 +58,8 @@ class OpenAIController(Controller):
         self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Go on with a text."""
-        openai_requests.check(data)
-        given = openai_requests.completion_prompts(data)
+        requests.check(data)
+        given = requests.completion_prompts(data)
         tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
         prompts = [each if isinstance(each, list) else next(tokens) for each in given]
         return await _answer(await _begin(data, prompts, services, access), request)
@@ -68,8 +69,8 @@ class OpenAIController(Controller):
         self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Say the next thing in a conversation."""
-        openai_requests.check(data)
-        messages, options = openai_requests.chat_messages(data), data.chat_template_kwargs or {}
+        requests.check(data)
+        messages, options = requests.chat_messages(data), data.chat_template_kwargs or {}
         prompt = await services.prompt_texts.of_conversation(messages, options)
         return await _answer(await _begin(data, [prompt], services, access), request)
 
@@ -79,7 +80,7 @@ async def _begin(
 ) -> Call:
     sampler = await services.implicit_samplers.of(request.model, access)
     end_of_text = services.model.eos_token_ids
-    wanted = openai_requests.sample_requests(request, prompts, end_of_text, services.limits)
+    wanted = requests.sample_requests(request, prompts, end_of_text, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
     async with services.allowances.room_for_sample(access.caller, tokens, len(wanted)):
         drawing = await draw(services, sampler, wanted)
@@ -92,7 +93,7 @@ async def _begin(
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
     )
-    stops = openai_requests.stop_strings(request)
+    stops = requests.stop_strings(request)
     choices = [
         Choice(index, SampleText(services.tokenizer, stops), is_completion and answering.has_logprobs)
         for index in range((request.n or 1) * len(prompts))
@@ -123,21 +124,21 @@ async def _events(call: Call) -> AsyncIterator[bytes]:
         for choice in call.choices:
             opening = call.form.opening(choice.index)
             if opening is not None:
-                yield openai_answers.event(opening)
+                yield answers.event(opening)
         async for piece in call.drawing.pieces(call.choices):
             if piece is None:
-                yield openai_answers.SIGN_OF_LIFE
-            elif openai_answers.is_worth_telling(piece, call.answering):
-                yield openai_answers.event(call.form.event(piece))
+                yield answers.SIGN_OF_LIFE
+            elif answers.is_worth_telling(piece, call.answering):
+                yield answers.event(call.form.event(piece))
         options = call.request.stream_options
         if options is not None and options.include_usage:
-            yield openai_answers.event(call.form.last(call.usage()))
+            yield answers.event(call.form.last(call.usage()))
     except SpmdTxError as error:
         body = openai_errors.error_body(str(error), errors.status_of(error))
-        yield openai_answers.event(body)
+        yield answers.event(body)
     finally:
         call.drawing.close()
-    yield openai_answers.DONE
+    yield answers.DONE
 
 
 async def _hung_up(request: Request) -> None:

@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from spmd_tx.coordinator import openai_schemas as oai
-from spmd_tx.coordinator.drawing import Piece
+from spmd_tx.coordinator.http.openai import schemas as oai
+from spmd_tx.coordinator.http.openai.stream import Piece
 from spmd_tx.coordinator.sampling.stops import HALF_CHARACTER, Decoder
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 

@@ -13,7 +13,7 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandler, ExceptionHandlersMap
 
 from spmd_tx.coordinator.http import errors
-from spmd_tx.coordinator.openai_schemas import ErrorBody, ErrorDetail
+from spmd_tx.coordinator.http.openai.schemas import ErrorBody, ErrorDetail
 
 _TYPES = {
     HTTP_401_UNAUTHORIZED: "authentication_error",

@@ -8,11 +8,11 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from spmd_tx.coordinator.http.openai.detokenize import SampleText
+from spmd_tx.coordinator.http.openai.samplers import ImplicitSampler
 from spmd_tx.coordinator.http.services import Services
-from spmd_tx.coordinator.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.requests.records import Failed
-from spmd_tx.coordinator.sample_text import SampleText
 from spmd_tx.coordinator.wire import sampling_protobuf
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogprobs

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spmd_tx.coordinator.openai_schemas import ChatRequest, CompletionRequest, Parameters
+from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, Parameters
 from spmd_tx.coordinator.sampling import validation
 from spmd_tx.coordinator.sampling.prompt_scores import MOST_PER_TOKEN
 from spmd_tx.coordinator.sampling.validation import MAX_SAMPLES

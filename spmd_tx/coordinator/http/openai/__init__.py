@@ -1,0 +1,1 @@
+"""OpenAI's API on top of the same requests."""
