@@ -34,8 +34,8 @@ def serve(**options: Any) -> None:
     """
     del options["config"]  # its values came in as defaults of the other options
     config = ServerConfig(bounds=read_limits(options.pop("limit")), **options)
-    from spmd_tx.coordinator import server
     from spmd_tx.coordinator.runtime import event_loop
+    from spmd_tx.coordinator.server import serve as server
 
     raise typer.Exit(event_loop.run(server.serve(config)))
 

@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from spmd_tx import cli, tiny_model
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"

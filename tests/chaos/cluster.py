@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from spmd_tx import tiny_model
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 from tests.chaos.proxy import Proxy
 
 HERE = Path(__file__).parent

@@ -6,13 +6,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx import cli
-from spmd_tx.coordinator import server
 from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.server import serve
 from tests.chaos.points import wrap
 
 WORKER = str(Path(__file__).with_name("faulty_worker.py"))
@@ -30,6 +30,6 @@ def put_in_points() -> None:
 
 if __name__ == "__main__":
     put_in_points()
-    server.serve.__defaults__ = main.run.__defaults__ = ((WORKER,),)
+    serve.serve.__defaults__ = main.run.__defaults__ = ((WORKER,),)
     sys.argv[0] = "spmd-tx"
     cli.main()

@@ -13,7 +13,6 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.assembly import ServedModel, make_equipment
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
@@ -23,6 +22,7 @@ from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
+from spmd_tx.coordinator.server.build import ServedModel, make_equipment
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF

@@ -7,9 +7,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import server
 from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.runtime import event_loop
+from spmd_tx.coordinator.server import serve
 from spmd_tx.errors import StartError
 
 if __name__ == "__main__":
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     config = ServerConfig(**options)
     worker = sys.argv[2] if len(sys.argv) > 2 else str(Path(__file__).with_name("fake_worker.py"))
     try:
-        sys.exit(event_loop.run(server.serve(config, [worker])))
+        sys.exit(event_loop.run(serve.serve(config, [worker])))
     except StartError as error:
         print(f"spmd-tx: {error}", file=sys.stderr)
         sys.exit(2)

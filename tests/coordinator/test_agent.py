@@ -7,7 +7,7 @@ import pytest
 
 from spmd_tx.coordinator.agent import agent
 from spmd_tx.coordinator.mesh import generations, roster
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.errors import StartError, WorkerLost
 from tests.coordinator import fake_worker
 from tests.coordinator.worker_group import SECONDS, agent_process, worker_group, write_model

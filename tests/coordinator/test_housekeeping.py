@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from spmd_tx.coordinator import housekeeping
-from spmd_tx.coordinator.housekeeping import keep_house, tidy
+from spmd_tx.coordinator.server import housekeeping
+from spmd_tx.coordinator.server.housekeeping import keep_house, tidy
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import zstandard
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from spmd_tx.coordinator import housekeeping
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Failed, Finished
+from spmd_tx.coordinator.server import housekeeping
 from spmd_tx.coordinator.storage import disk
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import Storage

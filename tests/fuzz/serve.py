@@ -11,9 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator import server
 from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.runtime import event_loop
+from spmd_tx.coordinator.server import serve
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire import training_protobuf
 
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         _mutate(sys.argv[2])
     config = ServerConfig(**options | {"data_dir": Path(options["data_dir"])})
-    sys.exit(event_loop.run(server.serve(config, [WORKER])))
+    sys.exit(event_loop.run(serve.serve(config, [WORKER])))

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import Wish
 from tests.sdk.server import COMMAND, share_compiled_programs

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from spmd_tx import tiny_model
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import Wish
 

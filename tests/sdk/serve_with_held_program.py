@@ -32,8 +32,8 @@ if __name__ == "__main__":
         hold()
         sys.exit(main.main(sys.argv[1:], Engine.start))
     from spmd_tx import cli
-    from spmd_tx.coordinator import server
+    from spmd_tx.coordinator.server import serve
 
-    server.serve.__defaults__ = ((str(Path(__file__)),),)
+    serve.serve.__defaults__ = ((str(Path(__file__)),),)
     sys.argv[0] = "spmd-tx"
     cli.main()

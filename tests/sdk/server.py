@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 
 COMMAND = Path(sys.executable).with_name("spmd-tx")
 COMPILED = Path(__file__).parents[2] / ".cache" / "jax-tests"  # shared by all tests that compile

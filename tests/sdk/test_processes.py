@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tinker
 
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 from tests.sdk.examples import (
     SECONDS,
     batch,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tinker
 
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 from tests.sdk.examples import SECONDS, batch, greedy, logprobs_of, random_tokens, sample, train
 from tests.sdk.server import BASE_MODEL, serving
 

@@ -9,7 +9,7 @@ import pytest
 import tinker
 from tinker import types
 
-from spmd_tx.coordinator.preflight import free_port
+from spmd_tx.coordinator.server.preflight import free_port
 from tests.sdk.conftest import SLOTS
 from tests.sdk.examples import (
     SECONDS,

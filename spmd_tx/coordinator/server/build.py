@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from sqlalchemy import update
 from tokenizers import Tokenizer
 
 from spmd_tx.byte_sizes import parse_size
@@ -16,8 +17,6 @@ from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_chec
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
-from spmd_tx.coordinator.generation_counter import next_generation
-from spmd_tx.coordinator.health import ServerHealth
 from spmd_tx.coordinator.http.body_room import make_rooms
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
@@ -34,7 +33,6 @@ from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.mesh.roster import AgentRoster
-from spmd_tx.coordinator.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.requests.given_up import OperatorsWishes
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
@@ -54,8 +52,13 @@ from spmd_tx.coordinator.scheduler.dispatcher import Workers
 from spmd_tx.coordinator.scheduler.generation import Equipment
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
-from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.server.health import ServerHealth
+from spmd_tx.coordinator.server.preflight import check_mesh, check_pages, context_length
+from spmd_tx.coordinator.server.worker_setup import bank_slots, make_setup
+from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.outages import patiently
+from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
@@ -63,10 +66,22 @@ from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.packing import Grid, attention_share
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
-from spmd_tx.coordinator.worker_setup import bank_slots, make_setup
 from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.programs_protocol import ProgramShape
+
+
+async def next_generation(database: Database) -> int:
+    """A number that no generation has had, so that messages of older ones are told apart."""
+    count = (
+        update(ServerState).values(generation=ServerState.generation + 1).returning(ServerState.generation)
+    )
+
+    async def counted() -> int:
+        async with database.transaction() as db:
+            return (await db.execute(count)).scalar_one()
+
+    return await patiently(counted)
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ import msgspec
 from spmd_tx import memory_plan, private_process
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
-from spmd_tx.coordinator.assembly import Parts, open_model, open_parts
-from spmd_tx.coordinator.housekeeping import keep_house
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.connections import open_connections
 from spmd_tx.coordinator.http.public_address import networks
 from spmd_tx.coordinator.http.uvicorn_server import HttpServer
 from spmd_tx.coordinator.mesh.port import WorkerPort
-from spmd_tx.coordinator.preflight import check_hosts, check_keys, listen
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.coordinator.runtime.loop_watchdog import watching
 from spmd_tx.coordinator.runtime.open_files import raise_limit
+from spmd_tx.coordinator.server.build import Parts, open_model, open_parts
+from spmd_tx.coordinator.server.housekeeping import keep_house
+from spmd_tx.coordinator.server.preflight import check_hosts, check_keys, listen
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.reports import Ready
 from spmd_tx.secret import Keys, read_secret
