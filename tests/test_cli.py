@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from spmd_tx import cli, coordinator, options
+from spmd_tx import coordinator
 from spmd_tx.bounds import Bounds
+from spmd_tx.cli import main as cli
+from spmd_tx.cli import options
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.agent.agent import AgentOptions
@@ -238,7 +240,7 @@ def test_version_names_what_a_bug_report_needs(run):
 
 def test_help_and_serve_start_without_the_heavy_packages():
     code = (
-        "import sys, spmd_tx.cli; "
+        "import sys, spmd_tx.cli.main; "
         "print(*{'jax', 'litestar', 'sqlalchemy', 'numpy', 'transformers', 'tinker'} & set(sys.modules))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from spmd_tx import demo
-from spmd_tx.demo_display import Display, draw_curve, save_plot
+from spmd_tx.demo import run
+from spmd_tx.demo.display import Display, draw_curve, save_plot
 from spmd_tx.errors import StartError
 
-example = demo.load_example()
+example = run.load_example()
 
 
 def step(number=0, reward=None, phase="reinforce"):
@@ -28,7 +28,7 @@ def step(number=0, reward=None, phase="reinforce"):
     ],
 )
 def test_the_demo_fails_when_the_reward_does_not_go_as_it_should(first, last, learning_rate, complaint):
-    verdict = demo.judge([first] * 5 + [last] * 5, learning_rate)
+    verdict = run.judge([first] * 5 + [last] * 5, learning_rate)
     assert (verdict is None) == (complaint is None)
     assert complaint is None or complaint in verdict
 
@@ -82,20 +82,20 @@ def test_on_a_terminal_the_table_shows_what_the_server_is_busy_with():
     ],
 )
 def test_the_log_tells_what_the_server_is_doing(tmp_path, lines, status, is_ready):
-    log = demo.ServerLog(tmp_path / "server.log")
+    log = run.ServerLog(tmp_path / "server.log")
     log.path.write_text(lines)
     assert (log.status(), log.is_ready()) == (status, is_ready)
 
 
 def test_a_server_that_ends_before_it_is_ready_is_quoted(tmp_path):
-    log = demo.ServerLog(tmp_path / "server.log")
+    log = run.ServerLog(tmp_path / "server.log")
     log.path.write_text("spmd-tx: port 8000 is in use\n")
     server = subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
     server.wait()
     with pytest.raises(
         StartError, match=r"ended with code 2; .*server.log ends with:\nspmd-tx: port 8000 is in use"
     ):
-        demo.wait_until_ready(server, log, Console())
+        run.wait_until_ready(server, log, Console())
 
 
 def test_advantages_and_logprobs_stand_at_the_positions_that_predict_the_answer():

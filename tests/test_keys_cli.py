@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spmd_tx import cli
+from spmd_tx.cli import main
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["spmd-tx", "keys", *arguments, "--data-dir", str(data_dir)])
         monkeypatch.setenv("COLUMNS", "200")
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            main.main()
         printed = capsys.readouterr()
         return SimpleNamespace(code=exit_.value.code or 0, out=printed.out, err=printed.err)
 

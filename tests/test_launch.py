@@ -14,8 +14,9 @@ import pytest
 import typer
 import yaml
 
-from spmd_tx import cli, tiny_model
+from spmd_tx.cli import main
 from spmd_tx.coordinator.server.preflight import free_port
+from spmd_tx.demo import tiny_model
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
@@ -292,7 +293,7 @@ def test_options_of_the_pods_are_options_of_the_program(kubernetes, monkeypatch)
     for each in head["env"]:
         if "value" in each and each["name"].startswith("SPMD_TX_"):
             monkeypatch.setenv(each["name"], each["value"])
-    parsed = typer.main.get_command(cli.app).commands["serve"].make_context("serve", list(head["args"]))
+    parsed = typer.main.get_command(main.app).commands["serve"].make_context("serve", list(head["args"]))
     assert parsed.params["data_dir"] == Path("/data")
     assert parsed.params["jax_port"] == 8471
 

@@ -13,8 +13,8 @@ COMMAND_LINE = [sys.executable, "-c", "from spmd_tx import cli; cli.main()"]
 
 @pytest.mark.parametrize("option", [["--database-url", URL], [f"--database-url={URL}"]])
 def test_a_password_moves_from_the_arguments_to_the_environment(option):
-    hidden = without_password(["-m", "spmd_tx.cli", "serve", *option, "--port=1"])
-    assert hidden == Hidden(["-m", "spmd_tx.cli", "serve", "--port=1"], URL)
+    hidden = without_password(["-m", "spmd_tx.cli.main", "serve", *option, "--port=1"])
+    assert hidden == Hidden(["-m", "spmd_tx.cli.main", "serve", "--port=1"], URL)
 
 
 @pytest.mark.parametrize(

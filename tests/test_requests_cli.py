@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from sqlalchemy import Select, select, update
 
-from spmd_tx import cli
+from spmd_tx.cli import main
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
@@ -59,7 +59,7 @@ def run(monkeypatch, capsys, data_dir):
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         monkeypatch.setenv("COLUMNS", "250")
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            main.main()
         printed = capsys.readouterr()
         return SimpleNamespace(code=exit_.value.code or 0, out=printed.out, err=printed.err)
 

@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
+from spmd_tx.demo.tiny_model import Spec
 from spmd_tx.models.config import read_model_config
-from spmd_tx.tiny_model import Spec
 
 
 @pytest.fixture(scope="module")

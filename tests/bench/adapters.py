@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import tinker
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.sdk.examples import ADAM_STEP, VOCABULARY, batch, prompt, random_tokens
 from tests.sdk.server import BASE_MODEL, Server, serving
 

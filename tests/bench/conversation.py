@@ -13,7 +13,7 @@ import numpy as np
 import tinker
 from tinker import types
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.sdk.server import BASE_MODEL, serving
 
 TURNS, TURN_TOKENS, ANSWER_TOKENS = 7, 248, 8

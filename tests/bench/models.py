@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 
 SPECS = {
     "tiny": tiny_model.Spec(

@@ -14,7 +14,7 @@ import psutil
 import tinker
 from tinker import _base_client
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.sdk.conftest import SPEC
 from tests.sdk.examples import SECONDS, drawn, prompt, random_tokens, sample
 from tests.sdk.server import BASE_MODEL, serving

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 
 SCRIPT = Path(__file__).parents[1] / "coordinator" / "serve_with_fake_workers.py"
 WORKER = Path(__file__).with_name("instant_worker.py")

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 import tests.engine_setup  # noqa: F401
-from spmd_tx import protocol, tiny_model
+from spmd_tx import protocol
+from spmd_tx.demo import tiny_model
 from spmd_tx.protocol import AdapterSpec
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.idle_adapters import IdleAdapters

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from spmd_tx import tiny_model
 from spmd_tx.coordinator.server.preflight import free_port
+from spmd_tx.demo import tiny_model
 from tests.chaos.proxy import Proxy
 
 HERE = Path(__file__).parent

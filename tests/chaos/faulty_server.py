@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx import cli
+from spmd_tx.cli import main as cli
 from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx import tiny_model
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.demo import tiny_model
 from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
 from tests.conformance.world import World

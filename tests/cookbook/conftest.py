@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spmd_tx.demo import ServerLog, serving
+from spmd_tx.demo.run import ServerLog, serving
 from tests.cookbook.cookbook import ENVIRONMENT, Cookbook, Row, Served, offline_environment
 
 HERE = Path(__file__).parent

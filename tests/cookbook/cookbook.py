@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spmd_tx.demo import ServerLog
+from spmd_tx.demo.run import ServerLog
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / ".venv-cookbook"

@@ -12,7 +12,6 @@ import pytest
 from litestar import Litestar
 from tokenizers import Tokenizer
 
-from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
@@ -39,6 +38,7 @@ from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
+from spmd_tx.demo import tiny_model
 from tests.coordinator.fake_scheduler import FakeScheduler
 from tests.databases import migrate
 from tests.model_shapes import TINY

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from spmd_tx import tiny_model
 from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate, read_chat_template
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "Hello <you>"}]

@@ -300,7 +300,7 @@ async def test_wishes_are_passed_on_and_who_comes_too_late_is_told_so_once(queue
 
 
 def fail_from_outside(data_dir, request_id, *options):
-    command = ["-c", "from spmd_tx.cli import main; main()", "requests", "fail", request_id, "--yes"]
+    command = ["-c", "from spmd_tx.cli.main import main; main()", "requests", "fail", request_id, "--yes"]
     options = ["--reason", WHY, "--data-dir", str(data_dir), *options]
     subprocess.run([sys.executable, *command, *options], check=True, timeout=60)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.coordinator.test_server import serving
 
 BODY = {"model": "tiny", "prompt": [1, 2, 3], "n": 16, "max_tokens": 200, "seed": 5}

@@ -1,8 +1,8 @@
 import pytest
 
-from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.server.preflight import check_mesh
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
 

@@ -9,13 +9,13 @@ import time
 import httpx
 import pytest
 
-from spmd_tx import tiny_model
 from spmd_tx.coordinator.requests.quarantine import Quarantine, open_quarantine
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.runtime import threads
 from spmd_tx.coordinator.runtime.at_work import SLOTS, AtWork
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.demo import tiny_model
 from tests.coordinator import serve_with_poison
 from tests.coordinator.conftest import run_queue
 from tests.coordinator.test_recovery import next_generation

@@ -11,10 +11,10 @@ import httpx
 import psutil
 import pytest
 
-from spmd_tx import tiny_model
 from spmd_tx.coordinator.sampling.job import draw_seeds
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.wire import tinker_pb2
+from spmd_tx.demo import tiny_model
 from tests.coordinator import fake_worker
 from tests.coordinator.fake_workers import BASE, VOCABULARY, continuation
 

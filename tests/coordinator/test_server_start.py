@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from spmd_tx import tiny_model
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent import base_model
 from spmd_tx.coordinator.server.preflight import check_keys, check_pages
 from spmd_tx.coordinator.server.serve import serve
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 
 # 8 heads, 2 key-value heads, 64 dimensions, vocabulary of 512, 2048 positions; two weight files

@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 import httpx
 import pytest
 
-from spmd_tx import tiny_model
 from spmd_tx.coordinator.wire import tinker_pb2
+from spmd_tx.demo import tiny_model
 from tests.coordinator.test_server import Running, serving
 from tests.disks import fill
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 import tinker
 
-from spmd_tx import tiny_model
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.demo import tiny_model
 from tests.coordinator.test_server import serving
 
 pytestmark = [  # the SDK leaves sockets open

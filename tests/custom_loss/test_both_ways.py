@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spmd_tx import tiny_model
-from spmd_tx.demo import ServerLog, serving
+from spmd_tx.demo import tiny_model
+from spmd_tx.demo.run import ServerLog, serving
 
 pytestmark = [pytest.mark.cookbook, pytest.mark.timeout(1200)]
 

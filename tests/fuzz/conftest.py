@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.fuzz.alice import Note
 from tests.fuzz.fuzzing import in_peace
 from tests.fuzz.served import serving

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from spmd_tx.demo.tiny_model import Spec
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, lead, rank_of, widths
 from spmd_tx.protocol import AdapterSpec
-from spmd_tx.tiny_model import Spec
 
 LOGITS = Path(__file__).parent / "transformers_logits.npz"
 

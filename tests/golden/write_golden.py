@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
 from tests.golden.cases import CASES, LOGITS, Case, random_adapters

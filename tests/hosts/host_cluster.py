@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.chaos.cluster import HERE, OPTIONS, SPEC, as_arguments, environment, share_compiled_programs
 from tests.hosts.network import Network
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models import huggingface, qwen3
 from spmd_tx.models.config import read_model_config

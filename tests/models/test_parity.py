@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from spmd_tx.models import head, huggingface, peft, qwen3
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.lora import adapter_weights, row_lora

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import MeshError
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config

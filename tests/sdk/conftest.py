@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tinker
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.sdk import server as servers
 from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY
 from tests.sdk.raw_api import RawApi

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
         hold()
         sys.exit(main.main(sys.argv[1:], Engine.start))
-    from spmd_tx import cli
+    from spmd_tx.cli import main as cli
     from spmd_tx.coordinator.server import serve
 
     serve.serve.__defaults__ = ((str(Path(__file__)),),)

@@ -8,7 +8,7 @@ import pytest
 import tinker
 from tinker import types
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.sdk.examples import (
     CONTEXT,
     SECONDS,

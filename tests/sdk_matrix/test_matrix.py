@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx import tiny_model
+from spmd_tx.demo import tiny_model
 from tests.sdk.conftest import SPEC
 from tests.sdk.server import BASE_MODEL, Server, serving
 

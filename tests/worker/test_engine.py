@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx import protocol, tiny_model
+from spmd_tx import protocol
+from spmd_tx.demo import tiny_model
 from spmd_tx.protocol import AdapterSpec, LossInputs, PackedRows
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs import Programs

@@ -10,12 +10,12 @@ import typer
 
 from spmd_tx import private_process
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.keys import keys
+from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir, read_limits, server_options
+from spmd_tx.cli.plan import plan
+from spmd_tx.cli.requests import requests
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
-from spmd_tx.keys_cli import keys
-from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir, read_limits, server_options
-from spmd_tx.plan_cli import plan
-from spmd_tx.requests_cli import requests
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -116,9 +116,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for model, server data and plot.")] = Path("demo"),
 ) -> None:
     """Train a tiny model against a server started for it, and plot the reward."""
-    from spmd_tx import demo
+    from spmd_tx.demo import run
 
-    raise typer.Exit(demo.run(learning_rate, steps, out))
+    raise typer.Exit(run.run(learning_rate, steps, out))
 
 
 @app.command()
@@ -128,7 +128,7 @@ def make_model(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write a small random Qwen3 checkpoint in the Hugging Face layout."""
-    from spmd_tx import tiny_model
+    from spmd_tx.demo import tiny_model
 
     if preset not in tiny_model.PRESETS:
         raise StartError(f"--preset is {preset!r}; presets: {', '.join(tiny_model.PRESETS)}")

@@ -13,8 +13,8 @@ from types import ModuleType
 
 from rich.console import Console
 
-from spmd_tx import tiny_model
-from spmd_tx.demo_display import Display, draw_curve, save_plot
+from spmd_tx.demo import tiny_model
+from spmd_tx.demo.display import Display, draw_curve, save_plot
 from spmd_tx.errors import StartError
 
 SUPERVISED_STEPS = 8

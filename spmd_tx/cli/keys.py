@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
 from spmd_tx.errors import StartError
-from spmd_tx.options import DEFAULTS, DatabaseUrl, DataDir
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.storage.tables import ApiKey

@@ -1,0 +1,1 @@
+"""The command line: ``spmd-tx serve``, ``plan``, ``keys``, ``requests`` and the others."""
