@@ -6,8 +6,8 @@ import sys
 import psutil
 import pytest
 
-from spmd_tx.child_process import Allowance, call_outside
 from spmd_tx.errors import Abandoned, ForeignCodeFailed, InvalidRequest
+from spmd_tx.processes.child import Allowance, call_outside
 
 SECONDS = 60.0
 ENOUGH = Allowance(SECONDS)
@@ -94,7 +94,7 @@ async def test_a_caller_that_leaves_takes_the_child_with_it(tmp_path):
 
 PARENT = """\
 import asyncio, sys
-from spmd_tx.child_process import Allowance, call_outside
+from spmd_tx.processes.child import Allowance, call_outside
 asyncio.run(call_outside("tests.foreign_code:hang", {"folder": sys.argv[1]}, Allowance(3600.0)))
 """
 

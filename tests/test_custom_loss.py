@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from spmd_tx import custom_loss
-from spmd_tx.custom_loss import Definition
-from spmd_tx.custom_loss_operations import GROUPS, OPERATIONS
+from spmd_tx.custom_loss import definition as custom_loss
+from spmd_tx.custom_loss.definition import Definition
+from spmd_tx.custom_loss.operations import GROUPS, OPERATIONS
 from spmd_tx.errors import InvalidRequest
 from tests.custom_loss.recorded import recorded
 

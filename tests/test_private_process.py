@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from spmd_tx.environments import of_foreign_code, of_worker
-from spmd_tx.private_process import Hidden, warning_about, without_password
+from spmd_tx.processes.private import Hidden, warning_about, without_password
 
 URL = "postgresql://server:hunter2@db/spmd_tx"
 COMMAND_LINE = [sys.executable, "-c", "from spmd_tx import cli; cli.main()"]

@@ -2,7 +2,7 @@ import pytest
 import zmq
 
 from spmd_tx.errors import StartError
-from spmd_tx.secret import Keys, read_secret
+from spmd_tx.protocol.secret import Keys, read_secret
 
 SECRET = "0123456789abcdef"
 

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import Adapters
-from spmd_tx.protocol import LOSS_NAMES
+from spmd_tx.protocol.commands import LOSS_NAMES
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import is_weight, shardings

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from spmd_tx import private_process
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.keys import keys
 from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir, read_limits, server_options
@@ -16,6 +15,7 @@ from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
+from spmd_tx.processes import private
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -193,8 +193,8 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line; what the operator can fix is said in one line."""
-    private_process.hide_password()
-    private_process.keep_files()
+    private.hide_password()
+    private.keep_files()
     try:
         app()
     except StartError as error:

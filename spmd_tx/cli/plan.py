@@ -13,7 +13,7 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.options import server_options
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
-from spmd_tx.memory_plan import MemoryPlan, choices, rows
+from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
 
 if TYPE_CHECKING:
     from spmd_tx.models.config import ModelConfig

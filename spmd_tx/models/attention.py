@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from spmd_tx.models.blockwise_attention import attend_segments
 from spmd_tx.models.layers import product
-from spmd_tx.protocol import SEGMENTS_PER_ROW
+from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 
 QUERY_BLOCK = 512  # query tokens whose scores are held at once
 MASKED_TOKENS = 8192  # the longest row of cudnn_masked, whose mask has the square of it

@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol import expert_rank
+from spmd_tx.protocol.commands import expert_rank
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 

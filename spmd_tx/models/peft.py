@@ -20,7 +20,7 @@ from spmd_tx.durable_files import make_folder, put_in_place, sync, unique_beside
 from spmd_tx.errors import MeshError
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import ATTENTION, MLP, UNEMBED, Adapters, Lora, lead, rank_of, widths
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 

@@ -9,9 +9,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx import protocol
 from spmd_tx.models import lora
-from spmd_tx.protocol import AdapterSpec, Setup, active_sizes
+from spmd_tx.protocol import commands
+from spmd_tx.protocol.commands import AdapterSpec, Setup, active_sizes
 from spmd_tx.worker.adapters import make_adapter_steps
 from spmd_tx.worker.losses import TokenLossInputs
 from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
@@ -44,14 +44,14 @@ class Calls:
         self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
-    def create_adapter(self, state: WorkerState, command: protocol.CreateAdapter) -> Call:
+    def create_adapter(self, state: WorkerState, command: commands.CreateAdapter) -> Call:
         adapter, seed = command.adapter, command.seed
         seed_2 = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
         groups = np.array([adapter.train_attn, adapter.train_mlp, adapter.train_unembed])
         rest = (_i32(command.slot), seed_2, self._ranks(adapter), self._scale(adapter), groups)
         return Call("create_adapter", (), self._adapters.create, (state.train,), rest=rest)
 
-    def forward_backward(self, state: WorkerState, command: protocol.ForwardBackward) -> Call:
+    def forward_backward(self, state: WorkerState, command: commands.ForwardBackward) -> Call:
         batch, train = self._batch(command.rows, command.loss), state.train
         weights = (state.base, train.w, train.grad_sum, train.scale)
         rows, length = command.rows.tokens.shape
@@ -59,12 +59,12 @@ class Calls:
         shape = command.rows.targets.shape
         return Call(_name("forward_backward", command.loss), shape, step, weights, batch)
 
-    def forward(self, state: WorkerState, command: protocol.Forward) -> Call:
+    def forward(self, state: WorkerState, command: commands.Forward) -> Call:
         batch = self._batch(command.rows, command.loss)
         weights = (state.base, state.train.w, state.train.scale)
         return Call(_name("forward", command.loss), command.rows.targets.shape, self._forward, weights, batch)
 
-    def optim_step(self, state: WorkerState, command: protocol.OptimStep) -> Call:
+    def optim_step(self, state: WorkerState, command: commands.OptimStep) -> Call:
         inputs = AdamWInputs(
             _f32(command.learning_rate),
             _f32(command.beta1),
@@ -101,7 +101,7 @@ class Calls:
     def gather(self, one: Any) -> Call:
         return Call("gather", (), self._gather, (one,))
 
-    def prefill(self, state: WorkerState, command: protocol.Prefill) -> Call:
+    def prefill(self, state: WorkerState, command: commands.Prefill) -> Call:
         name, shape = "prefill with logprobs" if command.logprobs else "prefill", command.rows.tokens.shape
         widths = inputs = None
         wishes = command.wishes
@@ -115,7 +115,7 @@ class Calls:
         step = self._prefill(command.logprobs, widths)
         return Call(name, shape, step, (state.base, state.bank, state.cache), batch, variant=widths)
 
-    def decode(self, state: WorkerState, command: protocol.Decode) -> Call:
+    def decode(self, state: WorkerState, command: commands.Decode) -> Call:
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
         top = command.top
@@ -124,7 +124,7 @@ class Calls:
         rows, rest = (DecodeRows(**fields),), (active, _i32(command.steps))
         return Call("decode", shape, self._decode(top), arrays, rows, rest, variant=top)
 
-    def _batch(self, rows: protocol.PackedRows, loss: protocol.LossInputs) -> tuple[Rows, TokenLossInputs]:
+    def _batch(self, rows: commands.PackedRows, loss: commands.LossInputs) -> tuple[Rows, TokenLossInputs]:
         inputs = TokenLossInputs(
             kinds=loss.kinds[:, None],
             clip_low=loss.clip_low,
@@ -138,7 +138,7 @@ class Calls:
         )
         return self._rows(rows), inputs
 
-    def _rows(self, rows: protocol.PackedRows) -> Rows:
+    def _rows(self, rows: commands.PackedRows) -> Rows:
         experts = rows.experts if self._model.n_experts else None
         if self._model.n_experts and experts is None:
             # Sent by nobody, but there all the same: with or without, it must be one program.
@@ -155,7 +155,7 @@ class Calls:
         return np.array([adapter.scale, experts], np.float32)
 
 
-def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray, np.ndarray]:
+def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray, np.ndarray]:
     """The bank slots that living rows use, and every row's index among them.
 
     Their number comes from a short menu, because each number is a program of its own.
@@ -168,7 +168,7 @@ def _active_slots(command: protocol.Decode, bank_slots: int) -> tuple[np.ndarray
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
 
 
-def _name(step: str, loss: protocol.LossInputs) -> str:
+def _name(step: str, loss: commands.LossInputs) -> str:
     """The arrays that a batch has decide which program it is for."""
     return step if loss.ratio_mask is None else f"{step} of sequences"
 

@@ -7,7 +7,7 @@ from functools import cache
 
 from jax import monitoring
 
-from spmd_tx.programs_protocol import CompileCount
+from spmd_tx.protocol.programs import CompileCount
 
 # What JAX tells about a compilation, in the thread that waits for it.
 CACHE_HIT = "/jax/compilation_cache/cache_hits"

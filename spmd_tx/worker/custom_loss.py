@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from spmd_tx import custom_loss, protocol
-from spmd_tx.custom_loss import CustomLoss, Node
-from spmd_tx.custom_loss_arguments import Dtype, Ref, printed, quoted
+from spmd_tx.custom_loss import definition
+from spmd_tx.custom_loss.arguments import Dtype, Ref, printed, quoted
+from spmd_tx.custom_loss.definition import CustomLoss, Node
+from spmd_tx.protocol import commands
 from spmd_tx.worker import loss_elementwise, loss_numbers, loss_products, loss_reductions, loss_shapes
 from spmd_tx.worker.loss_values import Dim, Length, LossProblem, Need, Tensor, Trace, shown
 
@@ -90,9 +91,9 @@ class Program:
         return _interpret(self._loss, Trace(tokens, self._bucket), [logprobs, *others])
 
 
-def inputs_of(command: protocol.CustomLoss) -> list[list[np.ndarray]]:
+def inputs_of(command: commands.CustomLoss) -> list[list[np.ndarray]]:
     """Per datum and input: [], [T] or [T, K]."""
-    ranks = [each.rank for each in custom_loss.decode(command.definition).inputs]
+    ranks = [each.rank for each in definition.decode(command.definition).inputs]
     columns = []
     for rank, widths_D, values in zip(ranks, command.widths, command.values, strict=True):
         shapes = [

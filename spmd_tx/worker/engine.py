@@ -11,11 +11,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from spmd_tx import protocol
-from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
-from spmd_tx.protocol import AdapterSpec, Setup
+from spmd_tx.protocol import commands
+from spmd_tx.protocol.commands import AdapterSpec, Setup
+from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
@@ -81,66 +81,66 @@ class Engine:
         attention = "" if self.attention == "reference" else f", attention {self.attention}"
         return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
-    def compile(self, command: protocol.Compile) -> Result:
+    def compile(self, command: commands.Compile) -> Result:
         order = Order(command.number, str(command.program), partial(self._menu.calls, command.program))
         self.programs.order(order, self.mesh, lane=command.lane, is_last=command.is_last)
         return {}, {}
 
-    def create_adapter(self, command: protocol.CreateAdapter) -> Result:
+    def create_adapter(self, command: commands.CreateAdapter) -> Result:
         self.state.train = self._run(self._calls.create_adapter(self.state, command))
         return {}, {}
 
-    def forward_backward(self, command: protocol.ForwardBackward) -> Result:
+    def forward_backward(self, command: commands.ForwardBackward) -> Result:
         call = self._calls.forward_backward(self.state, command)
         grad_sum, logprobs, losses = self._run(call)
         self.state.train = self.state.train.with_gradient(grad_sum)
         return {"logprobs": logprobs, "losses": losses}, {}
 
-    def forward(self, command: protocol.Forward) -> Result:
+    def forward(self, command: commands.Forward) -> Result:
         logprobs, losses = self._run(self._calls.forward(self.state, command))
         return {"logprobs": logprobs, "losses": losses}, {}
 
-    def custom_loss(self, command: protocol.CustomLoss) -> Result:
+    def custom_loss(self, command: commands.CustomLoss) -> Result:
         """Only process 0 runs it, beside the commands."""
         if jax.process_index() == 0:
             self._custom_losses.submit(command)
         return {}, {}
 
-    def optim_step(self, command: protocol.OptimStep) -> Result:
+    def optim_step(self, command: commands.OptimStep) -> Result:
         self.state.train, norm, applied = self._run(self._calls.optim_step(self.state, command))
         return {}, {"grad_norm": norm, "applied": applied}
 
-    def save_state(self, command: protocol.SaveState) -> Result:
+    def save_state(self, command: commands.SaveState) -> Result:
         slot = self._run(self._calls.read_adapter(self.state, command.slot))
         save_state(Path(command.path), slot, command.adapter.rank)
         return {}, {}
 
-    def snapshot(self, command: protocol.Snapshot) -> Result:
+    def snapshot(self, command: commands.Snapshot) -> Result:
         slot = self._run(self._calls.read_adapter(self.state, command.slot))
         write_in_background(Path(command.path), slot, command.adapter.rank, self.on_snapshot_end)
         return {}, {}
 
-    def load_state(self, command: protocol.LoadState) -> Result:
+    def load_state(self, command: commands.LoadState) -> Result:
         like = abstract(self.mesh, slot_weights(self.declared.train))
         content = restore_state(Path(command.path), like, command.optimizer)
         call = self._calls.write_adapter(self.state, command.slot, content, command.adapter)
         self.state.train = self._run(call)
         return {}, {}
 
-    def swap_out(self, command: protocol.SwapOut) -> Result:
+    def swap_out(self, command: commands.SwapOut) -> Result:
         self._idle.put(command.model, self._run(self._calls.swap_out(self.state, command.slot)))
         return {}, {"host_bytes": self._idle.host_bytes, "disk_bytes": self._idle.disk_bytes}
 
-    def swap_in(self, command: protocol.SwapIn) -> Result:
+    def swap_in(self, command: commands.SwapIn) -> Result:
         vector, is_from_disk = self._idle.take(command.model)
         self.state.train = self._run(self._calls.swap_in(self.state, command.slot, vector))
         return {}, {"from_disk": is_from_disk}
 
-    def drop_swapped(self, command: protocol.DropSwapped) -> Result:
+    def drop_swapped(self, command: commands.DropSwapped) -> Result:
         self._idle.drop(command.models)
         return {}, {}
 
-    def save_sampler(self, command: protocol.SaveSampler) -> Result:
+    def save_sampler(self, command: commands.SaveSampler) -> Result:
         one = self._run(self._calls.weights_of_slot(self.state, command.slot))
         if command.bank >= 0:
             self._to_bank(one, command.bank, command.adapter)
@@ -148,22 +148,22 @@ class Engine:
             self._write_peft(one, command.path, command.adapter)
         return {}, {}
 
-    def page_out(self, command: protocol.PageOut) -> Result:
+    def page_out(self, command: commands.PageOut) -> Result:
         one = self._run(self._calls.weights_of_bank(self.state, command.bank))
         self._write_peft(one, command.path, command.adapter)
         return {}, {}
 
-    def load_sampler(self, command: protocol.LoadSampler) -> Result:
+    def load_sampler(self, command: commands.LoadSampler) -> Result:
         host = peft.read(Path(command.path), command.adapter, self.model, self.setup.max_rank)
         one = jax.tree.map(to_devices, host, shardings(self.mesh, one_adapter(self.declared.train.w)))
         self._to_bank(one, command.bank, command.adapter)
         return {}, {}
 
-    def prefill(self, command: protocol.Prefill) -> Result:
+    def prefill(self, command: commands.Prefill) -> Result:
         self.state.cache, scores, experts = self._run(self._calls.prefill(self.state, command))
         return _present(**scores, experts=experts), {}
 
-    def decode(self, command: protocol.Decode) -> Result:
+    def decode(self, command: commands.Decode) -> Result:
         self.state.cache, self.state.rows, drawn = self._run(self._calls.decode(self.state, command))
         return _present(**vars(drawn)), {}
 

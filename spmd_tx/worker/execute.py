@@ -6,7 +6,7 @@ from typing import Any, Protocol, assert_never, runtime_checkable
 import jax
 import numpy as np
 
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     AnyCommand,
     Compile,
     CreateAdapter,

@@ -6,8 +6,8 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from spmd_tx.programs_protocol import CompileReport
-from spmd_tx.reports import BEAT_SECONDS, Beat, Report
+from spmd_tx.protocol.programs import CompileReport
+from spmd_tx.protocol.reports import BEAT_SECONDS, Beat, Report
 from spmd_tx.worker.inbox import Inbox
 
 

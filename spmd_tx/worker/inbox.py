@@ -10,9 +10,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from spmd_tx.errors import CommandGap, MeshError
-from spmd_tx.protocol import Envelope, Setup, decode_to_worker, encode
-from spmd_tx.reports import Hello, Report, in_frames
-from spmd_tx.secret import Keys
+from spmd_tx.protocol.commands import Envelope, Setup, decode_to_worker, encode
+from spmd_tx.protocol.reports import Hello, Report, in_frames
+from spmd_tx.protocol.secret import Keys
 
 logger = logging.getLogger(__name__)
 

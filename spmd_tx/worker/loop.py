@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     Compile,
     Decode,
     Envelope,
@@ -22,7 +22,7 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import Reply, Report
+from spmd_tx.protocol.reports import Reply, Report
 from spmd_tx.worker.execute import Result, Steps, execute
 
 # The engine returns from these as soon as the device has its work; the others wait for disks.

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from spmd_tx.custom_loss_arguments import Ellipses
+from spmd_tx.custom_loss.arguments import Ellipses
 from spmd_tx.worker.loss_values import (
     Dim,
     Length,

@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
-from spmd_tx import custom_loss
-from spmd_tx.custom_loss_arguments import printed
+from spmd_tx.custom_loss import definition as custom_loss
+from spmd_tx.custom_loss.arguments import printed
 from spmd_tx.environments import of_losses
-from spmd_tx.protocol import CustomLoss
-from spmd_tx.reports import CustomLossEnd, CustomLossNews
+from spmd_tx.protocol.commands import CustomLoss
+from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 from spmd_tx.worker.loss_messages import (
     Answer,
     Close,

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from spmd_tx.modest_process import be_modest
+from spmd_tx.processes.modest import be_modest
 from spmd_tx.worker.custom_loss import inputs_of
 from spmd_tx.worker.loss_messages import (
     Answer,

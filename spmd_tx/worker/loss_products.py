@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from spmd_tx.custom_loss_arguments import quoted
+from spmd_tx.custom_loss.arguments import quoted
 from spmd_tx.worker.loss_elementwise import cast
 from spmd_tx.worker.loss_values import Dim, LossProblem, Tensor, Trace, result_type
 

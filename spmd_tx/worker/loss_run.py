@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spmd_tx.custom_loss_arguments import printed
-from spmd_tx.custom_loss_limits import LossLimits
-from spmd_tx.protocol import CustomLoss
+from spmd_tx.custom_loss.arguments import printed
+from spmd_tx.custom_loss.limits import LossLimits
+from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.worker.loss_messages import Taken
 
 

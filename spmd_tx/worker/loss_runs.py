@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from spmd_tx import custom_loss
-from spmd_tx.custom_loss import CustomLoss
-from spmd_tx.custom_loss_arguments import quoted
-from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.custom_loss import definition as custom_loss
+from spmd_tx.custom_loss.arguments import quoted
+from spmd_tx.custom_loss.definition import CustomLoss
+from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.worker.custom_loss import Program, place_of
 from spmd_tx.worker.loss_values import LossProblem, Need
 

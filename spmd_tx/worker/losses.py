@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
-from spmd_tx.protocol import LOSS_NAMES
+from spmd_tx.protocol.commands import LOSS_NAMES
 
 
 @jax.tree_util.register_dataclass

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol import Setup
+from spmd_tx.protocol.commands import Setup
 from spmd_tx.worker.plan import Memory, Plan
 from spmd_tx.worker.plan_measure import measured_plan
 from spmd_tx.worker.plan_refusal import make_plan

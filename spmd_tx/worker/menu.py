@@ -6,9 +6,9 @@ from typing import assert_never
 import numpy as np
 from jax.sharding import Mesh
 
-from spmd_tx import protocol
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import STOP_TOKENS, AdapterSpec, Setup
+from spmd_tx.protocol import commands
+from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec, Setup
+from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.adapters import one_adapter, slot_weights
 from spmd_tx.worker.calls import Calls
@@ -33,7 +33,7 @@ class Menu:
         state, calls = self._state, self._calls
         match shape.step:
             case "create_adapter":
-                command = protocol.CreateAdapter(slot=0, seed=0, adapter=self._adapter)
+                command = commands.CreateAdapter(slot=0, seed=0, adapter=self._adapter)
                 return [calls.create_adapter(state, command)]
             case "optim_step":
                 return [calls.optim_step(state, _optim_step())]
@@ -53,9 +53,9 @@ class Menu:
             case "swap_in":
                 return [calls.swap_in(state, 0, self._vector)]
             case "forward":
-                return [calls.forward(state, protocol.Forward(rows=_rows(shape), loss=_loss(shape)))]
+                return [calls.forward(state, commands.Forward(rows=_rows(shape), loss=_loss(shape)))]
             case "forward_backward":
-                command = protocol.ForwardBackward(rows=_rows(shape), loss=_loss(shape))
+                command = commands.ForwardBackward(rows=_rows(shape), loss=_loss(shape))
                 return [calls.forward_backward(state, command)]
             case "prefill":
                 return [calls.prefill(state, self._prefill(shape))]
@@ -68,9 +68,9 @@ class Menu:
     def _adapter(self) -> AdapterSpec:
         return AdapterSpec(rank=self._setup.max_rank)
 
-    def _prefill(self, shape: ProgramShape) -> protocol.Prefill:
+    def _prefill(self, shape: ProgramShape) -> commands.Prefill:
         tables = np.zeros((shape.rows, shape.table), np.int32) if shape.table else None
-        return protocol.Prefill(
+        return commands.Prefill(
             rows=_rows(shape),
             pages=np.zeros((shape.rows, shape.row_length), np.int32),
             copies=np.zeros((self._setup.decode_rows, 2), np.int32),
@@ -79,10 +79,10 @@ class Menu:
             tables=tables,
         )
 
-    def _decode(self, shape: ProgramShape) -> protocol.Decode:
+    def _decode(self, shape: ProgramShape) -> commands.Decode:
         rows = shape.rows
         slots = np.arange(rows, dtype=np.int32) % shape.active
-        return protocol.Decode(
+        return commands.Decode(
             steps=1,
             source=np.full(rows, -1, np.int32),
             tokens=np.zeros(rows, np.int32),
@@ -100,18 +100,18 @@ class Menu:
         )
 
 
-def _rows(shape: ProgramShape) -> protocol.PackedRows:
+def _rows(shape: ProgramShape) -> commands.PackedRows:
     tokens = np.zeros((shape.rows, shape.row_length), np.int32)
     targets = np.zeros((*tokens.shape, shape.targets), np.int32) if shape.targets else tokens
     slots = np.zeros(shape.rows, np.int32)
-    return protocol.PackedRows(tokens=tokens, targets=targets, segments=tokens, positions=tokens, slots=slots)
+    return commands.PackedRows(tokens=tokens, targets=targets, segments=tokens, positions=tokens, slots=slots)
 
 
-def _loss(shape: ProgramShape) -> protocol.LossInputs:
+def _loss(shape: ProgramShape) -> commands.LossInputs:
     per_row = np.zeros(shape.rows, np.float32)
     per_token = np.zeros((shape.rows, shape.row_length), np.float32)
     weights = np.zeros((*per_token.shape, shape.targets), np.float32) if shape.targets else per_token
-    return protocol.LossInputs(
+    return commands.LossInputs(
         kinds=np.zeros(shape.rows, np.int32),
         clip_low=per_token,
         clip_high=per_token,
@@ -124,11 +124,11 @@ def _loss(shape: ProgramShape) -> protocol.LossInputs:
     )
 
 
-def _wishes(shape: ProgramShape) -> protocol.PromptWishes | None:
+def _wishes(shape: ProgramShape) -> commands.PromptWishes | None:
     if not (shape.top or shape.named or shape.draws):
         return None
     size = shape.rows, shape.row_length
-    return protocol.PromptWishes(
+    return commands.PromptWishes(
         top=shape.top,
         targets=np.zeros((*size, shape.named), np.int32),
         draws=shape.draws,
@@ -137,7 +137,7 @@ def _wishes(shape: ProgramShape) -> protocol.PromptWishes | None:
     )
 
 
-def _optim_step() -> protocol.OptimStep:
-    return protocol.OptimStep(
+def _optim_step() -> commands.OptimStep:
+    return commands.OptimStep(
         slot=0, learning_rate=0.0, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0
     )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.protocol import PREFILL_TOKENS
+from spmd_tx.protocol.commands import PREFILL_TOKENS
+from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.worker.plan_sizes import USUAL_LENGTH, Sizes
 from spmd_tx.worker.step_memory import LEVELS, Shape, Step, StepMemory
 

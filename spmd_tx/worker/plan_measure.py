@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import qwen3
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol import STOP_TOKENS
+from spmd_tx.protocol.commands import STOP_TOKENS
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
 from spmd_tx.worker.losses import TokenLossInputs

@@ -10,7 +10,7 @@ import msgspec
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol import SPARE_BANK_SLOTS
+from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.plan import Memory, Plan, Planner, best_plan
 from spmd_tx.worker.plan_sizes import Sizes

@@ -17,7 +17,7 @@ from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol import PREFILL_TOKENS, Setup
+from spmd_tx.protocol.commands import PREFILL_TOKENS, Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import is_weight
 from spmd_tx.worker.step_memory import Shape

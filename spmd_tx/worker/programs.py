@@ -29,8 +29,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.programs_protocol import CompileReport
-from spmd_tx.protocol import COMPILE_LANES
+from spmd_tx.protocol.commands import COMPILE_LANES
+from spmd_tx.protocol.programs import CompileReport
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.compile_counts import compile_counts

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention import segment_attention
-from spmd_tx.protocol import SEGMENTS_PER_ROW
+from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from spmd_tx.sharding.mesh import AXES, DATA, TP
 
 # The lengths of rows' segments; what is left of a row is padding.

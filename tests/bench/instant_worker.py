@@ -12,9 +12,9 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx import protocol, reports
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.secret import Keys
+from spmd_tx.protocol import commands, reports
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.secret import Keys
 
 PAGES, TRAIN_TOKENS, ROWS = 1 << 16, 8192, 64  # where the server leaves the choice to its workers
 BEAT_SECONDS = 1.0
@@ -40,42 +40,42 @@ def main() -> int:
     def beat() -> None:
         socket = connect()
         while True:
-            socket.send(protocol.encode(reports.Beat(**origin, sequence=None)))
+            socket.send(commands.encode(reports.Beat(**origin, sequence=None)))
             time.sleep(BEAT_SECONDS)
 
     threading.Thread(target=beat, daemon=True).start()
     socket = connect()
-    socket.send(protocol.encode(reports.Hello(**origin, jax_port=1)))
-    setup = protocol.decode_to_worker(socket.recv())
-    assert isinstance(setup, protocol.Setup)
+    socket.send(commands.encode(reports.Hello(**origin, jax_port=1)))
+    setup = commands.decode_to_worker(socket.recv())
+    assert isinstance(setup, commands.Setup)
     plan = MemoryPlan(
         pages=PAGES, train_tokens=setup.train_tokens or TRAIN_TOKENS, decode_rows=setup.decode_rows or ROWS
     )
-    socket.send(protocol.encode(reports.Ready(**origin, plan=plan, device="1 x nothing")))
+    socket.send(commands.encode(reports.Ready(**origin, plan=plan, device="1 x nothing")))
     while True:
-        envelope = protocol.decode_to_worker(socket.recv())
-        assert isinstance(envelope, protocol.Envelope)
+        envelope = commands.decode_to_worker(socket.recv())
+        assert isinstance(envelope, commands.Envelope)
         arrays, metrics = answer(envelope.command)
         reply = reports.Reply(**origin, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
-        socket.send(protocol.encode(reply))
-        if isinstance(envelope.command, protocol.Compile):
+        socket.send(commands.encode(reply))
+        if isinstance(envelope.command, commands.Compile):
             compiled = reports.Compiled(**origin, number=envelope.command.number)
-            socket.send(protocol.encode(compiled))
-        if isinstance(envelope.command, protocol.Shutdown):
+            socket.send(commands.encode(compiled))
+        if isinstance(envelope.command, commands.Shutdown):
             return 0
 
 
-def answer(command: protocol.AnyCommand) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def answer(command: commands.AnyCommand) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """What a reply must hold. Samples draw token 1, again and again."""
     match command:
-        case protocol.ForwardBackward(rows=rows) | protocol.Forward(rows=rows):
+        case commands.ForwardBackward(rows=rows) | commands.Forward(rows=rows):
             losses = np.zeros(rows.tokens.shape, np.float32)
             return {"logprobs": np.zeros(rows.targets.shape, np.float32), "losses": losses}, {}
-        case protocol.OptimStep():
+        case commands.OptimStep():
             return {}, {"grad_norm": 1.0, "applied": 1.0}
-        case protocol.Prefill(rows=rows, logprobs=True):
+        case commands.Prefill(rows=rows, logprobs=True):
             return {"logprobs": np.zeros(rows.tokens.shape, np.float32)}, {}
-        case protocol.Decode(steps=steps, remaining=remaining):
+        case commands.Decode(steps=steps, remaining=remaining):
             is_alive = np.arange(steps)[:, None] < remaining
             tokens = np.where(is_alive, 1, -1).astype(np.int32)
             return {"tokens": tokens, "logprobs": np.zeros(tokens.shape, np.float32)}, {}

@@ -20,8 +20,8 @@ from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.sampling.job import SamplingModel
 from spmd_tx.coordinator.sampling.shapes import Menu
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol import AdapterSpec, CreateAdapter, SaveSampler
-from spmd_tx.reports import Reply
+from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, SaveSampler
+from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.execute import execute
 from spmd_tx.worker.programs import Programs

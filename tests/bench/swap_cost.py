@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 import tests.engine_setup  # noqa: F401
-from spmd_tx import protocol
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol import commands
+from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.idle_adapters import IdleAdapters
 from spmd_tx.worker.programs import Programs
@@ -41,7 +41,7 @@ def main() -> None:
             idle_adapters=str(folder / "idle"),
         )
         engine = Engine.start(setup, Programs(lambda _: None), lambda _: None)
-        engine.create_adapter(protocol.CreateAdapter(slot=0, seed=1, adapter=ADAPTER))
+        engine.create_adapter(commands.CreateAdapter(slot=0, seed=1, adapter=ADAPTER))
         measure(engine, folder)
 
 
@@ -56,7 +56,7 @@ def measure(engine: Engine, folder: Path) -> None:
         each = time.perf_counter() - began_at, time.process_time() - spent
         taken.setdefault(what, []).append(each)
 
-    out, back = protocol.SwapOut(slot=0, model="m"), protocol.SwapIn(slot=0, model="m")
+    out, back = commands.SwapOut(slot=0, model="m"), commands.SwapIn(slot=0, model="m")
     for number in range(ROUNDS + 1):
         peft = str(folder / f"version-{number}")
         engine._idle = in_memory
@@ -67,11 +67,11 @@ def measure(engine: Engine, folder: Path) -> None:
         engine.swap_out(out)
         timed("write to disk, in the background", on_disk.settle)
         timed("swap in from disk", lambda: engine.swap_in(back))
-        save = protocol.SaveSampler(slot=0, bank=1, adapter=ADAPTER)
+        save = commands.SaveSampler(slot=0, bank=1, adapter=ADAPTER)
         timed("copy to the bank", lambda save=save: engine.save_sampler(save))
-        page_out = protocol.PageOut(bank=1, adapter=ADAPTER, path=peft)
+        page_out = commands.PageOut(bank=1, adapter=ADAPTER, path=peft)
         timed("bank to PEFT folder", lambda command=page_out: engine.page_out(command))
-        load = protocol.LoadSampler(bank=2, adapter=ADAPTER, path=peft)
+        load = commands.LoadSampler(bank=2, adapter=ADAPTER, path=peft)
         timed("PEFT folder to bank", lambda command=load: engine.load_sampler(command))
     print(f"an adapter: {size / 2**20:.1f} MiB of training state, {size / 2**22:.1f} MiB of weights")
     for what, each in taken.items():

@@ -3,8 +3,7 @@
 import asyncio
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     CreateAdapter,
     Decode,
     Forward,
@@ -20,7 +19,8 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import Compiled
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Compiled
 from tests.coordinator.fake_workers import FakeWorkers
 
 STEPS = {

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     Decode,
     Forward,
     ForwardBackward,
@@ -22,7 +22,7 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import Reply
+from spmd_tx.protocol.reports import Reply
 
 VOCABULARY = 97
 BASE = "base"

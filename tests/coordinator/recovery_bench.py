@@ -27,10 +27,10 @@ from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AnyCommand
-from spmd_tx.reports import Compiled, Reply, Written
+from spmd_tx.protocol.commands import AnyCommand
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Compiled, Reply, Written
 from tests.coordinator.replay_device import ReplayDevice, write_state
 from tests.coordinator.sampling_bench import MODEL, Words
 

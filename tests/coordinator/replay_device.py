@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     AnyCommand,
     CreateAdapter,
     DropSwapped,

@@ -13,8 +13,8 @@ from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
 from spmd_tx.coordinator.sampling.shapes import Menu
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol import AdapterSpec, Decode, Prefill
-from spmd_tx.reports import Reply
+from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill
+from spmd_tx.protocol.reports import Reply
 from tests.coordinator.fake_workers import BASE, VOCABULARY, FakeDevice, continuation
 from tests.model_shapes import TINY
 

@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from spmd_tx.protocol import Decode, Prefill
+from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.sampling_bench import MAX_CONTEXT, PAGE_SIZE, Bench, expected, prompt_of
 
 FULL_CONTEXT = MAX_CONTEXT // PAGE_SIZE + 1  # pages: one sample of the whole context, and the trash page

@@ -5,9 +5,9 @@ import struct
 import pyrage
 import pytest
 
-from spmd_tx.child_process import Allowance, call_outside
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.processes.child import Allowance, call_outside
 from tests.foreign_code import end_of_each
 
 AGE = "age1mys35czusr42qqecxk48td8g5t2qymqksgqqj5saulssz0p4kqkqul8c5c"

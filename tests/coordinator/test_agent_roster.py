@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from spmd_tx.agent_protocol import (
+from spmd_tx.coordinator.mesh.roster import AgentRoster
+from spmd_tx.protocol.agents import (
     AgentHello,
     Quit,
     Refused,
@@ -11,7 +12,6 @@ from spmd_tx.agent_protocol import (
     WorkerEnded,
     decode_order,
 )
-from spmd_tx.coordinator.mesh.roster import AgentRoster
 
 HOSTS = {"node-a": "10.0.0.1", "node-b": "10.0.0.2"}
 

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.retention.backup import back_up
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.errors import StartError
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 MODEL = "s:train:0"
 RESULT = Finished("x", b"a large result" * 1000)  # in a file, while the requests are in their rows

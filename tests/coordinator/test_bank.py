@@ -4,7 +4,7 @@ import pytest
 
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.storage.folders import folder_name
-from spmd_tx.protocol import AdapterSpec, LoadSampler, PageOut
+from spmd_tx.protocol.commands import AdapterSpec, LoadSampler, PageOut
 
 ADAPTER = AdapterSpec(rank=4)
 FOLDER = Path("/paged-out")

@@ -9,7 +9,7 @@ from spmd_tx.coordinator.training.batching import ChunkOutput, MicroBatch, Packe
 from spmd_tx.coordinator.training.losses import LossSettings
 from spmd_tx.coordinator.training.packing import Grid
 from spmd_tx.coordinator.wire.training_protobuf import Datum
-from spmd_tx.protocol import LOSS_NAMES, LossInputs, PackedRows
+from spmd_tx.protocol.commands import LOSS_NAMES, LossInputs, PackedRows
 
 SHARDS = 4
 GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=5e-4)

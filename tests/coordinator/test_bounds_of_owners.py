@@ -7,7 +7,7 @@ from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 ADAPTER = AdapterSpec(rank=4)

@@ -4,10 +4,10 @@ import pytest
 
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.errors import CommandGap, WorkerLost
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AdapterSpec, CreateAdapter, Envelope, OptimStep, decode_to_worker
-from spmd_tx.reports import Beat, Compiled, Hello, Progress, Ready, Reply, Written
+from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Envelope, OptimStep, decode_to_worker
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Beat, Compiled, Hello, Progress, Ready, Reply, Written
 from tests.tiny_setup import tiny_setup
 
 GENERATION = 3

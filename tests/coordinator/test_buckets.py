@@ -6,7 +6,7 @@ import pytest
 
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.shapes import Menu, decode_steps, power_of_four
-from spmd_tx.protocol import active_sizes
+from spmd_tx.protocol.commands import active_sizes
 
 BANK_SLOTS = 10
 MENUS = [

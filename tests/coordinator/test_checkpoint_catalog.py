@@ -14,7 +14,7 @@ from spmd_tx.coordinator.storage.outages import is_outage
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 PATH = CheckpointPath("s:train:0", "weights", "step-1")
 ADAPTER = AdapterSpec(rank=4, train_mlp=False)

@@ -1,7 +1,7 @@
 from spmd_tx.coordinator.mesh.program_orders import Progress
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
-from spmd_tx.programs_protocol import CompileCount, CompileReport
+from spmd_tx.protocol.programs import CompileCount, CompileReport
 
 
 def compiles(source, unit=""):

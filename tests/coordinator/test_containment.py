@@ -13,7 +13,7 @@ from spmd_tx.coordinator.sampling.job import Reading
 from spmd_tx.coordinator.training import execute
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault
-from spmd_tx.protocol import OptimStep
+from spmd_tx.protocol.commands import OptimStep
 from tests.coordinator.sampling_bench import Bench, expected, prompt_of
 from tests.coordinator.test_recovery import next_generation, prompt, train_for_a_while
 from tests.coordinator.test_scheduler import FakeSampling

@@ -4,7 +4,7 @@ import pytest
 from spmd_tx.coordinator.training import execute
 from spmd_tx.coordinator.training.execute import BEGUN_AT_ONCE
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
-from spmd_tx.protocol import CustomLoss, Forward, ForwardBackward, OptimStep
+from spmd_tx.protocol.commands import CustomLoss, Forward, ForwardBackward, OptimStep
 from tests.coordinator.test_recovery import next_generation
 from tests.coordinator.training_bench import FakeCustomLosses, forward_backward, logprobs, running
 

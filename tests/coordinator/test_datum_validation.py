@@ -8,7 +8,7 @@ from spmd_tx.coordinator.training.validation import MAX_TARGETS, check_forward_b
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import LOSS_NAMES
+from spmd_tx.protocol.commands import LOSS_NAMES
 
 LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)
 TOKENS = np.arange(1, 5, dtype=np.int32)

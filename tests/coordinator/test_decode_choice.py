@@ -1,6 +1,6 @@
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import Decode, Prefill
+from spmd_tx.protocol.commands import Decode, Prefill
+from spmd_tx.protocol.programs import ProgramShape
 from tests.coordinator.sampling_bench import Bench, expected, prompt_of
 
 ROWS, NARROW, WIDE = 4, 8, 16  # of the bench: rows, and pages of tables

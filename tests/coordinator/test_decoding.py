@@ -10,7 +10,7 @@ from spmd_tx.coordinator.sampling.job import OF_THE_PROMPT, draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.errors import MeshError
-from spmd_tx.protocol import Decode, LoadSampler, Prefill
+from spmd_tx.protocol.commands import Decode, LoadSampler, Prefill
 from tests.coordinator.fake_workers import BASE, VOCABULARY, draw, score
 from tests.coordinator.sampling_bench import MAX_CONTEXT, PAGE_SIZE, Bench, expected, free_pages, prompt_of
 

@@ -12,7 +12,7 @@ from spmd_tx.coordinator.requests.given_up import OperatorsWishes
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import beside
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
-from spmd_tx.protocol import CreateAdapter, ForwardBackward, OptimStep
+from spmd_tx.protocol.commands import CreateAdapter, ForwardBackward, OptimStep
 from tests.coordinator.test_recovery import next_generation
 from tests.coordinator.test_scheduler import sample
 from tests.coordinator.test_scheduler import sampling as sampling  # a fixture

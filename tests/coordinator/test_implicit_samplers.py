@@ -6,7 +6,7 @@ from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller
 from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 PATH = CheckpointPath("run", SAMPLER_WEIGHTS, "name")

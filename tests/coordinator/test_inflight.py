@@ -9,7 +9,7 @@ from spmd_tx.coordinator.sampling.versions import FROM_DISK, InflightVersions
 from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import InvalidRequest, WorkerLost
-from spmd_tx.protocol import AdapterSpec, PageOut, SaveSampler
+from spmd_tx.protocol.commands import AdapterSpec, PageOut, SaveSampler
 from tests.coordinator.sampling_bench import Bench, expected, prompt_of
 from tests.coordinator.training_bench import FakeTrainer, NoSampling, running
 

@@ -1,6 +1,6 @@
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.training.custom_loss_runs import loss_limits
-from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.custom_loss.limits import LossLimits
 
 
 def test_the_bounds_on_custom_losses_are_those_that_workers_are_told():

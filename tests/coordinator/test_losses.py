@@ -4,7 +4,7 @@ import pytest
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
 from spmd_tx.coordinator.mesh.loss_causes import Loss, Suspicion, cause, of_agent, of_exit, of_failure
-from spmd_tx.reports import Failure
+from spmd_tx.protocol.reports import Failure
 
 
 def ended(worker, code, *lines):

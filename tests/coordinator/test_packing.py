@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator.training.packing import Grid, attention_share, cheapest_chunks, lay_out
-from spmd_tx.protocol import SEGMENTS_PER_ROW
+from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from tests.model_shapes import TINY_OF_BENCH
 
 GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)

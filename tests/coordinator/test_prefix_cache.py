@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.sampling.pages import BlockKeys, PrefixCache
-from spmd_tx.protocol import AdapterSpec, Prefill
+from spmd_tx.protocol.commands import AdapterSpec, Prefill
 from tests.coordinator.fake_workers import BASE, score
 from tests.coordinator.sampling_bench import MAX_CONTEXT, PAGE_SIZE, Bench, expected, free_pages, prompt_of
 

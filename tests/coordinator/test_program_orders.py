@@ -8,7 +8,7 @@ from spmd_tx.coordinator.mesh.program_orders import (
     Progress,
     Wish,
 )
-from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol.programs import ProgramShape
 
 
 def program(length, step="forward"):

@@ -10,7 +10,7 @@ from tinker.proto.response_conv import deserialize_sample_response
 
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.wire.fields import TensorData
-from spmd_tx.protocol import Decode, Prefill
+from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.fake_workers import BASE, score
 from tests.coordinator.sampling_bench import (
     MAX_CONTEXT,

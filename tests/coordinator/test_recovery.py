@@ -9,7 +9,7 @@ from spmd_tx.coordinator.scheduler import scheduler
 from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import WorkerLost
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     AdapterSpec,
     CreateAdapter,
     ForwardBackward,
@@ -20,7 +20,7 @@ from spmd_tx.protocol import (
     SaveState,
     Snapshot,
 )
-from spmd_tx.reports import Written
+from spmd_tx.protocol.reports import Written
 from tests.coordinator.test_scheduler import FakeSampling, slots
 from tests.coordinator.training_bench import FakeTrainer, logprobs, running
 

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from spmd_tx.coordinator.sampling.routing_notes import Routing
-from spmd_tx.protocol import Decode, Prefill
+from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.fake_workers import FakeDevice
 from tests.coordinator.sampling_bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Bench, prompt_of
 

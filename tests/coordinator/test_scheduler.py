@@ -12,7 +12,7 @@ from spmd_tx.coordinator.scheduler.queue_status import in_words
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     STOP_TOKENS,
     CreateAdapter,
     Decode,

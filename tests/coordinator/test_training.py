@@ -10,7 +10,7 @@ from spmd_tx.coordinator.training import saves
 from spmd_tx.coordinator.training.execute import CHILDREN
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     CreateAdapter,
     Forward,
     ForwardBackward,

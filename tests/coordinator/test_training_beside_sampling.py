@@ -10,7 +10,7 @@ from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
 from spmd_tx.coordinator.sampling.shapes import Menu
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol import LoadSampler, PageOut, SaveSampler
+from spmd_tx.protocol.commands import LoadSampler, PageOut, SaveSampler
 from tests.coordinator.fake_workers import FakeDevice, FakeWorkers, continuation
 from tests.coordinator.sampling_bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Words, prompt_of
 from tests.coordinator.training_bench import running

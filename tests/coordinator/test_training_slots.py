@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator.training.slots import TURN
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     CreateAdapter,
     DropSwapped,
     ForwardBackward,

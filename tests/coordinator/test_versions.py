@@ -8,7 +8,7 @@ from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.protocol import LoadSampler
+from spmd_tx.protocol.commands import LoadSampler
 from tests.coordinator.training_bench import running
 
 A = "alice:train:0"

@@ -11,8 +11,8 @@ from spmd_tx.coordinator.sampling.shapes import Menu
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import WorkerLost
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import ForwardBackward, SwapIn, SwapOut
+from spmd_tx.protocol.commands import ForwardBackward, SwapIn, SwapOut
+from spmd_tx.protocol.programs import ProgramShape
 from tests.coordinator.compiling_workers import CompilingWorkers, program_of
 from tests.coordinator.fake_workers import BASE, FakeDevice, continuation
 from tests.coordinator.sampling_bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Words, prompt_of

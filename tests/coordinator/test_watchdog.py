@@ -2,7 +2,7 @@ import pytest
 
 from spmd_tx.coordinator.mesh.loss_causes import Suspicion
 from spmd_tx.coordinator.mesh.watchdog import HELLO_SECONDS, LONGEST_STEP, SILENT_SECONDS, Watchdog
-from spmd_tx.reports import Beat, Progress
+from spmd_tx.protocol.reports import Beat, Progress
 
 TIMEOUT = 10.0
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
@@ -32,10 +31,10 @@ from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire import training as training_schemas
 from spmd_tx.coordinator.wire.limits import Limits
-from spmd_tx.custom_loss import Definition, LossInput, WireGraph, WireNode
+from spmd_tx.custom_loss import definition as custom_loss
+from spmd_tx.custom_loss.definition import Definition, LossInput, WireGraph, WireNode
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     CreateAdapter,
     CustomLoss,
     DropSwapped,
@@ -49,7 +48,8 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import CustomLossEnd, CustomLossNews, Reply, Written
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Written
 
 BASE_MODEL = "tiny"
 SHARDS = 2

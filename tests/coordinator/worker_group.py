@@ -13,8 +13,8 @@ from spmd_tx.coordinator.mesh.generations import Generations, Plan
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.roster import AgentRoster
-from spmd_tx.protocol import AdapterSpec, CreateAdapter
-from spmd_tx.secret import Keys
+from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter
+from spmd_tx.protocol.secret import Keys
 from tests.tiny_setup import tiny_setup
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from spmd_tx import custom_loss
+from spmd_tx.custom_loss import definition
 from spmd_tx.errors import InvalidRequest
 from tests.fuzz import stories
 from tests.fuzz.calls import API, Call, Names
@@ -181,7 +181,7 @@ def _learn(names: Names, call: Call, answer: httpx.Response, requested: Callable
     names.requests.append(told["request_id"])
     if call.path == API + "create_custom_loss" and call.body is not None:
         try:
-            loss = custom_loss.read(custom_loss.decode(call.body))
+            loss = definition.read(definition.decode(call.body))
         except (InvalidRequest, msgspec.DecodeError, RecursionError, ValueError):
             return
         inputs = [{"name": each.name, "rank": each.rank} for each in loss.inputs]

@@ -8,8 +8,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx import custom_loss, reports
-from spmd_tx.protocol import AnyCommand, CustomLoss, PackedRows, Setup
+from spmd_tx.custom_loss import definition
+from spmd_tx.protocol import reports
+from spmd_tx.protocol.commands import AnyCommand, CustomLoss, PackedRows, Setup
 from tests.coordinator import fake_worker
 from tests.coordinator.replay_device import ReplayDevice, write_state
 
@@ -41,7 +42,7 @@ class FuzzDevice(ReplayDevice):
 
 
 def _made_up(command: CustomLoss) -> dict[str, np.ndarray]:
-    loss = custom_loss.read(custom_loss.decode(command.definition))
+    loss = definition.read(definition.decode(command.definition))
     datums = len(command.lengths)
     return {
         "losses": np.ones(datums),

@@ -12,7 +12,7 @@ import numpy as np
 from spmd_tx.demo.tiny_model import Spec
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, lead, rank_of, widths
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 LOGITS = Path(__file__).parent / "transformers_logits.npz"
 

@@ -9,7 +9,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention import candidates, saves_attention, segment_attention, segment_bounds
-from spmd_tx.protocol import SEGMENTS_PER_ROW
+from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 
 HEADS, KV_HEADS, WIDTH = 8, 4, 16

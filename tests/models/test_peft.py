@@ -12,7 +12,7 @@ from spmd_tx.errors import MeshError
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, lead, rank_of, widths
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 SPEC = tiny_model.Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False)
 MAX_RANK = 6

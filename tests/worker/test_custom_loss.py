@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from spmd_tx import protocol
-from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.protocol import commands
 from spmd_tx.worker import custom_loss, loss_runs
 from spmd_tx.worker.custom_loss import inputs_of
 from spmd_tx.worker.loss_runs import CustomLosses
@@ -299,7 +299,7 @@ def test_what_jax_refuses_is_an_error_of_the_loss(custom_losses, monkeypatch):
 
 
 def test_a_command_is_taken_apart_as_it_was_put_together():
-    command = protocol.CustomLoss(
+    command = commands.CustomLoss(
         number=0,
         tenant="a",
         definition=graph(

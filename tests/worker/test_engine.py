@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx import protocol
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol import AdapterSpec, LossInputs, PackedRows
+from spmd_tx.protocol import commands
+from spmd_tx.protocol.commands import AdapterSpec, LossInputs, PackedRows
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs import Programs
 from tests.tiny_engine import to_numpy
@@ -61,7 +61,7 @@ def engine(kind, model_dir):
 
 
 def create(engine: Engine, slot: int, adapter: AdapterSpec, seed: int = 2**40 + 3) -> None:
-    engine.create_adapter(protocol.CreateAdapter(slot=slot, seed=seed, adapter=adapter))
+    engine.create_adapter(commands.CreateAdapter(slot=slot, seed=seed, adapter=adapter))
 
 
 def batch(engine: Engine, slot: int, seed: int = 0) -> dict[str, PackedRows | LossInputs]:
@@ -94,17 +94,17 @@ def batch(engine: Engine, slot: int, seed: int = 0) -> dict[str, PackedRows | Lo
 
 
 def forward(engine: Engine, slot: int) -> np.ndarray:
-    return np.asarray(engine.forward(protocol.Forward(**batch(engine, slot)))[0]["logprobs"])[-1]
+    return np.asarray(engine.forward(commands.Forward(**batch(engine, slot)))[0]["logprobs"])[-1]
 
 
 def train(engine: Engine, slot: int, steps: int = 2) -> list[float]:
     """The loss before each step."""
     losses = []
     for _ in range(steps):
-        arrays, _ = engine.forward_backward(protocol.ForwardBackward(**batch(engine, slot)))
+        arrays, _ = engine.forward_backward(commands.ForwardBackward(**batch(engine, slot)))
         losses.append(float(np.sum(np.asarray(arrays["losses"])[-1])))
         hyper = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
-        step = protocol.OptimStep(slot=slot, weight_decay=0.0, grad_clip_norm=0.0, **hyper)
+        step = commands.OptimStep(slot=slot, weight_decay=0.0, grad_clip_norm=0.0, **hyper)
         _, metrics = engine.optim_step(step)
         assert metrics["applied"]
         assert metrics["grad_norm"] > 0
@@ -132,10 +132,10 @@ def sample_in_every_shard(engine: Engine, banks: list[int], logprobs: bool = Fal
     slots = np.array(banks, np.int32) * alive
     rows = PackedRows(tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots)
     copies = np.zeros((shards, 2), np.int32)
-    prefill = protocol.Prefill(rows=rows, pages=where, copies=copies, logprobs=logprobs)
+    prefill = commands.Prefill(rows=rows, pages=where, copies=copies, logprobs=logprobs)
     prompt_arrays, _ = engine.prefill(prefill)
     assert ("logprobs" in prompt_arrays) == logprobs
-    decode = protocol.Decode(
+    decode = commands.Decode(
         steps=STEPS,
         source=np.full(shards, -1, np.int32),
         tokens=prompt[-1] * alive,
@@ -146,7 +146,7 @@ def sample_in_every_shard(engine: Engine, banks: list[int], logprobs: bool = Fal
         temperatures=np.ones(shards, np.float32),
         top_k=np.full(shards, SPEC.vocab_size, np.int32),
         top_p=np.ones(shards, np.float32),
-        stop_tokens=np.full((shards, protocol.STOP_TOKENS), -1, np.int32),
+        stop_tokens=np.full((shards, commands.STOP_TOKENS), -1, np.int32),
         tables=np.tile(pages, (shards, 1)),
     )
     arrays = to_numpy(engine.decode(decode)[0])
@@ -164,7 +164,7 @@ def assert_same_sample(actual, expected, tolerance=0.0):
 
 def save_sampler(engine: Engine, bank: int, adapter: AdapterSpec, path: Path | None = None) -> None:
     path_text = None if path is None else str(path)
-    engine.save_sampler(protocol.SaveSampler(slot=FIRST, bank=bank, adapter=adapter, path=path_text))
+    engine.save_sampler(commands.SaveSampler(slot=FIRST, bank=bank, adapter=adapter, path=path_text))
 
 
 def test_training_lowers_the_loss_and_changes_no_other_slot(engine):
@@ -193,12 +193,12 @@ def test_a_version_that_was_saved_for_sampling_never_changes(engine, tmp_path, a
     train(engine, FIRST)
     trained = forward(engine, FIRST)
     assert_same_sample(sample(engine, 1, logprobs=True), first)
-    engine.page_out(protocol.PageOut(bank=1, adapter=adapter, path=str(tmp_path / "paged")))
+    engine.page_out(commands.PageOut(bank=1, adapter=adapter, path=str(tmp_path / "paged")))
     save_sampler(engine, 1, adapter)
     newer = sample(engine, 1, logprobs=True)
     assert not np.allclose(newer[1], first[1], atol=1e-3)
     for name in ("saved", "paged"):
-        engine.load_sampler(protocol.LoadSampler(bank=2, adapter=adapter, path=str(tmp_path / name)))
+        engine.load_sampler(commands.LoadSampler(bank=2, adapter=adapter, path=str(tmp_path / name)))
         assert_same_sample(sample(engine, 2, logprobs=True), first)
     assert_same_sample(sample(engine, 1, logprobs=True), newer)
     assert np.array_equal(forward(engine, FIRST), trained)
@@ -228,7 +228,7 @@ def test_rows_of_one_dispatch_use_different_versions(engine):
 
 def test_bank_slot_zero_is_the_base_model(engine):
     create(engine, OTHER, FOUR)  # B is zero, so it is still the base model
-    save = protocol.SaveSampler(slot=OTHER, bank=2, adapter=FOUR)
+    save = commands.SaveSampler(slot=OTHER, bank=2, adapter=FOUR)
     engine.save_sampler(save)
     assert_same_sample(sample(engine, 0), sample(engine, 2))
 
@@ -236,12 +236,12 @@ def test_bank_slot_zero_is_the_base_model(engine):
 def test_training_goes_on_from_a_saved_state_as_if_never_interrupted(engine, tmp_path):
     create(engine, FIRST, FOUR)
     train(engine, FIRST, steps=3)
-    engine.save_state(protocol.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
+    engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
     train(engine, FIRST)
     expected = forward(engine, FIRST)
     create(engine, OTHER, TWO, seed=1)
     engine.load_state(
-        protocol.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=FOUR)
+        commands.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=FOUR)
     )
     train(engine, OTHER)
     assert np.array_equal(forward(engine, OTHER), expected)
@@ -251,9 +251,9 @@ def test_without_its_optimizer_a_saved_state_is_weights_alone(engine, tmp_path):
     create(engine, FIRST, FOUR)
     train(engine, FIRST)
     expected = forward(engine, FIRST)
-    engine.save_state(protocol.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
+    engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
     engine.load_state(
-        protocol.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=False, adapter=FOUR)
+        commands.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=False, adapter=FOUR)
     )
     assert np.array_equal(forward(engine, OTHER), expected)
     state = to_numpy(engine.state.train)
@@ -266,10 +266,10 @@ def test_checkpoints_load_on_another_mesh_with_another_maximum_rank(engine, mode
     create(engine, FIRST, TWO)
     train(engine, FIRST)
     save_sampler(engine, 1, TWO, tmp_path / "sampler")
-    engine.save_state(protocol.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=TWO))
+    engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=TWO))
     elsewhere = start(model_dir, mesh=(1, 1, 1), max_rank=8)
     elsewhere.load_state(
-        protocol.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=TWO)
+        commands.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=TWO)
     )
     np.testing.assert_allclose(forward(elsewhere, OTHER), forward(engine, FIRST), rtol=0, atol=TOLERANCE)
     saved, loaded = to_numpy((engine.state.train, elsewhere.state.train))
@@ -282,5 +282,5 @@ def test_checkpoints_load_on_another_mesh_with_another_maximum_rank(engine, mode
             rank = before.shape[-2]
             assert np.array_equal(after[..., OTHER, :rank, :], before[..., FIRST, :, :])
             assert not np.any(after[..., OTHER, rank:, :])
-    elsewhere.load_sampler(protocol.LoadSampler(bank=1, adapter=TWO, path=str(tmp_path / "sampler")))
+    elsewhere.load_sampler(commands.LoadSampler(bank=1, adapter=TWO, path=str(tmp_path / "sampler")))
     assert_same_sample(sample(elsewhere, 1), sample(engine, 1), TOLERANCE)

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx import protocol
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import (
+from spmd_tx.protocol import commands
+from spmd_tx.protocol.commands import (
     AdapterSpec,
     Compile,
     CreateAdapter,
@@ -31,7 +30,8 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import Reply
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.execute import execute
 from spmd_tx.worker.loop import Loop
 
@@ -126,7 +126,7 @@ def run(*batches, is_leader=True):
 
 def test_every_command_has_an_example():
     assert {type(command) for command in EXAMPLES.values()} | {Shutdown} == set(
-        typing.get_args(protocol.AnyCommand)
+        typing.get_args(commands.AnyCommand)
     )
 
 
@@ -144,7 +144,7 @@ def test_replies_are_plain_arrays_and_numbers_in_the_order_of_the_commands():
     assert [reply.arrays["number"].tolist() for reply in replies[:3]] == [[n, n, n] for n in (1, 2, 3)]
     assert {type(reply.arrays["number"]) for reply in replies[:3]} == {np.ndarray}
     assert replies[1].metrics == {"grad_norm": 0.5}
-    assert protocol.decode_report(protocol.encode(replies[1])).metrics == {"grad_norm": 0.5}
+    assert commands.decode_report(commands.encode(replies[1])).metrics == {"grad_norm": 0.5}
 
 
 def test_the_next_command_is_dispatched_before_a_result_is_fetched():

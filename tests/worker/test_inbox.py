@@ -2,10 +2,10 @@ import pytest
 import zmq
 
 from spmd_tx.errors import CommandGap, MeshError
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.protocol import AdapterSpec, CreateAdapter, Envelope, Shutdown, decode_report, encode
-from spmd_tx.reports import Beat, Hello, Ready, Written
-from spmd_tx.secret import Keys
+from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Envelope, Shutdown, decode_report, encode
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.reports import Beat, Hello, Ready, Written
+from spmd_tx.protocol.secret import Keys
 from spmd_tx.worker import inbox as inbox_module
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox

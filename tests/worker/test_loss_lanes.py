@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from spmd_tx.custom_loss_limits import LossLimits
-from spmd_tx.protocol import CustomLoss
-from spmd_tx.reports import CustomLossEnd, CustomLossNews
+from spmd_tx.custom_loss.limits import LossLimits
+from spmd_tx.protocol.commands import CustomLoss
+from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 from spmd_tx.worker import loss_messages as messages
 from spmd_tx.worker.loss_lanes import WAITING, ChildProcess, LossLanes
 from spmd_tx.worker.loss_runs import CustomLosses

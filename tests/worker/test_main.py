@@ -12,8 +12,7 @@ import psutil
 import pytest
 import zmq
 
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     AdapterSpec,
     CreateAdapter,
     Envelope,
@@ -24,8 +23,9 @@ from spmd_tx.protocol import (
     decode_report,
     encode,
 )
-from spmd_tx.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
-from spmd_tx.secret import Keys
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
+from spmd_tx.protocol.secret import Keys
 from tests.tiny_setup import tiny_setup
 from tests.worker.test_execute import DECODE
 

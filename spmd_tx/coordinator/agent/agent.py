@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spmd_tx.agent_protocol import (
+from spmd_tx.coordinator.agent.base_model import check_same, find_model
+from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
+from spmd_tx.coordinator.agent.oom_kills import OomKills
+from spmd_tx.coordinator.agent.worker_process import Supervisor, WorkerExit
+from spmd_tx.environments import of_worker
+from spmd_tx.errors import StartError
+from spmd_tx.protocol.agents import (
     AgentBeat,
     AgentHello,
     AgentRefuses,
@@ -22,14 +28,8 @@ from spmd_tx.agent_protocol import (
     StopWorker,
     WorkerEnded,
 )
-from spmd_tx.coordinator.agent.base_model import check_same, find_model
-from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
-from spmd_tx.coordinator.agent.oom_kills import OomKills
-from spmd_tx.coordinator.agent.worker_process import Supervisor, WorkerExit
-from spmd_tx.environments import of_worker
-from spmd_tx.errors import StartError
-from spmd_tx.reports import BEAT_SECONDS
-from spmd_tx.secret import VARIABLE, Keys
+from spmd_tx.protocol.reports import BEAT_SECONDS
+from spmd_tx.protocol.secret import VARIABLE, Keys
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from spmd_tx.agent_protocol import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AgentReport, AnyOrder, decode_order
-from spmd_tx.protocol import encode
-from spmd_tx.reports import in_frames
-from spmd_tx.secret import Keys
+from spmd_tx.protocol.agents import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AgentReport, AnyOrder, decode_order
+from spmd_tx.protocol.commands import encode
+from spmd_tx.protocol.reports import in_frames
+from spmd_tx.protocol.secret import Keys
 
 CONNECT_MS = 3_000  # for one attempt; the system's own retries wait ever longer
 RECONNECT_MS, SLOWEST_RECONNECT_MS = 200, 2_000

@@ -10,7 +10,7 @@ from pathlib import Path
 from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.errors import StartError
-from spmd_tx.secret import REMEDY, VARIABLE, read_secret
+from spmd_tx.protocol.secret import REMEDY, VARIABLE, read_secret
 
 
 def shared_secret(file: Path | None) -> str:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from spmd_tx.reports import BEAT_SECONDS
+from spmd_tx.protocol.reports import BEAT_SECONDS
 
 RECENT_SECONDS = 30.0  # it may take long until a large process is gone
 

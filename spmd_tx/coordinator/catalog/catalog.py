@@ -19,7 +19,7 @@ from spmd_tx.coordinator.tenancy.audit import Deed
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, S
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 MANIFEST = "checkpoint.json"
 STAGED = "staged"  # suffix of what is being written

@@ -25,8 +25,8 @@ from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.folders import folder_name, is_intact, write_manifest
 from spmd_tx.coordinator.storage.tables import RequestRow, SnapshotRow
 from spmd_tx.durable_files import put_in_place, unique_beside
-from spmd_tx.protocol import AdapterSpec
-from spmd_tx.reports import Written
+from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.reports import Written
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
 from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, Wish
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import WorkerLost
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.reports import Compiled
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Compiled
 
 
 class Compilers(Protocol):

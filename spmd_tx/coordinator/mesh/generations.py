@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import msgspec
 
-from spmd_tx.agent_protocol import AgentReport, StartWorker
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.coordinator.mesh.loss_causes import Loss, Sign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.mesh.port import WorkerPort
@@ -16,8 +15,9 @@ from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.mesh.watchdog import Watchdog
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault, StartError, WorkerLost
-from spmd_tx.protocol import Setup, Shutdown
-from spmd_tx.reports import AnyReport, Failure, Ready
+from spmd_tx.protocol.agents import AgentReport, StartWorker
+from spmd_tx.protocol.commands import Setup, Shutdown
+from spmd_tx.protocol.reports import AnyReport, Failure, Ready
 
 logger = logging.getLogger(__name__)
 

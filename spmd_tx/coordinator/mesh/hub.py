@@ -11,9 +11,9 @@ import msgspec
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AnyCommand, Compile, Envelope, Setup, encode
-from spmd_tx.reports import (
+from spmd_tx.protocol.commands import AnyCommand, Compile, Envelope, Setup, encode
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import (
     PROTOCOL_VERSION,
     AnyReport,
     Beat,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
-from spmd_tx.reports import Failure
+from spmd_tx.protocol.reports import Failure
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs
 PEER_IS_GONE = (

@@ -10,10 +10,10 @@ import zmq
 import zmq.asyncio
 from zmq.utils import z85
 
-from spmd_tx.agent_protocol import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AnyAgentReport, decode_any_report
 from spmd_tx.errors import StartError
-from spmd_tx.reports import FRAME_BYTES, AnyReport
-from spmd_tx.secret import Keys
+from spmd_tx.protocol.agents import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AnyAgentReport, decode_any_report
+from spmd_tx.protocol.reports import FRAME_BYTES, AnyReport
+from spmd_tx.protocol.secret import Keys
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import COMPILE_LANES
+from spmd_tx.protocol.commands import COMPILE_LANES
+from spmd_tx.protocol.programs import ProgramShape
 
 AWAITED, AHEAD = range(COMPILE_LANES)
 

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from spmd_tx.agent_protocol import (
+from spmd_tx.coordinator.agent.worker_process import WorkerExit
+from spmd_tx.coordinator.mesh.hub import Send
+from spmd_tx.coordinator.mesh.loss_causes import Sign, of_agent, of_exit
+from spmd_tx.coordinator.mesh.watchdog import LONGEST_STEP, SILENT_SECONDS
+from spmd_tx.protocol.agents import (
     AgentHello,
     AgentRefuses,
     AnyAgentReport,
@@ -18,12 +22,8 @@ from spmd_tx.agent_protocol import (
     StopWorker,
     WorkerEnded,
 )
-from spmd_tx.coordinator.agent.worker_process import WorkerExit
-from spmd_tx.coordinator.mesh.hub import Send
-from spmd_tx.coordinator.mesh.loss_causes import Sign, of_agent, of_exit
-from spmd_tx.coordinator.mesh.watchdog import LONGEST_STEP, SILENT_SECONDS
-from spmd_tx.protocol import encode
-from spmd_tx.reports import PROTOCOL_VERSION
+from spmd_tx.protocol.commands import encode
+from spmd_tx.protocol.reports import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import logging
 
 from spmd_tx.coordinator.mesh.program_orders import Progress
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.programs_protocol import CompileReport
+from spmd_tx.protocol.programs import CompileReport
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.mesh.loss_causes import Sign, Suspicion
-from spmd_tx.reports import BEAT_SECONDS, AnyReport, Beat, Progress
+from spmd_tx.protocol.reports import BEAT_SECONDS, AnyReport, Beat, Progress
 
 SILENT_SECONDS = 15.0  # without a sign of life, until a worker or an agent is taken for lost
 HELLO_SECONDS = 120.0  # from the start of a process to its first sign: Python, JAX and the devices wake up

@@ -20,8 +20,8 @@ from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.prompt_scores import Scores
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.sampling.waiting_line import WaitingLine
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AnyCommand
+from spmd_tx.protocol.commands import AnyCommand
+from spmd_tx.protocol.programs import ProgramShape
 
 MOST_PASSED_OVER = 64  # starts of others
 MOST_LOOKED_AT = 16  # jobs of a sampler that wait for programs, until those behind them wait, too

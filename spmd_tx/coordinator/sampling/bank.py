@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spmd_tx.coordinator.storage.folders import folder_name
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AdapterSpec, AnyCommand, LoadSampler, PageOut
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, LoadSampler, PageOut
+from spmd_tx.protocol.programs import ProgramShape
 
 # One frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
 # tinker:// path for a named one, BASE_MODEL for the base model itself.

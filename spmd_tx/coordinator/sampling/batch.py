@@ -29,9 +29,9 @@ from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 from spmd_tx.errors import MeshError
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AnyCommand
-from spmd_tx.reports import Reply
+from spmd_tx.protocol.commands import AnyCommand
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Reply
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import numpy as np
 
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.pages import TRASH_PAGE
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import STOP_TOKENS, Decode
+from spmd_tx.protocol.commands import STOP_TOKENS, Decode
+from spmd_tx.protocol.programs import ProgramShape
 
 FRESH = -1
 

@@ -28,7 +28,7 @@ from spmd_tx.coordinator.wire.sampling_protobuf import (
 )
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol.programs import ProgramShape
 
 NEVER = -1
 OF_SESSION = ":sample:"  # stands between a session's id and the number of its sampler

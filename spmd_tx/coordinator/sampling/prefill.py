@@ -10,8 +10,8 @@ from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.sampling.prompt_scores import Scores, Wishes
 from spmd_tx.coordinator.sampling.shapes import Menu, power_of_four
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import SEGMENTS_PER_ROW, PackedRows, Prefill
+from spmd_tx.protocol.commands import SEGMENTS_PER_ROW, PackedRows, Prefill
+from spmd_tx.protocol.programs import ProgramShape
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, Scores, Wishes, width
 from spmd_tx.coordinator.sampling.shapes import Menu, power_of_two
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import active_sizes
+from spmd_tx.protocol.commands import active_sizes
+from spmd_tx.protocol.programs import ProgramShape
 
 
 class Programs(Protocol):

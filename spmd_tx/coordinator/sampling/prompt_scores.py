@@ -14,7 +14,7 @@ from spmd_tx.coordinator.sampling.target_tokens import NOBODY, TargetTokens, rea
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, TopLogprobs
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import PromptWishes
+from spmd_tx.protocol.commands import PromptWishes
 
 
 class Scores(NamedTuple):

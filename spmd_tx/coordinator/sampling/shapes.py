@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmd_tx.coordinator.sampling.pages import pages_for
-from spmd_tx.protocol import PREFILL_TOKENS, active_sizes
+from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
 
 PIECE = PREFILL_TOKENS  # the most of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spmd_tx.protocol import STOP_TOKENS
+from spmd_tx.protocol.commands import STOP_TOKENS
 
 HALF_CHARACTER = "\ufffd"  # what bytes decode to that are no whole character
 MOST_OPEN = 3  # tokens of a character that is not whole: each has a byte at least, and four make one

@@ -21,8 +21,8 @@ from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AdapterSpec, AnyCommand
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
+from spmd_tx.protocol.programs import ProgramShape
 
 FROM_DISK = -1  # stands for the seq_id of a save that lies before all that was run again
 

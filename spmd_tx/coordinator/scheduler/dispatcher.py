@@ -22,8 +22,7 @@ from spmd_tx.coordinator.training.programs import StepPrograms
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.errors import MeshError, WorkerLost
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     AnyCommand,
     Decode,
     Forward,
@@ -33,7 +32,8 @@ from spmd_tx.protocol import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.reports import CustomLossEnd, CustomLossNews, Reply, Written
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Written
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
 MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample waits for no more than these

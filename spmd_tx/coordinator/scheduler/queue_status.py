@@ -9,7 +9,7 @@ from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.model import ChunkStep, TrainedModel
-from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol.programs import ProgramShape
 
 COMPILING = re.compile(
     r"compiling (?:continued )?(prefill|forward_backward|forward|decode)(?: with \w+| of sequences)? "

@@ -26,7 +26,7 @@ from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.training.line import Restoration
 from spmd_tx.errors import MeshError
-from spmd_tx.memory_plan import MemoryPlan
+from spmd_tx.protocol.memory_plan import MemoryPlan
 
 logger = logging.getLogger(__name__)
 

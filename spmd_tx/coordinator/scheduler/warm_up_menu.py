@@ -6,7 +6,7 @@ scores of prompts besides log-probabilities, and custom losses. They are compile
 
 from spmd_tx.coordinator.sampling.shapes import Menu
 from spmd_tx.coordinator.training.packing import Grid
-from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol.programs import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"

@@ -66,9 +66,9 @@ from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.packing import Grid, attention_share
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
-from spmd_tx.memory_plan import MemoryPlan
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import ProgramShape
 
 
 async def next_generation(database: Database) -> int:

@@ -8,7 +8,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.training.packing import SMALL_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.secret import REMEDY
+from spmd_tx.protocol.secret import REMEDY
 
 LOOPBACK = ("127.0.0.1", "localhost")
 MAKE_KEY = "make the first one with: spmd-tx keys create (docs/keys.md)"

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from spmd_tx import memory_plan, private_process
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.http.app import make_app
@@ -27,8 +26,10 @@ from spmd_tx.coordinator.server.build import Parts, open_model, open_parts
 from spmd_tx.coordinator.server.housekeeping import keep_house
 from spmd_tx.coordinator.server.preflight import check_hosts, check_keys, listen
 from spmd_tx.errors import CrashLoop, StartError
-from spmd_tx.reports import Ready
-from spmd_tx.secret import Keys, read_secret
+from spmd_tx.processes import private
+from spmd_tx.protocol import memory_plan
+from spmd_tx.protocol.reports import Ready
+from spmd_tx.protocol.secret import Keys, read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     with listening:
         model = await asyncio.to_thread(open_model, config)
         _make_directory(config)
-        warning = private_process.warning_about(config.data_dir)
+        warning = private.warning_about(config.data_dir)
         if warning is not None:
             logger.warning("%s", warning)
         async with AsyncExitStack() as stack:

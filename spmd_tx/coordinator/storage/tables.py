@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import JSON, BigInteger, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 LOCAL_OWNER = "local"  # of all that was made without an API key
 

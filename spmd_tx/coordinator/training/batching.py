@@ -17,8 +17,8 @@ from spmd_tx.coordinator.training.losses import LossSettings
 from spmd_tx.coordinator.training.packing import Grid, Layout, lay_out
 from spmd_tx.coordinator.training.validation import clips_of
 from spmd_tx.coordinator.wire.training_protobuf import Datum
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import LossInputs, PackedRows
+from spmd_tx.protocol.commands import LossInputs, PackedRows
+from spmd_tx.protocol.programs import ProgramShape
 
 Arrays = TypeVar("Arrays", PackedRows, LossInputs)
 Spread = Callable[[np.ndarray, type], np.ndarray]  # [tokens, ...] into rows [rows, T, ...]

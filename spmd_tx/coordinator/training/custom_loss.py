@@ -19,11 +19,11 @@ from spmd_tx.coordinator.training.custom_loss_runs import Arrays
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Differentiated
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
-from spmd_tx.custom_loss import LossInput
-from spmd_tx.custom_loss_arguments import quoted
-from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.custom_loss.arguments import quoted
+from spmd_tx.custom_loss.definition import LossInput
+from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import CustomLoss
+from spmd_tx.protocol.commands import CustomLoss
 
 LOSS = "custom"
 

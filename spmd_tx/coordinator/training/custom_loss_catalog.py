@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 from sqlalchemy import select
 
-from spmd_tx import custom_loss
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.records import Finished, Request
 from spmd_tx.coordinator.runtime.byte_lru import Recent
@@ -19,8 +18,9 @@ from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
 from spmd_tx.coordinator.wire.training import CreateCustomLossResult
 from spmd_tx.coordinator.wire.training_protobuf import JSON
-from spmd_tx.custom_loss import CustomLoss
-from spmd_tx.custom_loss_arguments import quoted
+from spmd_tx.custom_loss import definition as custom_loss
+from spmd_tx.custom_loss.arguments import quoted
+from spmd_tx.custom_loss.definition import CustomLoss
 from spmd_tx.errors import InvalidRequest
 
 KIND = "create_custom_loss"

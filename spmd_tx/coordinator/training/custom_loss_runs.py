@@ -9,10 +9,10 @@ import numpy as np
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.training.model import TrainedModel, fail
-from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, MeshError
-from spmd_tx.protocol import CustomLoss
-from spmd_tx.reports import CustomLossEnd, CustomLossNews
+from spmd_tx.protocol.commands import CustomLoss
+from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 
 Arrays = dict[str, np.ndarray]
 

@@ -54,16 +54,16 @@ from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
-from spmd_tx.custom_loss_limits import LossLimits
+from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import (
+from spmd_tx.protocol.commands import (
     AnyCommand,
     CreateAdapter,
     LoadState,
     OptimStep,
     Snapshot,
 )
+from spmd_tx.protocol.programs import ProgramShape
 
 # On the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})

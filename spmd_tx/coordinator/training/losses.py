@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import LOSS_NAMES
+from spmd_tx.protocol.commands import LOSS_NAMES
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput
 from spmd_tx.errors import Abandoned, CompileFailed, MeshError
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AdapterSpec, AnyCommand
-from spmd_tx.reports import Reply
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Reply
 
 MOST_UNSENT = 4  # steps that are prepared ahead
 

@@ -13,7 +13,7 @@ from spmd_tx.coordinator.tenancy.spent import Spent
 from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF, encode_forward_backward_output
-from spmd_tx.reports import Reply
+from spmd_tx.protocol.reports import Reply
 
 BYTES_PER_TOKEN = 8  # logprob and loss, in float32
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol import SEGMENTS_PER_ROW
+from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 
 SMALL_ROW = 16  # tokens: for what is tried out with a word or two; there is one per data shard, no more
 USUAL_ROW = 64  # tokens: of the shortest rows that come in several sizes

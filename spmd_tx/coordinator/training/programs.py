@@ -9,7 +9,7 @@ from spmd_tx.coordinator.mesh.program_orders import Wish
 from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
 from spmd_tx.errors import CompileFailed
-from spmd_tx.programs_protocol import ProgramShape
+from spmd_tx.protocol.programs import ProgramShape
 
 
 class Wishing(Protocol):

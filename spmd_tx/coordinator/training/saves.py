@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from spmd_tx.child_process import Allowance, call_outside
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
 from spmd_tx.coordinator.checkpoints.files import Manifest
@@ -27,9 +26,10 @@ from spmd_tx.coordinator.wire.checkpoint_paths import (
 )
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AdapterSpec, AnyCommand, SaveSampler, SaveState
-from spmd_tx.reports import Reply
+from spmd_tx.processes.child import Allowance, call_outside
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, SaveSampler, SaveState
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Reply
 
 ENCRYPTION = "spmd_tx.coordinator.checkpoints.age"  # runs in a child process only
 CHECK_SECONDS = 60.0

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.training.model import TrainedModel
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.protocol import AnyCommand, DropSwapped, SwapIn, SwapOut
+from spmd_tx.protocol.commands import AnyCommand, DropSwapped, SwapIn, SwapOut
+from spmd_tx.protocol.programs import ProgramShape
 
 # Who has more work ready keeps the slot for so long, in tokens of training, while others wait for it: much
 # longer than a swap takes, and short enough to wait for.

@@ -6,7 +6,7 @@ import msgspec
 
 from spmd_tx.coordinator.wire.fields import Number, TrainingNumber
 from spmd_tx.coordinator.wire.metadata import WithMetadata
-from spmd_tx.custom_loss import LossInput, WireGraph
+from spmd_tx.custom_loss.definition import LossInput, WireGraph
 
 
 class AdamParams(msgspec.Struct, frozen=True):

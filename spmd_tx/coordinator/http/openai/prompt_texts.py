@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.child_process import Allowance, call_outside
 from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate, Message, read_chat_template
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.processes.child import Allowance, call_outside
 
 SHORT_BYTES = 64 << 10  # which take some 50 ms
 CHILDREN = 2  # at a time

@@ -27,7 +27,7 @@ from spmd_tx.coordinator.wire.training import (
     ModelData,
 )
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec
 
 
 class ModelsController(Controller):

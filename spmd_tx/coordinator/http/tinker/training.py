@@ -10,7 +10,6 @@ import msgspec
 from litestar import Controller, Request, Response, post
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx import custom_loss
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.http.authentication import BATCH
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
@@ -21,7 +20,8 @@ from spmd_tx.coordinator.training.custom_loss_catalog import KIND, line_of
 from spmd_tx.coordinator.wire.futures import FutureResponse
 from spmd_tx.coordinator.wire.limits import check_number
 from spmd_tx.coordinator.wire.training import CreateCustomLossRequest, OptimStepRequest
-from spmd_tx.custom_loss import MAX_BYTES, Definition
+from spmd_tx.custom_loss import definition as custom_loss
+from spmd_tx.custom_loss.definition import MAX_BYTES, Definition
 from spmd_tx.errors import InvalidRequest
 
 

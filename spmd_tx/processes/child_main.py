@@ -11,9 +11,9 @@ import traceback
 
 import msgspec
 
-from spmd_tx.child_messages import AnyAnswer, Broke, Call, RequestRefused, Returned, StorageFailed
 from spmd_tx.errors import RequestError
-from spmd_tx.modest_process import be_modest
+from spmd_tx.processes.child_messages import AnyAnswer, Broke, Call, RequestRefused, Returned, StorageFailed
+from spmd_tx.processes.modest import be_modest
 
 PR_SET_PDEATHSIG = 1
 LATE_SECONDS = 5  # of processor time after which the kernel ends a child whose parent has not

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spmd_tx.custom_loss_operations import Operation, Parameter
+from spmd_tx.custom_loss.operations import Operation, Parameter
 
 MOST_SHOWN = 128  # characters of a name in a message
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from spmd_tx.custom_loss_arguments import (
+from spmd_tx.custom_loss.arguments import (
     ELLIPSIS,
     BadArguments,
     Dtype,
@@ -25,7 +25,7 @@ from spmd_tx.custom_loss_arguments import (
     refs,
     shown,
 )
-from spmd_tx.custom_loss_operations import OPERATIONS, REDUCTIONS, Operation
+from spmd_tx.custom_loss.operations import OPERATIONS, REDUCTIONS, Operation
 from spmd_tx.errors import InvalidRequest
 
 MAX_BYTES = 256 << 10  # of the JSON document

@@ -3,8 +3,8 @@
 import msgspec
 import numpy as np
 
-from spmd_tx.memory_plan import MemoryPlan
-from spmd_tx.programs_protocol import CompileReport
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import CompileReport
 
 PROTOCOL_VERSION = 11  # of commands and reports
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from spmd_tx.protocol import unpack_array
-from spmd_tx.reports import PROTOCOL_VERSION, AnyReport
+from spmd_tx.protocol.commands import unpack_array
+from spmd_tx.protocol.reports import PROTOCOL_VERSION, AnyReport
 
 # What a connection may be silent until it is closed. ZeroMQ asks and answers in threads of its own.
 HEARTBEAT_MS = 2_000

@@ -17,9 +17,16 @@ from typing import Any
 import msgspec
 
 from spmd_tx import errors
-from spmd_tx.child_messages import Broke, Call, RequestRefused, Returned, StorageFailed, decode_answer
 from spmd_tx.environments import of_foreign_code
 from spmd_tx.errors import ForeignCodeFailed, RequestError
+from spmd_tx.processes.child_messages import (
+    Broke,
+    Call,
+    RequestRefused,
+    Returned,
+    StorageFailed,
+    decode_answer,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +55,7 @@ async def call_outside(function: str, arguments: Mapping[str, object], allowance
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "spmd_tx.child_main", str(os.getpid())),
+        *("-m", "spmd_tx.processes.child_main", str(os.getpid())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.custom_loss_limits import LossLimits
-from spmd_tx.programs_protocol import ProgramShape
-from spmd_tx.reports import AnyReport
+from spmd_tx.custom_loss.limits import LossLimits
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import AnyReport
 
 # The position in this tuple is the loss's number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
