@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from spmd_tx.worker.idle_adapters import IdleAdapters
-from spmd_tx.worker.swap_steps import make_swap_steps
+from spmd_tx.worker.steps.swap import make_swap_steps
 from tests.tiny_engine import (
     TinyEngine,
     named_factors,

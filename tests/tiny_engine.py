@@ -21,11 +21,11 @@ from spmd_tx.protocol.commands import LOSS_NAMES
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import is_weight, shardings
-from spmd_tx.worker import train
-from spmd_tx.worker.losses import TokenLossInputs
-from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
-from spmd_tx.worker.train import Rows
-from spmd_tx.worker.train_state import TrainState, train_weights
+from spmd_tx.worker.steps import train
+from spmd_tx.worker.steps.losses import TokenLossInputs
+from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.train import Rows
+from spmd_tx.worker.steps.train_state import TrainState, train_weights
 from tests.model_shapes import TINY
 
 MODEL = replace(TINY, vocab_size=256, n_heads=8)

@@ -148,7 +148,7 @@ def _meshes(config: ServerConfig, model: "ModelConfig", count: int) -> Iterator[
 def _planned(config: ServerConfig, model: "ModelConfig", devices: Devices) -> Planned:
     from spmd_tx.coordinator.server.preflight import check_mesh, context_length
     from spmd_tx.coordinator.server.worker_setup import make_setup
-    from spmd_tx.worker.plan_offline import plan_offline
+    from spmd_tx.worker.memory.offline import plan_offline
 
     check_mesh(config, model)
     setup = make_setup(config, None, context_length(config, model))

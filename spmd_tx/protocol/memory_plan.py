@@ -1,4 +1,4 @@
-"""The memory plan as workers report it and people read it; spmd_tx/worker/plan.py makes it."""
+"""The memory plan as workers report it and people read it; spmd_tx/worker/memory/plan.py makes it."""
 
 import msgspec
 

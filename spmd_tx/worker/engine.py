@@ -20,17 +20,17 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.accelerator import agreed_attention
-from spmd_tx.worker.adapters import one_adapter, slot_weights
-from spmd_tx.worker.calls import Calls
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
-from spmd_tx.worker.host_memory import idle_budget
+from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
-from spmd_tx.worker.loss_lanes import ChildProcess, LossLanes
-from spmd_tx.worker.memory import plan_memory
-from spmd_tx.worker.menu import Menu
-from spmd_tx.worker.plan import Plan, report
-from spmd_tx.worker.programs import Call, Order, Programs
+from spmd_tx.worker.memory.decide import plan_memory
+from spmd_tx.worker.memory.host import idle_budget
+from spmd_tx.worker.memory.plan import Plan, report
+from spmd_tx.worker.programs.calls import Calls
+from spmd_tx.worker.programs.examples import Menu
+from spmd_tx.worker.programs.programs import Call, Order, Programs
 from spmd_tx.worker.state import WorkerState, allocate
+from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
 

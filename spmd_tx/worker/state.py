@@ -17,9 +17,9 @@ from spmd_tx.models.lora import adapter_weights
 from spmd_tx.models.qwen3 import Weights
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, is_weight, shardings
-from spmd_tx.worker.plan import Plan
-from spmd_tx.worker.sample import Bank, RowState
-from spmd_tx.worker.train_state import TrainState, train_weights
+from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.steps.sample import Bank, RowState
+from spmd_tx.worker.steps.train_state import TrainState, train_weights
 
 
 @dataclass

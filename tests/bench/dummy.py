@@ -16,11 +16,11 @@ from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, is_weight, shardings
-from spmd_tx.worker.losses import TokenLossInputs
-from spmd_tx.worker.sample import Bank, DecodeRows, RowState
 from spmd_tx.worker.state import zeros
-from spmd_tx.worker.train import Rows
-from spmd_tx.worker.train_state import TrainState, train_weights
+from spmd_tx.worker.steps.losses import TokenLossInputs
+from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState
+from spmd_tx.worker.steps.train import Rows
+from spmd_tx.worker.steps.train_state import TrainState, train_weights
 
 STD = 0.02
 PAGE = 16  # tokens, as the server has it

@@ -16,11 +16,11 @@ from spmd_tx.models.attention import IMPLEMENTATIONS
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import KvCache, decode_attend
 from spmd_tx.sharding.transfer import rows_to_devices
-from spmd_tx.worker.adapters import make_adapter_steps
-from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
-from spmd_tx.worker.sample import make_decode, make_prefill
 from spmd_tx.worker.self_test import implementation, with_gradients, worst_error
-from spmd_tx.worker.train import make_forward_backward
+from spmd_tx.worker.steps.adapters import make_adapter_steps
+from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.sample import make_decode, make_prefill
+from spmd_tx.worker.steps.train import make_forward_backward
 from tests.bench.dummy import PAGE, Dummy
 from tests.bench.meter import Meter
 from tests.bench.paged import attend_paged

@@ -16,7 +16,7 @@ from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings, specs
-from spmd_tx.worker.train import both_loras, full_adapters, segment_attend
+from spmd_tx.worker.steps.train import both_loras, full_adapters, segment_attend
 from tests.golden.cases import CASES, LOGITS, random_adapters
 
 MAX_RANK, OTHER_SLOT, SLOT = 8, 0, 1

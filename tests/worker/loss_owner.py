@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx.worker.loss_lanes import ChildProcess, LossLanes
+from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from tests.worker.test_loss_lanes import command
 
 

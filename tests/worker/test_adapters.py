@@ -10,10 +10,10 @@ import pytest
 from spmd_tx.models.lora import ATTENTION, MLP, adapter_weights, rank_of
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
-from spmd_tx.worker.adapters import make_adapter_steps
 from spmd_tx.worker.checkpoints import SlotState
-from spmd_tx.worker.sample import Bank
-from spmd_tx.worker.train_state import TrainState, train_weights
+from spmd_tx.worker.steps.adapters import make_adapter_steps
+from spmd_tx.worker.steps.sample import Bank
+from spmd_tx.worker.steps.train_state import TrainState, train_weights
 from tests.tiny_engine import (
     BOTH_SCALES,
     MIXTURE,

@@ -6,10 +6,11 @@ import pytest
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol import commands
-from spmd_tx.worker import custom_loss, loss_runs
-from spmd_tx.worker.custom_loss import inputs_of
-from spmd_tx.worker.loss_runs import CustomLosses
-from spmd_tx.worker.loss_values import LossProblem
+from spmd_tx.worker.custom_loss import interpret
+from spmd_tx.worker.custom_loss import run as loss_runs
+from spmd_tx.worker.custom_loss.interpret import inputs_of
+from spmd_tx.worker.custom_loss.run import CustomLosses
+from spmd_tx.worker.custom_loss.values import LossProblem
 from tests.custom_loss.recorded import losses, operations, recorded
 
 
@@ -293,7 +294,7 @@ def test_what_jax_refuses_is_an_error_of_the_loss(custom_losses, monkeypatch):
     def broken(trace, x):
         raise TypeError("no such thing\nwith a long story")
 
-    monkeypatch.setitem(custom_loss.FUNCTIONS, "erf", broken)
+    monkeypatch.setitem(interpret.FUNCTIONS, "erf", broken)
     message = problem(custom_losses, summing(node("torch.erf", ref("logprobs"))), datums(3))
     assert message == "node 'node' (torch.erf) of loss 'mine': no such thing"
 

@@ -9,7 +9,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from spmd_tx.worker.free_memory import free_memory, keep_free_memory
+from spmd_tx.worker.memory.allocator import free_memory, keep_free_memory
 
 if sys.argv[1] == "keep":
     keep_free_memory()

@@ -17,9 +17,9 @@ import pytest
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
-from spmd_tx.worker import loss_messages as messages
-from spmd_tx.worker.loss_lanes import WAITING, ChildProcess, LossLanes
-from spmd_tx.worker.loss_runs import CustomLosses
+from spmd_tx.worker.custom_loss import messages
+from spmd_tx.worker.custom_loss.lanes import WAITING, ChildProcess, LossLanes
+from spmd_tx.worker.custom_loss.run import CustomLosses
 from tests.custom_loss.recorded import recorded
 from tests.sdk.server import COMPILED
 
@@ -342,7 +342,7 @@ def real():
 
 def losses_of_this_process():
     children = psutil.Process().children()
-    return [child for child in children if "spmd_tx.worker.loss_process" in child.cmdline()]
+    return [child for child in children if "spmd_tx.worker.custom_loss.process" in child.cmdline()]
 
 
 @pytest.mark.parametrize("case", ["dpo", "top_k_entropy"])

@@ -1,6 +1,6 @@
 import pytest
 
-from spmd_tx.worker.loss_turns import LossTurns
+from spmd_tx.worker.custom_loss.turns import LossTurns
 
 
 def worked(turns, seconds, count, tenants):

@@ -7,9 +7,9 @@ import pytest
 
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
-from spmd_tx.worker import memory
-from spmd_tx.worker.plan_sizes import Sizes
-from spmd_tx.worker.sample import DecodeRows
+from spmd_tx.worker.memory import decide
+from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.steps.sample import DecodeRows
 from tests.tiny_engine import BOTH_SCALES, MODEL, random_adapters, random_datum, tiny_engine
 from tests.tiny_sampler import ALL_SLOTS, tiny_sampler
 from tests.tiny_setup import tiny_setup
@@ -43,16 +43,16 @@ def test_there_is_nothing_to_split_on_one_device():
 
 
 def test_a_device_of_a_host_may_use_a_part_of_its_memory(tmp_path, monkeypatch):
-    whole = memory.of_host(1.0)
-    assert memory.of_host(0.25).bytes == pytest.approx(whole.bytes / 4, rel=1e-6)
+    whole = decide.of_host(1.0)
+    assert decide.of_host(0.25).bytes == pytest.approx(whole.bytes / 4, rel=1e-6)
     limit, use = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(memory, "CGROUPS", [(limit, use)])
+    monkeypatch.setattr(decide, "CGROUPS", [(limit, use)])
     limit.write_text("max\n")
-    unlimited = memory.of_host(1.0).bytes
+    unlimited = decide.of_host(1.0).bytes
     assert whole.bytes <= unlimited
     limit.write_text(f"{2**28}\n")
     use.write_text(f"{2**27}\n")
-    limited = memory.of_host(1.0)
+    limited = decide.of_host(1.0)
     assert limited.bytes == int(0.6 * 2**28)
     assert limited.most_resident == int(0.8 * 2**27)
 

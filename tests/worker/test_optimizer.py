@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.worker.optimizer import AdamWInputs
-from spmd_tx.worker.train_state import TrainState
+from spmd_tx.worker.steps.optimizer import AdamWInputs
+from spmd_tx.worker.steps.train_state import TrainState
 from tests.tiny_engine import (
     RANK,
     SCALES,

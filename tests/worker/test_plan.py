@@ -9,10 +9,10 @@ import pytest
 
 from spmd_tx.errors import StartError
 from spmd_tx.sharding.mesh import abstract_mesh
-from spmd_tx.worker.plan import Memory, best_plan, report
-from spmd_tx.worker.plan_refusal import make_plan
-from spmd_tx.worker.plan_sizes import Sizes
-from spmd_tx.worker.step_memory import LEVELS
+from spmd_tx.worker.memory.plan import Memory, best_plan, report
+from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.memory.steps import LEVELS
 from tests.model_shapes import QWEN3_8B
 from tests.tiny_engine import MIXTURE, MODEL
 from tests.tiny_setup import tiny_setup

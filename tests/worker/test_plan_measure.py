@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import pytest
 
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.plan import Memory
-from spmd_tx.worker.plan_measure import measure, measured_plan
-from spmd_tx.worker.plan_refusal import make_plan
-from spmd_tx.worker.plan_sizes import Sizes
-from spmd_tx.worker.step_memory import LEVELS, Shape
+from spmd_tx.worker.memory.measure import measure, measured_plan
+from spmd_tx.worker.memory.plan import Memory
+from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.memory.steps import LEVELS, Shape
 from tests.tiny_engine import MODEL
 from tests.tiny_setup import tiny_setup
 
@@ -49,7 +49,7 @@ def test_a_plan_follows_what_was_measured(monkeypatch):
         measured.append(step)
         return 3 * plan.worst()[step][1]
 
-    monkeypatch.setattr("spmd_tx.worker.plan_measure.measure", measure_more)
+    monkeypatch.setattr("spmd_tx.worker.memory.measure.measure", measure_more)
     memory = Memory(2**28)
     estimated = make_plan(sizes(), memory)
     plan = measured_plan(sizes(), memory, lambda message: None, lambda ratio: ratio)

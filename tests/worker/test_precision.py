@@ -7,9 +7,9 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from spmd_tx.sharding.weight import abstract
-from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
-from spmd_tx.worker.sample import make_decode, make_prefill
-from spmd_tx.worker.train import make_forward_backward
+from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.sample import make_decode, make_prefill
+from spmd_tx.worker.steps.train import make_forward_backward
 from tests.bench.dummy import Dummy
 from tests.model_shapes import TINY
 

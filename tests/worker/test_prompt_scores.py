@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
+from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
 from tests.models import reference
 from tests.tiny_engine import BOTH_SCALES, LENGTH, MODEL, mesh_name, slot_of, tiny_engine
 from tests.tiny_sampler import Sample, go_on, random_prompt, run, sampler_weights, stand, tiny_sampler

@@ -12,10 +12,10 @@ import pytest
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import is_weight, shardings
-from spmd_tx.worker import swap_steps
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
-from spmd_tx.worker.optimizer import AdamWInputs
-from spmd_tx.worker.train_state import TrainState, train_weights
+from spmd_tx.worker.steps import swap
+from spmd_tx.worker.steps.optimizer import AdamWInputs
+from spmd_tx.worker.steps.train_state import TrainState, train_weights
 from tests.tiny_engine import (
     MODELS,
     RANK,
@@ -42,7 +42,7 @@ class Swapper:
     def __init__(self, shape, kind: str, directory: Path, budget: int) -> None:
         self.mesh = make_mesh(*shape)
         self.declared = train_weights(MODELS[kind], self.mesh, SLOTS, RANK)
-        self.steps = swap_steps.make_swap_steps(self.mesh, self.declared)
+        self.steps = swap.make_swap_steps(self.mesh, self.declared)
         self.idle = IdleAdapters(directory, budget)
 
     def place(self, arrays: TrainState) -> TrainState:
@@ -107,12 +107,12 @@ def test_no_device_moves_what_another_one_moves(shape):
     mesh = make_mesh(*shape)
     declared = train_weights(MODELS["dense"], mesh, SLOTS, RANK)
     words = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(declared, is_leaf=is_weight)) // SLOTS
-    assert 0 <= swap_steps.vector(declared, mesh).shape[0] - words < 4 * mesh.size
+    assert 0 <= swap.vector(declared, mesh).shape[0] - words < 4 * mesh.size
 
 
 def test_what_was_left_for_longest_goes_to_disk_and_is_forgotten_with_its_file(tmp_path):
     swapper = Swapper((1, 1, 1), "dense", tmp_path / "idle", 0)
-    size = 4 * swap_steps.vector(swapper.declared, swapper.mesh).shape[0]
+    size = 4 * swap.vector(swapper.declared, swapper.mesh).shape[0]
     swapper.idle = IdleAdapters(tmp_path / "idle", 2 * size)
     state = swapper.place(every_bit_used(swapper.declared, 1))
     for slot in range(SLOTS):

@@ -17,8 +17,8 @@ from spmd_tx.models import lora
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.sharding.weight import Weight, is_weight, shardings
 from spmd_tx.worker.checkpoints import SlotState
-from spmd_tx.worker.sample import Bank
-from spmd_tx.worker.train_state import TrainState, put_slot, take_slot
+from spmd_tx.worker.steps.sample import Bank
+from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
 EXPERT_AXES = 2  # a stack for experts is [L, X, S, R, width]; others have one axis before S, or none
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from spmd_tx.worker.loss_elementwise import apply, cast
-from spmd_tx.worker.loss_indexing import gather, getitem, permute, plus, unsqueeze
-from spmd_tx.worker.loss_values import (
+from spmd_tx.worker.custom_loss.elementwise import apply, cast
+from spmd_tx.worker.custom_loss.indexing import gather, getitem, permute, plus, unsqueeze
+from spmd_tx.worker.custom_loss.values import (
     Dim,
     Length,
     LossProblem,

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from spmd_tx.worker.loss_values import Length, LossProblem, Number, Scalar, Tensor, Trace, Value, stop
+from spmd_tx.worker.custom_loss.values import Length, LossProblem, Number, Scalar, Tensor, Trace, Value, stop
 
 Function = Callable[..., Any]
 

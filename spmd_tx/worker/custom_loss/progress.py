@@ -7,7 +7,7 @@ import numpy as np
 from spmd_tx.custom_loss.arguments import printed
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.protocol.commands import CustomLoss
-from spmd_tx.worker.loss_messages import Taken
+from spmd_tx.worker.custom_loss.messages import Taken
 
 
 @dataclass

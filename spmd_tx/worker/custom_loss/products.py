@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from spmd_tx.custom_loss.arguments import quoted
-from spmd_tx.worker.loss_elementwise import cast
-from spmd_tx.worker.loss_values import Dim, LossProblem, Tensor, Trace, result_type
+from spmd_tx.worker.custom_loss.elementwise import cast
+from spmd_tx.worker.custom_loss.values import Dim, LossProblem, Tensor, Trace, result_type
 
 PRODUCTS_PER_ELEMENT = 64  # a product of matrices is that much cheaper, per product, than other work
 

@@ -24,8 +24,8 @@ from spmd_tx.models.qwen3 import Pass, Weights, backbone
 from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
-from spmd_tx.worker.losses import TokenLossInputs, sequence_losses, token_losses
-from spmd_tx.worker.train_state import TrainState, active_slots, add_to_slots, take_slots
+from spmd_tx.worker.steps.losses import TokenLossInputs, sequence_losses, token_losses
+from spmd_tx.worker.steps.train_state import TrainState, active_slots, add_to_slots, take_slots
 
 HEAD_TOKENS = 1024  # tokens per data shard whose logits are held at once
 

@@ -14,14 +14,14 @@ from spmd_tx.models.lora import adapter_weights
 from spmd_tx.protocol.commands import STOP_TOKENS
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
-from spmd_tx.worker.losses import TokenLossInputs
-from spmd_tx.worker.plan import Memory, Plan
-from spmd_tx.worker.plan_refusal import make_plan
-from spmd_tx.worker.plan_sizes import Sizes
-from spmd_tx.worker.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
-from spmd_tx.worker.step_memory import Shape, Step
-from spmd_tx.worker.train import Rows, make_forward_backward
-from spmd_tx.worker.train_state import train_weights
+from spmd_tx.worker.memory.plan import Memory, Plan
+from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.memory.steps import Shape, Step
+from spmd_tx.worker.steps.losses import TokenLossInputs
+from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
+from spmd_tx.worker.steps.train import Rows, make_forward_backward
+from spmd_tx.worker.steps.train_state import train_weights
 
 
 def measured_plan(

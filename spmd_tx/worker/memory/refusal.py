@@ -12,9 +12,9 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.sharding.mesh import abstract_mesh
-from spmd_tx.worker.plan import Memory, Plan, Planner, best_plan
-from spmd_tx.worker.plan_sizes import Sizes
-from spmd_tx.worker.step_memory import LEVELS, Step
+from spmd_tx.worker.memory.plan import Memory, Plan, Planner, best_plan
+from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.memory.steps import LEVELS, Step
 
 Fit = Callable[[Sizes], Plan | None]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spmd_tx.custom_loss.arguments import Ellipses
-from spmd_tx.worker.loss_values import (
+from spmd_tx.worker.custom_loss.values import (
     Dim,
     Length,
     LossProblem,

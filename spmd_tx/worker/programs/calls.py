@@ -12,16 +12,16 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import lora
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, Setup, active_sizes
-from spmd_tx.worker.adapters import make_adapter_steps
-from spmd_tx.worker.losses import TokenLossInputs
-from spmd_tx.worker.optimizer import AdamWInputs, make_optim_step
-from spmd_tx.worker.plan import Plan
-from spmd_tx.worker.programs import Call
-from spmd_tx.worker.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.sample import DecodeRows, make_decode, make_prefill
+from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.programs.programs import Call
 from spmd_tx.worker.state import WorkerState
-from spmd_tx.worker.swap_steps import make_swap_steps
-from spmd_tx.worker.train import Rows, make_forward, make_forward_backward
+from spmd_tx.worker.steps.adapters import make_adapter_steps
+from spmd_tx.worker.steps.losses import TokenLossInputs
+from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
+from spmd_tx.worker.steps.sample import DecodeRows, make_decode, make_prefill
+from spmd_tx.worker.steps.swap import make_swap_steps
+from spmd_tx.worker.steps.train import Rows, make_forward, make_forward_backward
 
 
 class Calls:

@@ -10,11 +10,11 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec, Setup
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.weight import abstract
-from spmd_tx.worker.adapters import one_adapter, slot_weights
-from spmd_tx.worker.calls import Calls
-from spmd_tx.worker.programs import Call
+from spmd_tx.worker.programs.calls import Calls
+from spmd_tx.worker.programs.programs import Call
 from spmd_tx.worker.state import WorkerState
-from spmd_tx.worker.swap_steps import vector
+from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
+from spmd_tx.worker.steps.swap import vector
 
 
 class Menu:

@@ -18,8 +18,8 @@ from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import quoted
 from spmd_tx.custom_loss.definition import CustomLoss
 from spmd_tx.custom_loss.limits import LossLimits
-from spmd_tx.worker.custom_loss import Program, place_of
-from spmd_tx.worker.loss_values import LossProblem, Need
+from spmd_tx.worker.custom_loss.interpret import Program, place_of
+from spmd_tx.worker.custom_loss.values import LossProblem, Need
 
 SHORTEST_BUCKET = 32  # tokens
 MOST_PROGRAMS = 64  # that are kept; the ones used last

@@ -20,7 +20,7 @@ from spmd_tx.custom_loss.arguments import printed
 from spmd_tx.environments import of_losses
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
-from spmd_tx.worker.loss_messages import (
+from spmd_tx.worker.custom_loss.messages import (
     Answer,
     Close,
     Compiled,
@@ -36,8 +36,8 @@ from spmd_tx.worker.loss_messages import (
     read_answer,
     written,
 )
-from spmd_tx.worker.loss_run import LossRun
-from spmd_tx.worker.loss_turns import LossTurns
+from spmd_tx.worker.custom_loss.progress import LossRun
+from spmd_tx.worker.custom_loss.turns import LossTurns
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class ChildProcess:
 
     def __init__(self, memory_bytes: int, compilation_cache: str) -> None:
         self.pipe, theirs = Pipe()
-        command = [sys.executable, "-m", "spmd_tx.worker.loss_process"]
+        command = [sys.executable, "-m", "spmd_tx.worker.custom_loss.process"]
         with theirs:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(memory_bytes), compilation_cache],

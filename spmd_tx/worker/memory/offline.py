@@ -9,10 +9,10 @@ from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.accelerator import MEMORY_FRACTION
-from spmd_tx.worker.memory import USABLE_SHARE, dtype_on, of_host
-from spmd_tx.worker.plan import Memory, report
-from spmd_tx.worker.plan_refusal import make_plan
-from spmd_tx.worker.plan_sizes import Sizes
+from spmd_tx.worker.memory.decide import USABLE_SHARE, dtype_on, of_host
+from spmd_tx.worker.memory.plan import Memory, report
+from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.sizes import Sizes
 
 
 def plan_offline(setup: Setup, model: ModelConfig, devices: Devices) -> MemoryPlan:

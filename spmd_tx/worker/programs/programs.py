@@ -33,8 +33,8 @@ from spmd_tx.protocol.commands import COMPILE_LANES
 from spmd_tx.protocol.programs import CompileReport
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices
-from spmd_tx.worker.compile_counts import compile_counts
-from spmd_tx.worker.free_memory import free_memory
+from spmd_tx.worker.memory.allocator import free_memory
+from spmd_tx.worker.programs.compile_counts import compile_counts
 
 logger = logging.getLogger(__name__)
 

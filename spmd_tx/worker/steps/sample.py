@@ -24,8 +24,8 @@ from spmd_tx.models.sampling import draw, tempered
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
-from spmd_tx.worker.prompt_scores import ScoreInputs, Widths, chunked_scores
-from spmd_tx.worker.train import Rows, both_loras, chunked_logprobs
+from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
+from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs
 
 
 @jax.tree_util.register_dataclass

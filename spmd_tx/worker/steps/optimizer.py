@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.sharding.collectives import sum_over_shards
 from spmd_tx.sharding.weight import specs
-from spmd_tx.worker.train_state import TrainState, put_slot, take_slot
+from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
 
 @jax.tree_util.register_dataclass

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from spmd_tx.processes.modest import be_modest
-from spmd_tx.worker.custom_loss import inputs_of
-from spmd_tx.worker.loss_messages import (
+from spmd_tx.worker.custom_loss.interpret import inputs_of
+from spmd_tx.worker.custom_loss.messages import (
     Answer,
     Close,
     Compiled,
@@ -37,8 +37,8 @@ from spmd_tx.worker.loss_messages import (
     read_order,
     written,
 )
-from spmd_tx.worker.loss_runs import CustomLosses, OpenLoss
-from spmd_tx.worker.loss_values import LossProblem
+from spmd_tx.worker.custom_loss.run import CustomLosses, OpenLoss
+from spmd_tx.worker.custom_loss.values import LossProblem
 
 NO_MEMORY = (
     "loss {name} needs more memory on these datums than a custom loss may take (the limit "

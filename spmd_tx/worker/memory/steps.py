@@ -21,7 +21,7 @@ from spmd_tx.models.kv_cache import MOST_SCORES
 from spmd_tx.models.moe import GROUP_ELEMENTS
 from spmd_tx.models.qwen3 import REMAT_LEVELS
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
-from spmd_tx.worker.train import HEAD_TOKENS
+from spmd_tx.worker.steps.train import HEAD_TOKENS
 
 FP32 = 4  # bytes
 LEVELS = tuple(REMAT_LEVELS)  # how much of a layer is computed again on the way back, the least first

@@ -14,10 +14,10 @@ from jax.typing import DTypeLike
 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import Setup
-from spmd_tx.worker.plan import Memory, Plan
-from spmd_tx.worker.plan_measure import measured_plan
-from spmd_tx.worker.plan_refusal import make_plan
-from spmd_tx.worker.plan_sizes import Sizes
+from spmd_tx.worker.memory.measure import measured_plan
+from spmd_tx.worker.memory.plan import Memory, Plan
+from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.sizes import Sizes
 
 USABLE_SHARE = 0.96  # of what JAX takes of an accelerator's memory: what is freed and taken again leaves gaps
 

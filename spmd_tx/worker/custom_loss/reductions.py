@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from spmd_tx.worker.loss_elementwise import FUNCTIONS as ELEMENTWISE
-from spmd_tx.worker.loss_elementwise import apply, as_bool, cast, constant, floats
-from spmd_tx.worker.loss_values import (
+from spmd_tx.worker.custom_loss.elementwise import FUNCTIONS as ELEMENTWISE
+from spmd_tx.worker.custom_loss.elementwise import apply, as_bool, cast, constant, floats
+from spmd_tx.worker.custom_loss.values import (
     COMPARISON,
     Dim,
     LossProblem,

@@ -13,7 +13,7 @@ from jax import Array, lax
 from spmd_tx.models import head
 from spmd_tx.models.sampling import draw_several
 from spmd_tx.sharding.collectives import vocabulary_logsumexp
-from spmd_tx.worker.train import Rows, head_chunks, unchunk
+from spmd_tx.worker.steps.train import Rows, head_chunks, unchunk
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import AXES
 from spmd_tx.sharding.weight import Weight, is_weight, shardings, specs
-from spmd_tx.worker.train_state import TrainState
+from spmd_tx.worker.steps.train_state import TrainState
 
 VECTOR = P(AXES)  # how a vector lies on the mesh; uint32
 

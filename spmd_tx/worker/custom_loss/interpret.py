@@ -16,14 +16,15 @@ from spmd_tx.custom_loss import definition
 from spmd_tx.custom_loss.arguments import Dtype, Ref, printed, quoted
 from spmd_tx.custom_loss.definition import CustomLoss, Node
 from spmd_tx.protocol import commands
-from spmd_tx.worker import loss_elementwise, loss_numbers, loss_products, loss_reductions, loss_shapes
-from spmd_tx.worker.loss_values import Dim, Length, LossProblem, Need, Tensor, Trace, shown
+from spmd_tx.worker.custom_loss import elementwise, numbers, products, reductions
+from spmd_tx.worker.custom_loss import shapes as loss_shapes
+from spmd_tx.worker.custom_loss.values import Dim, Length, LossProblem, Need, Tensor, Trace, shown
 
 FUNCTIONS: dict[str, Callable[..., Any]] = (
-    loss_elementwise.FUNCTIONS
-    | loss_numbers.FUNCTIONS
-    | loss_products.FUNCTIONS
-    | loss_reductions.FUNCTIONS
+    elementwise.FUNCTIONS
+    | numbers.FUNCTIONS
+    | products.FUNCTIONS
+    | reductions.FUNCTIONS
     | loss_shapes.FUNCTIONS
 )
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.worker.plan_sizes import USUAL_LENGTH, Sizes
-from spmd_tx.worker.step_memory import LEVELS, Shape, Step, StepMemory
+from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
+from spmd_tx.worker.memory.steps import LEVELS, Shape, Step, StepMemory
 
 
 @dataclass(frozen=True)

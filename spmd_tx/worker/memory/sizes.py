@@ -20,8 +20,8 @@ from spmd_tx.models.lora import adapter_weights
 from spmd_tx.protocol.commands import PREFILL_TOKENS, Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import is_weight
-from spmd_tx.worker.step_memory import Shape
-from spmd_tx.worker.train_state import train_weights
+from spmd_tx.worker.memory.steps import Shape
+from spmd_tx.worker.steps.train_state import train_weights
 
 REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may take before fsdp splits them
 TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.special import xlogy
 
-from spmd_tx.worker.loss_numbers import numbers
-from spmd_tx.worker.loss_values import (
+from spmd_tx.worker.custom_loss.numbers import numbers
+from spmd_tx.worker.custom_loss.values import (
     Length,
     LossProblem,
     Number,

@@ -1,0 +1,1 @@
+"""The jitted steps of training and sampling, with their losses and state."""
