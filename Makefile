@@ -49,7 +49,7 @@ sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train wit
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
 
 fuzz: .venv/installed .venv-fuzz/installed ## odd requests by the thousand at the door and behind it, kills, restarts (installs schemathesis)
-	FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/test_fuzz_forward_backward.py $(ARGS)
+	FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/http/tinker/test_fuzz.py $(ARGS)
 
 clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	rm -rf .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis demo runs

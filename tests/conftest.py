@@ -4,4 +4,4 @@ import os
 for name in [name for name in os.environ if name.startswith(("SPMD_TX_", "TINKER_"))]:
     del os.environ[name]
 
-pytest_plugins = ["tests.databases", "tests.disks"]
+pytest_plugins = ["tests.support.databases", "tests.support.disks"]

@@ -42,7 +42,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from spmd_tx import cli
 from spmd_tx.coordinator import generations, remote_agent, server
 generations.FIRST_DELAY = 0.01
-worker = [{str(ROOT / "tests/coordinator/fake_worker.py")!r}]
+worker = [{str(ROOT / "tests/coordinator/mesh/fake_worker.py")!r}]
 server.serve = partial(server.serve, worker=worker)
 remote_agent.run = partial(remote_agent.run, worker=worker)
 cli.main()

@@ -76,7 +76,7 @@ def drive(url: str, base_model: str, learning_rate: float, steps: int, display: 
 
 def load_example() -> ModuleType:
     """The script that users copy: beside this module when installed, in docs/ in a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     candidates = [here / "examples" / "rl_demo.py", here.parent / "docs" / "examples" / "rl_demo.py"]
     path = next(path for path in candidates if path.exists())
     spec = importlib.util.spec_from_file_location("rl_demo", path)

@@ -24,7 +24,7 @@ from tests.bench import coordinator_burst, stored_requests
 from tests.bench.coordinator_load import forward_body, open_tenant, streams, timed
 from tests.bench.loopback_client import connect
 from tests.bench.served import Served, serving
-from tests.databases import run_postgres
+from tests.support.databases import run_postgres
 
 SCENARIOS = ("latency", "throughput", "burst", "tenants", "stored")
 DATABASES = ("sqlite", "postgresql")

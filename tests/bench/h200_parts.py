@@ -31,7 +31,7 @@ from tests.bench.roofline import (
     prefill_flops,
     training_flops,
 )
-from tests.model_shapes import QWEN3_4B, QWEN3_8B, TINY
+from tests.support.model_shapes import QWEN3_4B, QWEN3_8B, TINY
 
 LIBRARIES = (
     "jax",

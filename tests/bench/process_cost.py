@@ -36,7 +36,7 @@ def main() -> None:
 def measure(processes: int, port: int, process: int) -> None:
     import jax
 
-    import tests.engine_setup  # noqa: F401
+    import tests.support.engine_setup  # noqa: F401
 
     jax.config.update("jax_num_cpu_devices", DEVICES // processes)
     if processes > 1:
@@ -59,7 +59,7 @@ def steps(kind: str, shape: tuple[int, int, int]) -> tuple[Callable[[], object],
     """A training step and a dispatch of eight decode steps, both compiled."""
     import jax
 
-    from tests import tiny_engine, tiny_sampler
+    from tests.support import tiny_engine, tiny_sampler
 
     d_ff = 1024 if kind == "dense" else 256
     tiny_engine.MODELS[kind] = replace(tiny_engine.MODELS[kind], d_model=256, d_ff=d_ff, n_layers=4)

@@ -13,14 +13,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import tests.engine_setup  # noqa: F401
+import tests.support.engine_setup  # noqa: F401
 from spmd_tx.demo import tiny_model
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.idle_adapters import IdleAdapters
 from spmd_tx.worker.programs.programs import Programs
-from tests.tiny_setup import tiny_setup
+from tests.support.tiny_setup import tiny_setup
 
 ROUNDS = 15
 ADAPTER = AdapterSpec(rank=32)

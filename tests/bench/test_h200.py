@@ -10,7 +10,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from tests.bench import h200, meter, roofline
 from tests.bench.paged import attend_paged
 from tests.bench.roofline import Ceilings
-from tests.model_shapes import QWEN3_4B, QWEN3_8B
+from tests.support.model_shapes import QWEN3_4B, QWEN3_8B
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import psutil
 
 
 class Postgres:
-    """From a wheel, as in tests/databases.py; but this one may die."""
+    """From a wheel, as in tests/support/databases.py; but this one may die."""
 
     def __init__(self) -> None:
         with warnings.catch_warnings():

@@ -39,9 +39,9 @@ from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
-from tests.coordinator.fake_scheduler import FakeScheduler
-from tests.databases import migrate
-from tests.model_shapes import TINY
+from tests.coordinator.http.fake_scheduler import FakeScheduler
+from tests.support.databases import migrate
+from tests.support.model_shapes import TINY
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 TINY_MODEL = replace(TINY, max_positions=128, eos_token_ids=(0,))

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from spmd_tx.custom_loss import definition
 from spmd_tx.protocol import reports
 from spmd_tx.protocol.commands import AnyCommand, CustomLoss, PackedRows, Setup
-from tests.coordinator import fake_worker
-from tests.coordinator.replay_device import ReplayDevice, write_state
+from tests.coordinator.mesh import fake_worker
+from tests.coordinator.recovery.replay_device import ReplayDevice, write_state
 
 
 class FuzzDevice(ReplayDevice):

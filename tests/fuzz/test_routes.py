@@ -22,7 +22,7 @@ from spmd_tx.demo import tiny_model
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 
 SCHEMATHESIS = Path(__file__).parents[2] / ".venv-fuzz" / "bin" / "schemathesis"
-SCRIPT = Path(__file__).parents[1] / "coordinator" / "serve_with_fake_workers.py"
+SCRIPT = Path(__file__).parents[1] / "coordinator" / "server" / "serve_with_fake_workers.py"
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "600"))
 
 # A key that revokes itself ends the test; the other one waits for as long as it is told to.

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests import tiny_engine
 from tests.models import reference
-from tests.tiny_engine import BOTH_SCALES, LENGTH, MODELS, Datum, slot_of
+from tests.support import tiny_engine
+from tests.support.tiny_engine import BOTH_SCALES, LENGTH, MODELS, Datum, slot_of
 
 TOLERANCE = 1e-5  # relative to the largest entry of the array
 LOWEST_RATIO, HIGHEST_RATIO = 0.7, 1.6

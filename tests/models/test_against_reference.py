@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny_engine
 from tests.models.reference_results import (
     TOLERANCE,
     assert_close,
@@ -16,7 +15,8 @@ from tests.models.reference_results import (
     random_parameters,
     reference_datum,
 )
-from tests.tiny_engine import ENGINES, Datum, engine_name, named_factors, random_datum, slot_of
+from tests.support import tiny_engine
+from tests.support.tiny_engine import ENGINES, Datum, engine_name, named_factors, random_datum, slot_of
 
 TRAINED = (0, 1, 2)  # slot 3 has no rows
 

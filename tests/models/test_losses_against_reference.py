@@ -19,7 +19,7 @@ from tests.models.reference_results import (
     reference_sequence,
     reference_targets,
 )
-from tests.tiny_engine import (
+from tests.support.tiny_engine import (
     Datum,
     Row,
     engine_name,

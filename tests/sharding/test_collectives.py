@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.sharding import collectives
-from tests.tiny_engine import (
+from tests.support.tiny_engine import (
     BOTH_SCALES,
     ENGINES,
     LENGTH,

@@ -1,1 +1,1 @@
-from tests import engine_setup  # noqa: F401
+from tests.support import engine_setup  # noqa: F401

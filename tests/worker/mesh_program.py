@@ -11,13 +11,13 @@ import numpy as np
 
 PROCESS, PROCESSES, PORT, DEVICES = map(int, sys.argv[1:5])
 
-import tests.engine_setup  # noqa: E402, F401
+import tests.support.engine_setup  # noqa: E402, F401
 
 jax.config.update("jax_num_cpu_devices", DEVICES)
 if PROCESSES > 1:
     jax.distributed.initialize(f"127.0.0.1:{PORT}", num_processes=PROCESSES, process_id=PROCESS)
 
-from tests.mesh_results import results  # noqa: E402
+from tests.support.mesh_results import results  # noqa: E402
 
 everything = {}
 for engine in sys.argv[6:]:

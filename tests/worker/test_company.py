@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.tiny_engine import (
+from tests.support.tiny_engine import (
     ROWS,
     deal,
     mesh_name,

@@ -12,8 +12,8 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, LossInputs, PackedRows
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.programs import Programs
-from tests.tiny_engine import to_numpy
-from tests.tiny_setup import tiny_setup
+from tests.support.tiny_engine import to_numpy
+from tests.support.tiny_setup import tiny_setup
 
 SPEC = tiny_model.Spec(n_layers=2, n_kv_heads=2, vocab_size=272)
 MODELS = {  # with their meshes, and whether fsdp splits the base weights

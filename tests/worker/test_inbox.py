@@ -9,7 +9,7 @@ from spmd_tx.protocol.secret import Keys
 from spmd_tx.worker import inbox as inbox_module
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
-from tests.tiny_setup import tiny_setup
+from tests.support.tiny_setup import tiny_setup
 
 GENERATION = 3
 PLAN = MemoryPlan(pages=9, train_tokens=64, decode_rows=2)

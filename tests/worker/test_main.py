@@ -26,7 +26,7 @@ from spmd_tx.protocol.commands import (
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
 from spmd_tx.protocol.secret import Keys
-from tests.tiny_setup import tiny_setup
+from tests.support.tiny_setup import tiny_setup
 from tests.worker.test_execute import DECODE
 
 SECRET = "the secret of this test"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.mesh_results import results
+from tests.support.mesh_results import results
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 2400

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.tiny_engine import deal, named_factors, random_adapters, random_datum, slot_of, tiny_engine
+from tests.support.tiny_engine import deal, named_factors, random_adapters, random_datum, slot_of, tiny_engine
 
 SLOT = 2
 TOLERANCE = 2e-6  # relative to the largest entry of a factor's gradient

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from tests.tiny_engine import deal, mesh_name, named_factors, random_adapters, random_datum, tiny_engine
+from tests.support.tiny_engine import (
+    deal,
+    mesh_name,
+    named_factors,
+    random_adapters,
+    random_datum,
+    tiny_engine,
+)
 
 
 @pytest.mark.parametrize("kind", ["dense", "mixture"])

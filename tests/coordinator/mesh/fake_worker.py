@@ -1,0 +1,101 @@
+"""A worker process that speaks the protocol and runs commands on a FakeDevice instead of an accelerator.
+
+It fails on purpose when a command says so: CreateAdapter with seed 1 raises, with seed 2 exits with code 7,
+with seed 3 never answers. With FAKE_WORKER_FAILS_AT_START in the environment it never starts, with
+FAKE_WORKER_DOES_NOT_FIT it says that it cannot.
+"""
+
+import argparse
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import zmq
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from spmd_tx.protocol import commands, reports
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.secret import Keys
+from tests.coordinator.sampling.fake_device import FakeDevice
+
+RAISE, EXIT, HANG = 1, 2, 3
+EXIT_CODE = 7
+PAGES = 64
+
+
+def whole_mesh(setup, report):
+    """The device of a worker that needs no more than answers of the right form."""
+    return FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)
+
+
+def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--coordinator")
+    for option in ("--process-id", "--generation", "--devices"):
+        parser.add_argument(option, type=int)
+    parser.add_argument("--device-ids")
+    parser.add_argument("--model-dir")
+    options = parser.parse_args()
+    origin = {"generation": options.generation, "process": options.process_id}
+    keys = Keys.of(os.environ["SPMD_TX_SECRET"])
+
+    def connect():
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        keys.introduce(socket)
+        socket.connect(options.coordinator)
+        return socket
+
+    def beat():
+        socket = connect()
+        while True:
+            socket.send(commands.encode(reports.Beat(**origin, sequence=None)))
+            time.sleep(0.2)
+
+    threading.Thread(target=beat, daemon=True).start()
+    socket = connect()
+
+    def report(kind, **fields):
+        socket.send(commands.encode(kind(**origin, **fields)))
+
+    if "FAKE_WORKER_FAILS_AT_START" in os.environ:
+        print("no device found", file=sys.stderr, flush=True)
+        return EXIT_CODE
+    report(reports.Hello, jax_port=1)
+    if "FAKE_WORKER_DOES_NOT_FIT" in os.environ:
+        report(reports.Failure, message="the mesh needs 8 devices", traceback="", is_final=True)
+        return 1
+    setup = commands.decode_to_worker(socket.recv())
+    report(reports.Progress, message="loading weights 50 %")
+    device = new_device(setup, report)
+    report(reports.Progress, message="")
+    plan = MemoryPlan(pages=PAGES, train_tokens=setup.train_tokens or 2048, decode_rows=setup.decode_rows)
+    report(reports.Ready, plan=plan, device="1 x fake")
+    print(f"worker {options.process_id} is ready", flush=True)
+    while True:
+        envelope = commands.decode_to_worker(socket.recv())
+        command = envelope.command
+        if isinstance(command, commands.Shutdown):
+            report(reports.Reply, sequence=envelope.sequence)
+            return 0
+        if isinstance(command, commands.CreateAdapter) and command.seed in fails:
+            if command.seed == RAISE:
+                report(reports.Failure, message="ValueError: on purpose", traceback="Traceback ...")
+                return 1
+            if command.seed == EXIT:
+                print("the last words", file=sys.stderr, flush=True)
+                return EXIT_CODE
+            if command.seed == HANG:
+                time.sleep(3600)
+        arrays, metrics = device.execute(command)
+        if options.process_id:
+            arrays, metrics = {}, {}
+        report(reports.Reply, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
+        if isinstance(command, commands.Compile):
+            report(reports.Compiled, number=command.number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

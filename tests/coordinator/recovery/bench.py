@@ -1,0 +1,252 @@
+"""A coordinator without HTTP on a device without numbers; both can be killed at any moment, and come back."""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.catalog.catalog import open_catalog
+from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate
+from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
+from spmd_tx.coordinator.requests.queue import open_queue
+from spmd_tx.coordinator.requests.records import Finished, Outcome
+from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.scheduler.scheduler import Scheduler
+from spmd_tx.coordinator.server.build import ServedModel, make_equipment
+from spmd_tx.coordinator.storage.database import Database, open_database
+from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
+from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
+from spmd_tx.errors import MeshError, WorkerLost
+from spmd_tx.protocol.commands import AnyCommand
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Compiled, Reply, Written
+from tests.coordinator.recovery.replay_device import ReplayDevice, write_state
+from tests.coordinator.sampling.bench import MODEL, Words
+
+Session = AbstractAsyncContextManager[AsyncSession]
+
+PAGES = 64
+PLAN = MemoryPlan(pages=PAGES, train_tokens=128, decode_rows=4)
+DELAYS = itertools.cycle([0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.002])  # seconds
+CONTEXT = 64  # tokens
+
+
+class SimulatedWorkers:
+    """Commands are executed, and replies sent, when the test says so."""
+
+    def __init__(self) -> None:
+        self.busy: str | None = None
+        self.on_written = self.on_custom_loss = lambda report: None
+        self.programs = CompileProgress()
+        self.avoided: set[ProgramShape] = set()
+        self.device = ReplayDevice(PAGES, page_size=16)
+        self._pending: deque[tuple[AnyCommand, asyncio.Future[Reply]]] = deque()
+        self._sent = 0
+        self._lost: MeshError | None = None
+
+    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if self._lost is not None:
+            _fail(answer, self._lost)
+        else:
+            self._pending.append((command, answer))
+        return answer
+
+    def compile(self, program: ProgramShape, *, lane: int, is_last: bool) -> asyncio.Future[Compiled]:
+        """Nothing takes any time but commands."""
+        answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
+        if self._lost is not None:
+            _fail(answer, self._lost)
+        else:
+            answer.set_result(Compiled(generation=1, process=0, number=0, seconds=0.0))
+        return answer
+
+    def finish(self, count: int) -> int:
+        """Execute so many commands, and reply; returns how many there were."""
+        done = min(count, len(self._pending))
+        for _ in range(done):
+            command, answer = self._pending.popleft()
+            arrays, metrics = self.device.execute(command)
+            reply = Reply(generation=1, process=0, sequence=self._sent, arrays=arrays, metrics=metrics)
+            self._sent += 1
+            if not answer.done():
+                answer.set_result(reply)
+        return done
+
+    def write_snapshots(self) -> int:
+        """Complete the files of the snapshots taken so far."""
+        unwritten, self.device.unwritten = self.device.unwritten, []
+        for path, state in unwritten:
+            write_state(Path(path), state)
+            self.on_written(Written(generation=1, process=0, path=path))
+        return len(unwritten)
+
+    def lose(self, error: MeshError, executed: int) -> None:
+        """End; some commands may have been executed, and snapshots begun, of which nobody hears any more."""
+        for command, _ in list(self._pending)[:executed]:
+            self.device.execute(command)
+        for path, _ in self.device.unwritten:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        self._lost = error
+        for _, answer in self._pending:
+            _fail(answer, error)
+        self._pending.clear()
+
+
+class UnhurriedThreads(ThreadPoolExecutor):
+    """Some work takes longer than other work, so that outcomes come in another order than commands."""
+
+    def submit(self, work, /, *arguments, **named):  # pyright: ignore[reportIncompatibleMethodOverride]
+        delay = next(DELAYS)
+
+        def later():
+            time.sleep(delay)
+            return work(*arguments, **named)
+
+        return super().submit(later)
+
+
+class Life:
+    """Of a process, for its database: what was begun when it ends is still done, but nobody hears of it."""
+
+    def __init__(self, database: Database) -> None:
+        self._is_over = False
+        self._in_use = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        database.transaction = partial(self._use, database.transaction)
+        database.reading = partial(self._use, database.reading)
+        database.write = partial(self._write, database.write)
+
+    async def end(self) -> None:
+        self._is_over = True
+        await self._idle.wait()
+
+    async def _write(self, write, work):
+        async with self._use(nullcontext):
+            return await write(work)
+
+    @asynccontextmanager
+    async def _use(self, session: Callable[[], Session]) -> AsyncIterator[AsyncSession]:
+        if self._is_over:
+            await asyncio.Event().wait()
+        self._in_use += 1
+        self._idle.clear()
+        try:
+            async with session() as db:
+                yield db
+        finally:
+            self._in_use -= 1
+            if not self._in_use:
+                self._idle.set()
+        if self._is_over:
+            await asyncio.Event().wait()
+
+
+class Coordinator:
+    """One life of the coordinator's process, on a folder that outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = ServerConfig(
+            base_model="tiny",
+            warm_up="off",
+            data_dir=folder,
+            max_lora_adapters=2,
+            max_lora_rank=4,
+            decode_steps=4,
+            sampler_slots=2,
+            snapshot_seconds=0,
+        )
+        self.generations = 0
+        self._is_holding = False
+        self._held: list[tuple[str, Outcome]] = []
+        self._threads = UnhurriedThreads(4)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        config, clock = self.config, asyncio.get_running_loop().time
+        asyncio.get_running_loop().set_default_executor(self._threads)
+        self.database = await open_database(None, config.data_dir)
+        self._life = Life(self.database)
+        self.queue = await open_queue(self.database, config.data_dir)
+        self.queue.resolve = partial(self._resolve, self.queue.resolve)
+        self.catalog = await open_catalog(self.database)
+        checkpoints = await open_checkpoints(self.database, config.checkpoints_dir, config.model_name)
+        snapshots = Snapshots(self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
+        template = ChatTemplate(None, {})
+        model = ServedModel(config.data_dir, MODEL, CONTEXT, Words(), template)  # pyright: ignore[reportArgumentType]
+        losses, progress = CustomLossCatalog(self.database, self.queue), Progress()
+        equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots, losses, progress)
+        self.scheduler = Scheduler(self.queue, self.catalog, snapshots, equip, clock)
+        self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self._generations())]
+
+    def hold_outcomes(self) -> None:
+        """From now on outcomes of gradients take longer than all others; a kill may lose them."""
+        self._is_holding = True
+
+    def release_outcomes(self) -> None:
+        self._is_holding = False
+        held, self._held = self._held, []
+        for request_id, outcome in held:
+            self.queue.resolve(request_id, outcome)
+
+    def _resolve(self, resolve: Callable[[str, Outcome], None], request_id: str, outcome: Outcome) -> None:
+        is_gradient = isinstance(outcome, Finished) and outcome.content_type == PROTOBUF
+        if self._is_holding and is_gradient:
+            self._held.append((request_id, outcome))
+        else:
+            resolve(request_id, outcome)
+
+    async def _generations(self) -> None:
+        while True:
+            self.workers = SimulatedWorkers()
+            self.generations += 1
+            try:
+                await self.scheduler.run(self.workers, PLAN)
+            except MeshError:
+                continue
+
+    def check(self) -> None:
+        """The service has made no mistake that ended it."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def kill(self) -> None:
+        """What is not durable is gone; nothing is said to anybody."""
+        await self._life.end()
+        await _end(asyncio.all_tasks() - {asyncio.current_task()})
+        self._threads.shutdown()
+        self.queue.close()
+        await self.database.close()
+
+
+async def _end(tasks: Collection[asyncio.Task | None]) -> None:
+    """Cancel until it is over: some hold out for others that have not ended yet."""
+    unfinished = [task for task in tasks if task is not None]
+    while unfinished:
+        for task in unfinished:
+            task.cancel()
+        await asyncio.wait(unfinished, timeout=0.05)
+        unfinished = [task for task in unfinished if not task.done()]
+
+
+def lost(by_command: bool = False) -> WorkerLost:
+    return WorkerLost("worker 1 was killed by signal 9", by_command)
+
+
+def _fail(answer: asyncio.Future[Reply], error: MeshError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # nobody may ask

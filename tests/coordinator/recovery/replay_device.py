@@ -1,0 +1,157 @@
+"""A device without numbers: the state of a slot is a hash of all that was done to it, in that order.
+
+Gradients are sums, so that neither the packing nor the company of rows shows; everything else does. What is
+done twice, left out or done in another order gives another hash, and other log-probabilities and tokens.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from spmd_tx.protocol.commands import (
+    AnyCommand,
+    CreateAdapter,
+    DropSwapped,
+    Forward,
+    ForwardBackward,
+    LoadSampler,
+    LoadState,
+    OptimStep,
+    PackedRows,
+    PageOut,
+    SaveSampler,
+    SaveState,
+    Snapshot,
+    SwapIn,
+    SwapOut,
+)
+from tests.coordinator.sampling.fake_device import FakeDevice
+
+STATE, ADAPTER, CONFIG = "state.json", "adapter_model.safetensors", "adapter_config.json"
+GRADIENTS = 1 << 61  # they are summed modulo this
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """What one adapter is."""
+
+    weights: str
+    gradient: int = 0
+    steps: int = 0
+
+
+def created(seed: int) -> SlotState:
+    return SlotState(_hash("created", seed))
+
+
+def stepped(state: SlotState, learning_rate: float) -> SlotState:
+    weights = _hash(state.weights, state.gradient, learning_rate, state.steps)
+    return SlotState(weights, 0, state.steps + 1)
+
+
+def scored(state: SlotState, token: int, target: int) -> float:
+    """The log-probability of a token; of these two tokens only, for simplicity."""
+    return -int(_hash(state.weights, token, target)[:4], 16) / 4096
+
+
+def with_gradient(state: SlotState, tokens: list[int], targets: list[int]) -> SlotState:
+    """Of one datum."""
+    return replace(
+        state, gradient=(state.gradient + int(_hash(state.weights, tokens, targets)[:15], 16)) % GRADIENTS
+    )
+
+
+class ReplayDevice(FakeDevice):
+    """Executes all commands; what it writes to disk outlives it."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        super().__init__(shards=1, pages=pages, page_size=page_size)
+        self.slots: dict[int, SlotState] = {}
+        self.swapped: dict[str, SlotState] = {}  # by model
+        self.unwritten: list[tuple[str, SlotState]] = []  # snapshots that were taken
+
+    def execute(self, command: AnyCommand) -> tuple[dict, dict]:
+        match command:
+            case CreateAdapter(slot=slot, seed=seed):
+                self.slots[slot] = created(seed)
+            case ForwardBackward(rows=rows) | Forward(rows=rows):
+                return self._score(rows, isinstance(command, ForwardBackward)), {}
+            case OptimStep(slot=slot, learning_rate=learning_rate):
+                norm = float(self.slots[slot].gradient % 4096)
+                self.slots[slot] = stepped(self.slots[slot], learning_rate)
+                return {}, {"grad_norm": norm, "applied": 1.0}
+            case SaveState(slot=slot, path=path):
+                write_state(Path(path), self.slots[slot])
+            case Snapshot(slot=slot, path=path):
+                self.unwritten.append((path, self.slots[slot]))
+            case LoadState(slot=slot, path=path, optimizer=optimizer):
+                self.slots[slot] = read_state(Path(path), optimizer)
+            case SwapOut(slot=slot, model=model):
+                self.swapped[model] = self.slots.pop(slot)
+                return super().execute(command)
+            case SwapIn(slot=slot, model=model):
+                self.slots[slot] = self.swapped.pop(model)
+                return super().execute(command)
+            case DropSwapped(models=models):
+                for model in models:
+                    del self.swapped[model]
+            case SaveSampler(slot=slot, bank=bank, path=path):
+                if bank >= 0:
+                    self.bank[bank] = self.slots[slot].weights
+                if path is not None:
+                    _write_peft(Path(path), self.slots[slot].weights)
+            case PageOut(bank=bank, path=path):
+                _write_peft(Path(path), self.bank[bank])
+            case LoadSampler(bank=bank, path=path):
+                self.bank[bank] = (Path(path) / ADAPTER).read_text()
+            case _:
+                return super().execute(command)
+        return {}, {}
+
+    def _score(self, rows: PackedRows, with_gradients: bool) -> dict[str, np.ndarray]:
+        logprobs = np.zeros(rows.tokens.shape, np.float32)
+        before = dict(self.slots)
+        for row, slot, place in _segments(rows):
+            state = before[slot]
+            tokens, targets = rows.tokens[row, place].tolist(), rows.targets[row, place].tolist()
+            logprobs[row, place] = [scored(state, *pair) for pair in zip(tokens, targets, strict=True)]
+            if with_gradients:
+                change = with_gradient(replace(state, gradient=0), tokens, targets).gradient
+                total = (self.slots[slot].gradient + change) % GRADIENTS
+                self.slots[slot] = replace(self.slots[slot], gradient=total)
+        return {"logprobs": logprobs, "losses": -logprobs}
+
+
+def write_state(path: Path, state: SlotState) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / STATE).write_text(json.dumps([state.weights, state.steps]))
+
+
+def read_state(path: Path, optimizer: bool) -> SlotState:
+    weights, steps = json.loads((path / STATE).read_text())
+    return SlotState(weights, 0, steps if optimizer else 0)
+
+
+def _write_peft(path: Path, weights: str) -> None:
+    """Complete, or not there at all, as the real one."""
+    partial = path.with_name(f".{path.name}.writing")
+    partial.mkdir(parents=True, exist_ok=True)
+    (partial / ADAPTER).write_text(weights)
+    (partial / CONFIG).write_text(json.dumps({"r": 4, "lora_alpha": 32.0, "target_modules": ["lm_head"]}))
+    if not path.exists():
+        partial.rename(path)
+
+
+def _segments(rows: PackedRows) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(row, slot, places) of every datum."""
+    for row, slot in enumerate(rows.slots.tolist()):
+        for number in range(1, int(rows.segments[row].max()) + 1):
+            yield row, slot, np.flatnonzero(rows.segments[row] == number)
+
+
+def _hash(*parts: object) -> str:
+    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,164 @@
+"""A sample batch on a fake device, with the commands that are on their way between them."""
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from spmd_tx.coordinator.requests.records import Failed
+from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
+from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
+from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
+from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.wire import tinker_pb2
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill
+from spmd_tx.protocol.reports import Reply
+from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, FakeDevice, continuation
+from tests.support.model_shapes import TINY
+
+PAGE_SIZE = 4
+MAX_CONTEXT = 64
+MODEL = replace(
+    TINY,
+    vocab_size=VOCABULARY,
+    d_model=8,
+    d_ff=8,
+    n_layers=1,
+    n_heads=1,
+    n_kv_heads=1,
+    head_dim=8,
+    rope_theta=1e4,
+    max_positions=MAX_CONTEXT,
+    eos_token_ids=(),
+)
+
+
+class Words:
+    """A decoder whose token n is the text ``<n>``."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(f"<{id}>" for id in ids)
+
+
+def ignore(sample):
+    pass
+
+
+class Bench:
+    """A batch on a fake device, with the commands between them."""
+
+    def __init__(
+        self,
+        *,
+        shards=1,
+        rows=4,
+        pages=40,
+        decode_steps=8,
+        prefill_tokens=256,
+        slots=4,
+        listener=ignore,
+        model=MODEL,
+        programs=None,
+    ):
+        limits = SamplingLimits(
+            menu=Menu(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
+            pages_per_shard=pages,
+            decode_steps=decode_steps,
+        )
+        self.bank = VersionBank(slots, Path("/paged-out"))
+        self.batch = SampleBatch(
+            SamplingModel(model, MAX_CONTEXT, Words()), self.bank, limits, listener, programs=programs
+        )
+        self.prefills = set(limits.menu.prefills())
+        self.decodes = {(rows, table) for rows, table, _ in limits.menu.decodes(slots)}
+        self.device = FakeDevice(shards, pages, PAGE_SIZE)
+        self.rows = rows
+        self.in_flight = deque()
+        self.commands = []
+        self.results = {}
+        self.bodies = {}
+        self.failures = {}
+
+    def register(self, version):
+        self.bank.register(version, AdapterSpec(rank=4), version)
+
+    def admit(self, name, prompt, version=BASE_MODEL, **options):
+        fields = {key: options.pop(key) for key in list(options) if key in SampleRequest.__struct_fields__}
+        sampler = options.pop("sampler", None)
+        self.batch.admit(
+            name,
+            SampleRequest(
+                ModelInput([ModelInputChunk(tokens=list(prompt))]),
+                SamplingParams(**options),
+                sampling_session_id=sampler,
+                **fields,
+            ),
+            version,
+        )
+
+    def send(self):
+        dispatch = self.batch.next_dispatch()
+        if dispatch is None:
+            return False
+        self._check_size(dispatch.command)
+        arrays, metrics = self.device.execute(dispatch.command)
+        reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
+        self.commands.append(dispatch.command)
+        self.in_flight.append((dispatch, reply))
+        return True
+
+    def _check_size(self, command):
+        """Nothing is sent that the menu does not have."""
+        if isinstance(command, Prefill):
+            table = 0 if command.tables is None else command.tables.shape[1]
+            assert (*command.rows.tokens.shape, table) in self.prefills
+        elif isinstance(command, Decode):
+            assert command.tables.shape in self.decodes
+
+    def absorb(self):
+        dispatch, reply = self.in_flight.popleft()
+        for name, outcome in dispatch.absorb(reply):
+            assert name not in self.results
+            if isinstance(outcome, Failed):
+                self.failures[name] = outcome
+                continue
+            self.bodies[name] = outcome.body
+            self.results[name] = tinker_pb2.SampleResponse.FromString(outcome.body)
+
+    def run(self, depth=3):
+        """Until nothing is left, with up to ``depth`` commands on their way."""
+        while self.batch.waiting() or self.in_flight:
+            while len(self.in_flight) < depth and self.send():
+                pass
+            assert self.in_flight, "nothing is on its way and nothing can be sent"
+            self.absorb()
+        return self.results
+
+    def tokens(self, name):
+        return [np.frombuffer(each.tokens, np.int32).tolist() for each in self.results[name].sequences]
+
+    def logprobs(self, name):
+        return [np.frombuffer(each.logprobs, np.float32).tolist() for each in self.results[name].sequences]
+
+    def prompt_logprobs(self, name):
+        return np.frombuffer(self.results[name].prompt_logprobs, np.float32).tolist()
+
+    def hits(self, name):
+        return self.results[name].prompt_cache_hit_tokens
+
+    def sent(self, kind):
+        return [command for command in self.commands if isinstance(command, kind)]
+
+
+def free_pages(bench):
+    return [shard.pool.free for shard in bench.batch._shards]
+
+
+def expected(name, prompt, count, *, index=0, seed=None, version=BASE, stop=()):
+    return continuation(version, prompt, draw_seeds(seed, name, index), count, stop)
+
+
+def prompt_of(length, offset=0):
+    return [(offset + 7 * number) % VOCABULARY for number in range(length)]

@@ -1,0 +1,109 @@
+"""The experts that are kept of a sample are those of its tokens, whatever happened to it on the way."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+
+from spmd_tx.coordinator.sampling.routing_notes import Routing
+from spmd_tx.protocol.commands import Decode, Prefill
+from tests.coordinator.sampling.bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Bench, prompt_of
+from tests.coordinator.sampling.fake_device import FakeDevice
+
+LAYERS, CHOICES = 2, 3
+
+
+def experts_of(tokens: np.ndarray) -> np.ndarray:
+    """Stand-ins that tell which token they are of, and in which layer and choice."""
+    numbers = np.arange(LAYERS * CHOICES).reshape(LAYERS, CHOICES)
+    return ((7 * tokens[..., None, None] + numbers) % 256).astype(np.uint8)
+
+
+class MixtureDevice(FakeDevice):
+    """Replies the experts of every token that goes in."""
+
+    def execute(self, command):
+        first = None
+        if isinstance(command, Decode):
+            count = len(command.source)
+            first = [self._row(command, row, row * len(self.rows) // count).token for row in range(count)]
+        arrays, metrics = super().execute(command)
+        if isinstance(command, Prefill):
+            arrays |= {"experts": experts_of(command.rows.tokens)}
+        if first is not None:
+            arrays |= {"experts": experts_of(np.vstack([first, arrays["tokens"][:-1]]))}
+        return arrays, metrics
+
+
+class MixtureBench(Bench):
+    def __init__(self, **sizes):
+        super().__init__(model=replace(MODEL, n_experts=8, experts_per_token=CHOICES), **sizes)
+        self.device = MixtureDevice(len(self.device.rows), self.device.tokens.shape[1], PAGE_SIZE)
+        self.routings = {}
+
+    def absorb(self):
+        dispatch, reply = self.in_flight[0]
+        absorb = dispatch.absorb
+
+        def kept(reply):
+            ended = absorb(reply)
+            self.routings |= {name: outcome.notes.get("routing") for name, outcome in ended}
+            return ended
+
+        self.in_flight[0] = (replace(dispatch, absorb=kept), reply)
+        super().absorb()
+
+    def routing(self, name: str) -> Routing:
+        plain = zstandard.ZstdDecompressor().decompress(self.routings[name])
+        return msgspec.msgpack.decode(plain, type=Routing)
+
+
+def assert_all_kept(bench: MixtureBench, prompts: dict[str, list[int]]) -> None:
+    for name, prompt in prompts.items():
+        routing = bench.routing(name)
+        assert len(routing.samples) == len(bench.tokens(name))
+        for place, tokens in enumerate(bench.tokens(name)):
+            found, length = routing.of_sample(place)
+            assert length == len(prompt)
+            np.testing.assert_array_equal(found, experts_of(np.array([*prompt, *tokens])[:-1]))
+
+
+@pytest.mark.parametrize("length", [1, 2, PAGE_SIZE + 1, 40])
+@pytest.mark.parametrize("num_samples, shards", [(1, 1), (9, 2)])
+def test_every_token_but_the_last_has_its_experts(length, num_samples, shards):
+    bench = MixtureBench(shards=shards)
+    bench.admit("a", prompt_of(length), max_tokens=19, num_samples=num_samples, seed=5)
+    bench.run()
+    assert_all_kept(bench, {"a": prompt_of(length)})
+
+
+def test_tokens_behind_a_stop_are_left_out():
+    bench = MixtureBench()
+    bench.admit("a", prompt_of(5), max_tokens=30, seed=5)
+    bench.run()
+    (whole,) = bench.tokens("a")
+    bench.admit("b", prompt_of(5), max_tokens=30, seed=5, stop=f"<{whole[6]}><{whole[7]}>")
+    bench.run()
+    assert len(bench.tokens("b")[0]) == 8
+    assert_all_kept(bench, {"b": prompt_of(5)})
+
+
+def test_a_sample_that_had_to_make_room_keeps_those_it_has():
+    bench = MixtureBench(rows=16, pages=MAX_CONTEXT // PAGE_SIZE + 1)
+    prompts = {str(number): prompt_of(6 + number, number) for number in range(6)}
+    for name, prompt in prompts.items():
+        bench.admit(name, prompt, max_tokens=30)
+    bench.run()
+    starts = sum(int(((c.rows.positions == 0) & (c.rows.segments > 0)).sum()) for c in bench.sent(Prefill))
+    assert starts > len(prompts), "nobody had to make room"
+    assert_all_kept(bench, prompts)
+
+
+def test_without_experts_nothing_is_kept():
+    bench = MixtureBench()
+    bench.device = FakeDevice(1, bench.device.tokens.shape[1], PAGE_SIZE)
+    bench.admit("a", prompt_of(5), max_tokens=3)
+    bench.run()
+    assert bench.routings == {"a": None}

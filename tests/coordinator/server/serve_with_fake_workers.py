@@ -1,0 +1,26 @@
+"""Serves like ``spmd-tx serve``, with fake workers: serve_with_fake_workers.py OPTIONS_IN_JSON [WORKER]."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.mesh import generations
+from spmd_tx.coordinator.runtime import event_loop
+from spmd_tx.coordinator.server import serve
+from spmd_tx.errors import StartError
+
+if __name__ == "__main__":
+    generations.FIRST_DELAY = 0.01  # fake workers start in no time
+    options = json.loads(sys.argv[1])
+    for name in {"data_dir", "secret_file"} & options.keys():
+        options[name] = Path(options[name])
+    config = ServerConfig(**options)
+    worker = sys.argv[2] if len(sys.argv) > 2 else str(Path(__file__).parents[1] / "mesh" / "fake_worker.py")
+    try:
+        sys.exit(event_loop.run(serve.serve(config, [worker])))
+    except StartError as error:
+        print(f"spmd-tx: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,180 @@
+import asyncio
+
+import pytest
+
+from spmd_tx.coordinator.training.slots import TURN
+from spmd_tx.protocol.commands import (
+    CreateAdapter,
+    DropSwapped,
+    ForwardBackward,
+    Snapshot,
+    SwapIn,
+    SwapOut,
+)
+from tests.coordinator.training.bench import HALF, SHORT_ROWS, FakeTrainer, running
+
+MODELS = A, B, C, D = [f"{name}:train:0" for name in ("alice", "bob", "carol", "dave")]
+LONG = [250] * 16  # one micro-batch of 4096 tokens
+SWAPS = SwapOut, SwapIn
+
+
+@pytest.fixture
+async def bench(tmp_path):
+    async with running(tmp_path, slots=2) as bench:
+        yield bench
+
+
+async def create(bench, *models):
+    for seed, model in enumerate(models):
+        await bench.result(bench.create(model, seed=seed))
+
+
+def swaps(bench):
+    return [(type(each).__name__, each.model, each.slot) for each in bench.workers.sent(*SWAPS)]
+
+
+def weights(bench):
+    """Of all models, wherever they are."""
+    lines = bench.scheduler._execution.lines
+    found = {model: weights for model, (weights, _) in bench.workers.swapped.items()}
+    for model in MODELS:
+        if lines[model].model.has_slot:
+            found[model] = bench.workers.weights[lines[model].model.slot]
+    return found
+
+
+async def train_in_turns(bench):
+    """Two gradients and a step of each model, whose gradients are swapped out in between."""
+    for number, model in enumerate(MODELS):
+        bench.train(model, 1, 10 + number)
+        await bench.settled()
+    for number, model in enumerate(MODELS):
+        bench.train(model, 2, 20 + number)
+        await bench.settled()
+    for model in MODELS:
+        await bench.result(bench.step(model, 3, learning_rate=0.5))
+
+
+async def test_more_models_than_slots_learn_what_each_learns_alone(bench):
+    await create(bench, *MODELS)
+    await train_in_turns(bench)
+    # A datum of n equal tokens 1 has the loss n * 9/8 (see the fake trainer); the first weights are the seed.
+    assert weights(bench) == {
+        model: number - 0.5 * 9 / 8 * (30 + 2 * number) for number, model in enumerate(MODELS)
+    }
+
+
+async def test_the_model_that_was_idle_for_longest_leaves(bench):
+    await create(bench, A, B)
+    await bench.result(bench.step(A, 1))
+    await create(bench, C)
+    assert swaps(bench) == [("SwapOut", B, 1)]
+    await bench.result(bench.step(B, 1))
+    assert swaps(bench)[1:] == [("SwapOut", A, 0), ("SwapIn", B, 0)]
+
+
+async def test_a_new_model_takes_a_free_slot_and_nothing_is_swapped(bench):
+    await create(bench, A, B)
+    bench.scheduler.session_ended("alice")
+    await create(bench, C)
+    assert swaps(bench) == []
+    assert bench.workers.sent(CreateAdapter)[-1].slot == 0
+
+
+async def test_a_model_keeps_its_slot_while_it_has_work_until_its_turn_is_over(bench):
+    await create(bench, A, B, C)
+    await bench.settled()
+    bench.workers.is_holding = True
+    rounds = 2 * TURN // 4096
+    for model in (B, C):
+        for seq_id in range(1, rounds + 1):
+            bench.train(model, seq_id, *LONG)
+    await bench.until(lambda: len(bench.workers.held) == 2)
+    stepped = bench.step(A, 1)
+    await bench.prepared(A)
+    lines = bench.scheduler._execution.lines
+    while stepped not in bench.log.outcomes:  # the next ones are always ready before there is a reply
+        await bench.until(
+            lambda: all(lines[each].model.unsent or not lines[each].model.has_more() for each in (B, C))
+        )
+        bench.workers.answer(min(1, len(bench.workers.held)))
+        await asyncio.sleep(0.001)
+    bench.let_go()
+    await bench.settled()
+    sent = bench.workers.commands
+    _, out, *_ = bench.workers.sent(SwapOut)  # A for C, then one of these for A
+    batches = [each for each in sent[: sent.index(out)] if isinstance(each, ForwardBackward)]
+    tokens = sum(each.rows.tokens.size for each in batches if out.slot in each.rows.slots)
+    assert TURN <= tokens <= TURN + 4096
+
+
+async def test_those_who_wait_for_a_slot_are_told_so(bench):
+    await create(bench, A, B, C)
+    bench.workers.is_holding = True
+    for model in (B, C):
+        for seq_id in range(1, 9):
+            bench.train(model, seq_id, *LONG)
+    await bench.until(lambda: len(bench.workers.held) == 2)
+    await bench.prepared(B, 4)
+    await bench.prepared(C, 4)
+    waiting = bench.step(A, 1)
+    await bench.prepared(A)
+    status = bench.scheduler.status(waiting)
+    assert status.queue_state == "paused_capacity"
+    assert "waiting for one of the 2 training slots" in status.reason
+    bench.let_go()
+    await bench.settled()
+    assert bench.scheduler.status(waiting).reason is None
+
+
+async def test_who_comes_from_the_host_joins_others_and_takes_none_of_their_slots(tmp_path):
+    async with running(tmp_path, grid=SHORT_ROWS) as bench:
+        await create(bench, *MODELS)
+        await bench.settled()
+        bench.workers.is_holding = True
+        blockers = [bench.step(D, seq_id) for seq_id in range(1, 4)]
+        await bench.until(lambda: len(bench.workers.held) == len(blockers))
+        for model in (A, B):
+            bench.train(model, 1, *HALF)
+            await bench.prepared(model)
+        bench.let_go()
+        await bench.settled()
+        [together] = bench.workers.sent(ForwardBackward)
+        used = {
+            int(slot)
+            for slot, row in zip(together.rows.slots, together.rows.segments, strict=True)
+            if row.any()
+        }
+        assert used == {0, 1}
+
+
+async def test_a_model_whose_session_has_ended_is_forgotten_by_the_workers(bench):
+    await create(bench, A, B, C)
+    assert swaps(bench) == [("SwapOut", A, 0)]
+    bench.scheduler.session_ended("alice")
+    await bench.until(lambda: bench.workers.sent(DropSwapped))
+    assert [each.models for each in bench.workers.sent(DropSwapped)] == [[A]]
+    assert bench.workers.swapped == {}
+
+
+async def test_a_snapshot_is_taken_of_models_without_a_slot_too(bench):
+    await create(bench, A, B, C)
+    for model in (A, B, C):
+        await bench.result(bench.train(model, 1, 10))
+        await bench.result(bench.step(model, 2, learning_rate=0.5))
+    await bench.scheduler.drain()
+    assert len(bench.workers.sent(Snapshot)) == 3
+
+
+async def test_after_a_crash_more_models_than_slots_are_what_they_were(bench):
+    await create(bench, *MODELS)
+    await train_in_turns(bench)
+    before = weights(bench)
+    bench.run.cancel()
+    await asyncio.wait([bench.run])
+    bench.workers = FakeTrainer()
+    await bench.start()
+    for model in MODELS:
+        await bench.result(bench.step(model, 4, learning_rate=0.0))
+    assert weights(bench) == before
+    assert bench.workers.sent(SwapIn)

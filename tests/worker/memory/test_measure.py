@@ -1,0 +1,58 @@
+"""What is estimated, beside what XLA says of the compiled programs."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+
+from spmd_tx.sharding.mesh import make_mesh
+from spmd_tx.worker.memory.measure import measure, measured_plan
+from spmd_tx.worker.memory.plan import Memory
+from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.memory.steps import LEVELS, Shape
+from tests.support.tiny_engine import MODEL
+from tests.support.tiny_setup import tiny_setup
+
+SMALL = replace(
+    MODEL, d_model=128, d_ff=384, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=1024
+)
+SHAPES = {f"train {level}": Shape(4, 256) for level in LEVELS} | {
+    "prefill": Shape(4, 256),
+    "decode": Shape(4, 256),
+}
+FACTOR = 1.6
+
+
+def sizes(**different) -> Sizes:
+    setup = tiny_setup(dtype="float32", page_size=16, max_context=256, **different)
+    return Sizes(setup, SMALL, make_mesh(1, 1, 1), jnp.float32)
+
+
+@pytest.mark.parametrize("step", SHAPES)
+def test_an_estimate_is_near_what_the_program_needs(step):
+    plan, shape = make_plan(sizes(), Memory(2**30)), SHAPES[step]
+    if step == "prefill":
+        estimate = plan.steps.prefill(shape, 0)
+    elif step == "decode":
+        estimate = plan.steps.decode(*shape)
+    else:
+        estimate = plan.steps.train(step.removeprefix("train "), shape)
+    assert 1 / FACTOR < estimate / measure(plan, step, shape) < FACTOR
+
+
+def test_a_plan_follows_what_was_measured(monkeypatch):
+    """Programs that need three times what was estimated leave less for pages, and are measured once each."""
+    measured = []
+
+    def measure_more(plan, step, shape):
+        measured.append(step)
+        return 3 * plan.worst()[step][1]
+
+    monkeypatch.setattr("spmd_tx.worker.memory.measure.measure", measure_more)
+    memory = Memory(2**28)
+    estimated = make_plan(sizes(), memory)
+    plan = measured_plan(sizes(), memory, lambda message: None, lambda ratio: ratio)
+    assert len(measured) == len(set(measured)) >= 3
+    assert plan.pages < estimated.pages
+    assert all(needed <= plan.room for _, needed in plan.worst().values())

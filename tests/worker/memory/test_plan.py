@@ -1,0 +1,204 @@
+"""What fits, what is chosen, and what is refused with which words. Nothing is compiled here."""
+
+import re
+from dataclasses import replace
+
+import jax.numpy as jnp
+import msgspec
+import pytest
+
+from spmd_tx.errors import StartError
+from spmd_tx.sharding.mesh import abstract_mesh
+from spmd_tx.worker.memory.plan import Memory, best_plan, report
+from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.memory.steps import LEVELS
+from tests.support.model_shapes import QWEN3_8B
+from tests.support.tiny_engine import MIXTURE, MODEL
+from tests.support.tiny_setup import tiny_setup
+
+GIB = 2**30
+
+
+def sizes(model=QWEN3_8B, mesh=(1, 1, 1), **different) -> Sizes:
+    """A server with default options."""
+    fsdp, ep, tp = mesh
+    usual = {
+        "adapter_slots": 8,
+        "bank_slots": 10,
+        "max_rank": 32,
+        "max_context": 8192,
+        "page_size": 16,
+        "decode_rows": 64 * fsdp * ep,
+        "decode_steps": 16,
+    }
+    setup = tiny_setup(fsdp=fsdp, ep=ep, tp=tp, **usual | different)
+    return Sizes(setup, model, abstract_mesh(*mesh), jnp.bfloat16)
+
+
+def changed(before: Sizes, **different) -> Sizes:
+    return replace(before, setup=msgspec.structs.replace(before.setup, **different))
+
+
+def gib(count: float) -> Memory:
+    return Memory(int(count * GIB))
+
+
+def least_memory(sizes: Sizes) -> float:
+    """GiB with which it just fits."""
+    fits, too_small = 256.0, 0.0
+    while fits - too_small > 0.1:
+        middle = (fits + too_small) / 2
+        if best_plan(sizes, gib(middle)) is None:
+            too_small = middle
+        else:
+            fits = middle
+    return fits
+
+
+def test_the_parts_add_up_to_the_memory():
+    plan = make_plan(sizes(), gib(120))
+    told = report(plan)
+    parts = (told.base_bytes, told.adapter_bytes, told.bank_bytes, told.cache_bytes, told.step_bytes)
+    assert sum(parts) == told.device_bytes == 120 * GIB
+    assert told.base_bytes == 2 * 8_190_735_360  # the parameters of Qwen3-8B
+    assert max(told.step_needs.values()) <= told.step_bytes
+
+
+def test_what_a_device_holds_shrinks_with_the_mesh():
+    one, eight = (make_plan(sizes(mesh=mesh), gib(120)) for mesh in ((1, 1, 1), (1, 1, 8)))
+    assert one.base / 8 <= eight.base < one.base / 7
+    assert eight.cache_tokens > 4 * one.cache_tokens
+    zero = make_plan(sizes(mesh=(8, 1, 1)), gib(120))
+    assert zero.adapters < one.adapters / 7
+
+
+def test_more_memory_never_makes_training_slower_or_pages_too_few():
+    """Pages may become fewer where training becomes faster, but not fewer than are enough."""
+    server = sizes()
+    level, tokens, rows, pages = LEVELS[-1], 0, 0, 0
+    for memory in range(30, 260, 10):
+        plan = best_plan(server, gib(memory))
+        if plan is None:
+            assert pages == 0, "what fits into less fits into more"
+            continue
+        assert LEVELS.index(plan.levels[0]) <= LEVELS.index(level)
+        assert plan.train_tokens >= tokens
+        assert plan.decode_rows >= rows
+        if (plan.levels[0], plan.train_tokens, plan.decode_rows) == (level, tokens, rows):
+            assert plan.pages >= pages
+        else:
+            assert plan.cache_tokens >= min(pages * 16, server.ample_tokens(rows) // 4)
+        level, tokens, rows, pages = plan.levels[0], plan.train_tokens, plan.decode_rows, plan.pages
+    assert pages > 0
+
+
+def test_with_little_memory_more_is_computed_twice():
+    plan = make_plan(sizes(max_context=2048), gib(36))
+    assert plan.levels == ("full",)
+    assert plan.train_tokens < 8192
+
+
+def test_with_little_memory_fewer_rows_are_decoded_at_once():
+    """Attention gathers what the tables of all rows have room for."""
+    server = sizes(decode_rows=1024)
+    assert make_plan(server, gib(200)).decode_rows == 1024
+    assert make_plan(server, gib(60)).decode_rows < 1024
+
+
+def test_long_rows_are_computed_twice_where_short_ones_need_not():
+    plan = make_plan(sizes(max_context=40960), gib(130))
+    levels = [
+        LEVELS.index(plan.level(max(1, plan.train_tokens // length), length)) for length in (2048, 65536)
+    ]
+    assert levels[0] < levels[1]
+    for shape in plan.sizes.shapes(plan.train_tokens):
+        assert plan.steps.train(plan.level(*shape), shape) <= plan.room
+
+
+@pytest.mark.parametrize("kind", [MODEL, MIXTURE], ids=["dense", "mixture"])
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 1, 4), (2, 2, 2)])
+def test_a_tiny_model_fits_on_any_mesh(kind, mesh):
+    plan = make_plan(sizes(kind, mesh, max_context=512, max_rank=8), gib(2))
+    assert plan.cache_tokens >= 512
+
+
+def test_a_cache_is_as_large_as_was_asked_for_or_refused():
+    plan = make_plan(sizes(kv_cache_tokens=20_000), gib(120))
+    assert plan.cache_tokens == 20_000
+    assert plan.room > make_plan(sizes(), gib(120)).room, "what the cache leaves is for the steps"
+    with pytest.raises(StartError, match=r"a cache of 9000000 tokens.*--kv-cache-tokens 0"):
+        make_plan(sizes(kv_cache_tokens=9_000_000), gib(120))
+
+
+def test_micro_batches_are_as_large_as_was_asked_for_or_refused():
+    assert make_plan(sizes(train_tokens=1000), gib(120)).train_tokens == 1000
+    with pytest.raises(StartError, match=r"steps of 900000 tokens.*--train-tokens 0"):
+        make_plan(sizes(train_tokens=900_000), gib(120))
+
+
+def test_a_level_is_what_was_asked_for():
+    plan = make_plan(sizes(remat="full"), gib(250))
+    assert {plan.level(*shape) for shape in plan.sizes.shapes(8192)} == {"full"}
+
+
+def test_base_weights_are_split_over_fsdp_when_they_do_not_fit_otherwise():
+    four = sizes(mesh=(4, 1, 1))
+    assert not make_plan(four, gib(79)).splits_base
+    split = make_plan(four, gib(28))
+    assert split.splits_base
+    assert split.base < make_plan(four, gib(79)).base / 3
+    with pytest.raises(StartError, match="--shard-base-weights auto"):
+        make_plan(changed(four, shard_base_weights="no"), gib(28))
+
+
+REMEDIES = re.compile(r"--([a-z-]+) (\w+)")
+FIELDS = {
+    "max-context-length": "max_context",
+    "max-lora-adapters": "adapter_slots",
+    "max-lora-rank": "max_rank",
+}
+
+
+def remedies(server: Sizes, memory: Memory) -> dict[str, str]:
+    with pytest.raises(StartError) as refused:
+        make_plan(server, memory)
+    return dict(REMEDIES.findall(str(refused.value)))
+
+
+def test_every_remedy_of_a_refusal_helps():
+    server = sizes(adapter_slots=64)
+    memory = gib(least_memory(server) - 1)
+    told = remedies(server, memory)
+    assert {"max-context-length", "max-lora-adapters", "max-lora-rank", "tensor-parallel-size"} <= set(told)
+    for option, field in FIELDS.items():
+        assert best_plan(changed(server, **{field: int(told[option])}), memory) is not None
+    tp = int(told["tensor-parallel-size"])
+    assert best_plan(replace(server, mesh=abstract_mesh(1, 1, tp)), memory) is not None
+
+
+def test_a_context_that_is_too_long_is_refused_with_one_that_fits():
+    server = sizes(max_context=40960)
+    memory = gib(least_memory(server) - 2)
+    assert int(remedies(server, memory)["max-context-length"]) == 20480
+
+
+def test_a_model_that_is_much_too_large_needs_more_devices():
+    told = remedies(sizes(), gib(12))
+    assert set(told) == {"tensor-parallel-size"}
+    with pytest.raises(StartError, match=r"a device has 12.0 GiB.* 15.3 GiB for base weights"):
+        make_plan(sizes(), gib(12))
+
+
+def test_a_cache_in_host_memory_has_a_limit_and_looks_at_what_is_free():
+    most = Memory(120 * GIB, most_cache_tokens=32768)
+    assert make_plan(sizes(), most).cache_tokens == 32768
+    little = replace(most, most_resident=make_plan(sizes(), most).base)
+    plan = make_plan(sizes(), little)
+    assert plan.pages - 1 == plan.sizes.least_pages, "one sequence must be able to end"
+
+
+def test_what_training_should_keep_is_bounded_where_keeping_is_slow():
+    free, bounded = (make_plan(sizes(), Memory(500 * GIB, most_saved=most)) for most in (None, GIB))
+    assert free.level(4, 2048) == LEVELS[0]
+    assert bounded.level(4, 2048) != LEVELS[0]

@@ -1,0 +1,46 @@
+"""What is computed twice changes memory, and neither losses nor gradients."""
+
+import numpy as np
+import pytest
+
+from spmd_tx.models.qwen3 import REMAT_LEVELS
+from tests.support.tiny_engine import (
+    LENGTH,
+    ROWS,
+    named_factors,
+    random_adapters,
+    random_datum,
+    tiny_engine,
+)
+
+TOLERANCE = 2e-6  # relative to the largest entry of a factor's gradient
+
+
+def rows():
+    losses = ("cross_entropy", "ppo", "importance_sampling")
+    return [(random_datum(seed, seed % 3, LENGTH, losses[seed % 3]),) for seed in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    "shape, kind, level",
+    [
+        ((1, 1, 1), "dense", "none"),
+        ((1, 1, 1), "dense", "light"),
+        ((1, 1, 1), "dense", "mlp"),
+        ((2, 2, 2), "mixture", "mlp"),
+    ],
+)
+def test_every_level_leads_to_the_same_gradients(shape, kind, level):
+    engine = tiny_engine(shape, kind=kind, remat=level)
+    w = random_adapters(1, engine.model)
+    expected = tiny_engine(shape, kind=kind).forward_backward(w, rows())
+    actual = engine.forward_backward(w, rows())
+    np.testing.assert_allclose(actual.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+    factors = named_factors(actual.grad_sum)
+    for name, leaf in named_factors(expected.grad_sum).items():
+        np.testing.assert_allclose(factors[name], leaf, rtol=0, atol=TOLERANCE * np.abs(leaf).max())
+
+
+def test_a_higher_level_keeps_less():
+    needed = {level: tiny_engine(remat=level).temporary_bytes(rows()) for level in REMAT_LEVELS}
+    assert needed["none"] > max(needed["light"], needed["mlp"]) > needed["full"]

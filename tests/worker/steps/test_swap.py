@@ -1,0 +1,196 @@
+"""What leaves a slot comes back bit for bit, into any slot, in the middle of anything."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from spmd_tx.sharding.mesh import make_mesh
+from spmd_tx.sharding.transfer import to_devices
+from spmd_tx.sharding.weight import is_weight, shardings
+from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
+from spmd_tx.worker.steps import swap
+from spmd_tx.worker.steps.optimizer import AdamWInputs
+from spmd_tx.worker.steps.train_state import TrainState, train_weights
+from tests.support.tiny_engine import (
+    MODELS,
+    RANK,
+    SLOTS,
+    TinyEngine,
+    deal,
+    mesh_name,
+    random_arrays,
+    random_datum,
+    tiny_engine,
+    to_numpy,
+)
+
+FROM, TO = 0, 3  # slots; of the tiny engine's, these have the same scale
+BEYOND_HOST = 0  # bytes
+
+
+Between = Callable[[TrainState, int, "Swapper"], tuple[TrainState, int]]
+
+
+class Swapper:
+    """A random training state of one mesh, and the way out of it and back."""
+
+    def __init__(self, shape, kind: str, directory: Path, budget: int) -> None:
+        self.mesh = make_mesh(*shape)
+        self.declared = train_weights(MODELS[kind], self.mesh, SLOTS, RANK)
+        self.steps = swap.make_swap_steps(self.mesh, self.declared)
+        self.idle = IdleAdapters(directory, budget)
+
+    def place(self, arrays: TrainState) -> TrainState:
+        return jax.tree.map(to_devices, arrays, shardings(self.mesh, self.declared))
+
+    def out(self, state: TrainState, slot: int, model: str) -> None:
+        self.idle.put(model, self.steps.out(state, np.int32(slot)))
+
+    def back(self, state: TrainState, slot: int, model: str) -> tuple[TrainState, bool]:
+        vector, is_from_disk = self.idle.take(model)
+        return self.steps.back(state, vector, np.int32(slot)), is_from_disk
+
+
+def every_bit_used(declared: TrainState, seed: int) -> TrainState:
+    """Numbers of all kinds: NaN with a payload, -0, subnormal ones, large integers."""
+    arrays = random_arrays(declared, seed, std=1.0)
+
+    def spoil(leaf: np.ndarray) -> np.ndarray:
+        bits = leaf.copy().view(np.uint32)
+        bits.flat[::7] = np.random.default_rng(seed).integers(0, 2**32, bits.flat[::7].size, dtype=np.uint32)
+        return bits.view(leaf.dtype)
+
+    return jax.tree.map(spoil, arrays)
+
+
+def moved(before: TrainState, after: TrainState, source: int, target: int) -> TrainState:
+    """``before`` with one slot of ``after``."""
+
+    def leaf(stack: np.ndarray, other: np.ndarray) -> np.ndarray:
+        axis, stack = max(0, stack.ndim - 3), stack.copy()
+        place = (slice(None),) * axis
+        stack[*place, target] = other[*place, source]
+        return stack
+
+    return jax.tree.map(leaf, before, after)
+
+
+def assert_same_bits(actual: TrainState, expected: TrainState) -> None:
+    for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert here.tobytes() == there.tobytes()
+
+
+@pytest.mark.parametrize(
+    "shape, kind",
+    [((1, 1, 1), "dense"), ((2, 1, 4), "dense"), ((2, 2, 2), "mixture")],
+    ids=lambda value: value if isinstance(value, str) else mesh_name(value),
+)
+def test_a_swapped_slot_comes_back_bit_for_bit_from_host_and_disk(shape, kind, tmp_path):
+    on_host, on_disk = Swapper(shape, kind, tmp_path / "a", 2**30), Swapper(shape, kind, tmp_path / "b", 0)
+    arrays, others = (every_bit_used(on_host.declared, seed) for seed in (1, 2))
+    for swapper in (on_host, on_disk):
+        swapper.out(swapper.place(arrays), FROM, "ours")
+        swapper.idle.settle()
+        state, is_from_disk = swapper.back(swapper.place(others), TO, "ours")
+        assert is_from_disk == (swapper is on_disk)
+        assert_same_bits(to_numpy(state), moved(others, arrays, FROM, TO))
+        assert swapper.idle.host_bytes == swapper.idle.disk_bytes == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (8, 1, 1), (2, 1, 4), (1, 1, 8)], ids=mesh_name)
+def test_no_device_moves_what_another_one_moves(shape):
+    mesh = make_mesh(*shape)
+    declared = train_weights(MODELS["dense"], mesh, SLOTS, RANK)
+    words = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(declared, is_leaf=is_weight)) // SLOTS
+    assert 0 <= swap.vector(declared, mesh).shape[0] - words < 4 * mesh.size
+
+
+def test_what_was_left_for_longest_goes_to_disk_and_is_forgotten_with_its_file(tmp_path):
+    swapper = Swapper((1, 1, 1), "dense", tmp_path / "idle", 0)
+    size = 4 * swap.vector(swapper.declared, swapper.mesh).shape[0]
+    swapper.idle = IdleAdapters(tmp_path / "idle", 2 * size)
+    state = swapper.place(every_bit_used(swapper.declared, 1))
+    for slot in range(SLOTS):
+        swapper.out(state, slot, f"model {slot}")
+    swapper.idle.settle()
+    assert (swapper.idle.host_bytes, swapper.idle.disk_bytes) == (2 * size, 2 * size)
+    assert [swapper.back(state, 0, "model 3")[1] for state in [swapper.place(to_numpy(state))]] == [False]
+    swapper.idle.drop(["model 0", "model 2"])
+    swapper.idle.settle()
+    assert (swapper.idle.host_bytes, swapper.idle.disk_bytes) == (0, size)
+    assert [path.stat().st_size for path in (tmp_path / "idle").iterdir()] == [size]
+
+
+def test_without_a_disk_idle_adapters_stay_in_memory(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    swapper = Swapper((1, 1, 1), "dense", tmp_path / "file" / "below", 0)
+    arrays = every_bit_used(swapper.declared, 1)
+    for _ in range(2):
+        swapper.out(swapper.place(arrays), FROM, "ours")
+        swapper.idle.settle()
+    state, is_from_disk = swapper.back(swapper.place(arrays), TO, "ours")
+    assert not is_from_disk
+    assert_same_bits(to_numpy(state), moved(arrays, arrays, FROM, TO))
+    assert "idle adapters stay in host memory" in caplog.text
+
+
+def test_what_earlier_processes_left_is_removed(tmp_path):
+    (tmp_path / "idle").mkdir()
+    (tmp_path / "idle" / "0.bits").touch()
+    IdleAdapters(tmp_path / "idle", 0)
+    assert not (tmp_path / "idle").exists()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 4)], ids=mesh_name)
+def test_a_model_that_moves_amid_its_gradients_learns_the_same_bits(shape, tmp_path):
+    engine, swapper = tiny_engine(shape), Swapper(shape, "dense", tmp_path, BEYOND_HOST)
+    stays = learn(engine, swapper, lambda state, slot, _: (state, slot))
+    moves = learn(engine, swapper, move)
+    assert_same_bits(one_slot(*moves), one_slot(*stays))
+
+
+def move(state: TrainState, slot: int, swapper: Swapper) -> tuple[TrainState, int]:
+    """Out, while another model is trained in the slot, and back into another one."""
+    placed = swapper.place(state)
+    swapper.out(placed, slot, "ours")
+    swapper.idle.settle()
+    others, target = swapper.place(every_bit_used(swapper.declared, 9)), TO if slot == FROM else FROM
+    state, _ = swapper.back(others, target, "ours")
+    return to_numpy(state), target
+
+
+def learn(engine: TinyEngine, swapper: Swapper, between: Between) -> tuple[TrainState, int]:
+    """Two steps of two gradients each; ``between`` any of them the model may move."""
+    state, slot = random_arrays(swapper.declared, 4), FROM
+    state = replace(state, nu=jax.tree.map(np.abs, state.nu), step=np.full(SLOTS, 5, np.int32))
+    inputs = AdamWInputs(0.01, 0.9, 0.95, 1e-8, 0.01, 1.0)
+    for step in range(2):
+        for part in range(2):
+            rows = [(random_datum(10 * step + part, slot),)]
+            gradient = engine.forward_backward(state.w, deal(engine.data_shards, [rows]), state.grad_sum)
+            state, slot = between(state.with_gradient(gradient.grad_sum), slot, swapper)
+        state, _, applied = engine.optim_step(state, slot, inputs)
+        assert applied
+        state, slot = between(state, slot, swapper)
+    return state, slot
+
+
+def one_slot(state: TrainState, slot: int) -> TrainState:
+    def leaf(stack: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.moveaxis(stack, max(0, stack.ndim - 3), 0)[slot])
+
+    return jax.tree.map(leaf, state)
+
+
+def test_generations_have_folders_of_their_own_and_what_earlier_ones_left_goes(tmp_path):
+    earlier = place_of(tmp_path, generation=9, process=1)
+    earlier.mkdir(parents=True)
+    later = place_of(tmp_path, generation=10, process=1)
+    later.mkdir(parents=True)
+    assert place_of(tmp_path, generation=10, process=0) != later
+    assert [folder.name for folder in tmp_path.iterdir()] == [later.parent.name]
