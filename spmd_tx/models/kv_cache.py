@@ -16,8 +16,8 @@ from jaxtyping import Int
 
 from spmd_tx.models.attention import attend_keys, segment_attention
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.forward_pass import Attend
 from spmd_tx.models.page_loop import attend_row_by_row
-from spmd_tx.models.qwen3 import Attend
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 

@@ -8,7 +8,6 @@ Dimension key as in qwen3.py; X expert, C choice, R row of any device of ep, G e
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,11 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product, silu
 from spmd_tx.models.lora import MLP, Lora
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
 from spmd_tx.sharding.mesh import EP
-
-if TYPE_CHECKING:
-    from spmd_tx.models.qwen3 import Pass
 
 GROUP_ELEMENTS = 1 << 25  # most numbers in one intermediate of the experts that run at once
 

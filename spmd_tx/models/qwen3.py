@@ -22,9 +22,9 @@ from jaxtyping import Float, Int
 from spmd_tx.models import moe
 from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import embed, rms_norm, rotate, silu
-from spmd_tx.models.lora import Adapters, ApplyLora, Lora
-from spmd_tx.sharding.collectives import gather, linear, sum_scatter
+from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -114,10 +114,6 @@ def weights(
     )
 
 
-# (layer, query [B,T,N,E], key [B,T,K,E], value [B,T,K,E], cache) -> (attended [B,T,N,E], cache)
-Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
-
-
 # What each level keeps of a layer until the way back, besides its input; the rest is computed again.
 # Attention's results and its operands are what "mlp" keeps, so the feed-forward block is done twice; with
 # "light" nothing but what is done number by number is. "none" keeps whatever the way back wants.
@@ -140,34 +136,6 @@ def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
     if names:
         policy = jax.checkpoint_policies.save_from_both_policies(policy, saves_attention)
     return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
-
-
-@dataclass(frozen=True)
-class Pass:
-    """How one forward pass differs from the others."""
-
-    attend: Attend
-    apply_lora: ApplyLora
-    expert_lora: ApplyLora  # for the rows of all devices of ep
-    sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
-    remat: str | None = None  # one of REMAT_LEVELS; None: there is no way back
-    stationary: bool = False  # weights that are split over fsdp stay where they are, and the rows travel
-    experts: Array | None = None  # int [B, T, L, C]: choices to be replayed; -1 lets the router choose
-
-    def gather(self, x_BTD: Array) -> Array:
-        if not self.sequence_parallel or lax.axis_size(TP) == 1:
-            return x_BTD
-        return gather(x_BTD, TP, 1)
-
-    def reduce(self, partial_BTD: Array) -> Array:
-        if self.sequence_parallel and lax.axis_size(TP) == 1:
-            return partial_BTD
-        if self.sequence_parallel:
-            return sum_scatter(partial_BTD, TP, 1)
-        return lax.psum(partial_BTD, TP)
-
-    def linear(self, x: Array, kernel: Array, width_out: int) -> Array:
-        return linear(x, kernel, width_out, stationary=self.stationary)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import psutil
 
 from spmd_tx.demo import tiny_model
 
-SCRIPT = Path(__file__).parents[1] / "coordinator" / "serve_with_fake_workers.py"
+SCRIPT = Path(__file__).parents[1] / "coordinator" / "server" / "serve_with_fake_workers.py"
 WORKER = Path(__file__).with_name("instant_worker.py")
 STOP_SECONDS = 60
 

@@ -16,15 +16,13 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.http.app import make_app
+from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate
-from spmd_tx.coordinator.http.openai.prompt_texts import PromptTexts
-from spmd_tx.coordinator.http.openai.samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
-from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
@@ -37,6 +35,8 @@ from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
+from spmd_tx.coordinator.text.chat_template import ChatTemplate
+from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
 from tests.coordinator.http.fake_scheduler import FakeScheduler

@@ -10,8 +10,8 @@ import pytest
 from spmd_tx.demo import tiny_model
 from spmd_tx.models import head, huggingface, peft, qwen3
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.lora import adapter_weights, row_lora
-from spmd_tx.models.qwen3 import Pass
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices

@@ -21,8 +21,9 @@ from sqlalchemy import ColumnElement, delete, exists, insert, select
 from sqlalchemy.orm import aliased
 
 from spmd_tx.coordinator.runtime import metrics
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.folders import folder_name, is_intact, write_manifest
+from spmd_tx.coordinator.storage.folders import is_intact, write_manifest
 from spmd_tx.coordinator.storage.tables import RequestRow, SnapshotRow
 from spmd_tx.durable_files import put_in_place, unique_beside
 from spmd_tx.protocol.commands import AdapterSpec

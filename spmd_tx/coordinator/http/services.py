@@ -18,13 +18,12 @@ from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.body_room import BodyRooms, make_rooms
+from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.openai.prompt_texts import PromptTexts
-from spmd_tx.coordinator.http.openai.samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.signed_urls import SignedUrls
-from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.traces import TraceExports
@@ -33,6 +32,7 @@ from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.tenancy.keyring import Keyring
+from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.limits import Limits

@@ -221,3 +221,11 @@ def read_body(body: bytes, schema: type[Body]) -> Body:
 
 def json_result(result: msgspec.Struct) -> Finished:
     return Finished(JSON, msgspec.json.encode(result))
+
+
+def not_run_again(line: str, seq_id: int, why: str) -> str:
+    return f"{line} cannot be restored: request {seq_id} is not run again, it was {why}"
+
+
+def by_operator(why: str) -> str:
+    return f"given up by the operator: {why}" if why else "given up by the operator"

@@ -21,6 +21,8 @@ from spmd_tx.coordinator.requests.records import (
     Place,
     Request,
     Settled,
+    by_operator,
+    not_run_again,
 )
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage import bulk_rows
@@ -145,14 +147,6 @@ def _broken(line: str, rows: Sequence[RequestRow]) -> str | None:
             if row.category == "server":
                 return not_run_again(line, row.seq_id, f"given up: {row.error}")
     return None
-
-
-def not_run_again(line: str, seq_id: int, why: str) -> str:
-    return f"{line} cannot be restored: request {seq_id} is not run again, it was {why}"
-
-
-def by_operator(why: str) -> str:
-    return f"given up by the operator: {why}" if why else "given up by the operator"
 
 
 async def session_of(db: AsyncSession, request_id: str) -> str:

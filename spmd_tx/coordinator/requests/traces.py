@@ -14,8 +14,8 @@ from sqlalchemy import select
 
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.containment import report
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.storage.tables import PastRequest, RequestRow, Session
 from spmd_tx.errors import NotFound

@@ -22,11 +22,11 @@ from spmd_tx.coordinator.retention import rules
 from spmd_tx.coordinator.retention.rules import Ages
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import size_of
-from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage
 from spmd_tx.errors import StartError
 

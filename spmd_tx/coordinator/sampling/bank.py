@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spmd_tx.coordinator.storage.folders import folder_name
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, LoadSampler, PageOut
 from spmd_tx.protocol.programs import ProgramShape
 

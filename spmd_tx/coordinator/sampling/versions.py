@@ -15,8 +15,8 @@ import msgspec
 
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
-from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath

@@ -13,8 +13,7 @@ from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.recovery.plan import plan, refused
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.quarantine import Quarantine
-from spmd_tx.coordinator.requests.records import Failed, Request, RequestLog
-from spmd_tx.coordinator.requests.rows import by_operator
+from spmd_tx.coordinator.requests.records import Failed, Request, RequestLog, by_operator
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.scheduler.dispatcher import Workers
 from spmd_tx.coordinator.scheduler.execution import Execution

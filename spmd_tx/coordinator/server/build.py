@@ -18,15 +18,13 @@ from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_r
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.http.body_room import make_rooms
+from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate, read_chat_template
-from spmd_tx.coordinator.http.openai.prompt_texts import PromptTexts
-from spmd_tx.coordinator.http.openai.samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.quotas import Allowances
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
-from spmd_tx.coordinator.http.tinker.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
 from spmd_tx.coordinator.mesh.hub import Hub
@@ -60,6 +58,8 @@ from spmd_tx.coordinator.storage.disk import Storage
 from spmd_tx.coordinator.storage.outages import patiently
 from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
+from spmd_tx.coordinator.text.chat_template import ChatTemplate, read_chat_template
+from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training

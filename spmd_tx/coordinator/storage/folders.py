@@ -4,22 +4,12 @@ The seal is a file with the sizes and digests of all the others. It is written l
 without one is incomplete.
 """
 
-import re
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
 import msgspec
 
 from spmd_tx.durable_files import sync_name, sync_tree, write_file
-
-LONGEST_READABLE = 100  # characters
-
-
-def folder_name(version: str) -> str:
-    """What the folder of a version is called: readable, and unlike that of any other version."""
-    digest = blake2b(version.encode(), digest_size=8).hexdigest()
-    return re.sub(r"[^\w.-]+", "_", version)[:LONGEST_READABLE] + "-" + digest
-
 
 MANIFEST = "contents.json"
 FORMAT = 1  # to be raised when an older version could not read the folder; read those of all earlier ones

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from spmd_tx.coordinator.checkpoints.snapshots import Found
-from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Executed, Request
-from spmd_tx.coordinator.requests.rows import not_run_again
+from spmd_tx.coordinator.requests.records import (
+    CHANGES_STATE,
+    CHUNKED_KINDS,
+    Executed,
+    Request,
+    not_run_again,
+)
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.errors import InvalidRequest, MeshError
 

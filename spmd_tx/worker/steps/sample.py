@@ -16,10 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import head
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.forward_pass import Attend, Pass
 from spmd_tx.models.grouped_lora import grouped_lora
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, row_lora
-from spmd_tx.models.qwen3 import Attend, Pass, Weights, backbone
+from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.models.sampling import draw, tempered
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP

@@ -19,8 +19,9 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import head, lora, moe
 from spmd_tx.models.attention import segment_attention
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.lora import Adapters, ApplyLora, Lora, row_lora
-from spmd_tx.models.qwen3 import Pass, Weights, backbone
+from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs

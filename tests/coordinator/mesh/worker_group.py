@@ -118,7 +118,7 @@ async def agent_process(coordinator, process, **options):
     fields = {"coordinator": coordinator, "process": process} | options
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        str(HERE / "agent_with_fake_worker.py"),
+        str(HERE.parent / "agent" / "agent_with_fake_worker.py"),
         json.dumps(fields),
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"SPMD_TX_SECRET": SECRET},

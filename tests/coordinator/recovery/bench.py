@@ -16,7 +16,6 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
@@ -24,6 +23,7 @@ from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.server.build import ServedModel, make_equipment
 from spmd_tx.coordinator.storage.database import Database, open_database
+from spmd_tx.coordinator.text.chat_template import ChatTemplate
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost

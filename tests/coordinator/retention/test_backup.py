@@ -8,8 +8,8 @@ import pytest
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.retention.backup import back_up
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.database import open_database
-from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.errors import StartError
 from spmd_tx.protocol.commands import AdapterSpec
 

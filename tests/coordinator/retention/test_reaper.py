@@ -14,8 +14,9 @@ from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention import rules
 from spmd_tx.coordinator.retention.reaper import Limits, Reaper
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.disk import by_kind
-from spmd_tx.coordinator.storage.folders import folder_name, write_manifest
+from spmd_tx.coordinator.storage.folders import write_manifest
 from spmd_tx.coordinator.storage.tables import (
     AuditRow,
     Base,

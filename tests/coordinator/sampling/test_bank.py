@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
-from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.protocol.commands import AdapterSpec, LoadSampler, PageOut
 
 ADAPTER = AdapterSpec(rank=4)

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.versions import FROM_DISK, InflightVersions
-from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import InvalidRequest, WorkerLost
 from spmd_tx.protocol.commands import AdapterSpec, PageOut, SaveSampler

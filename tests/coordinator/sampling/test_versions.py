@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
-from spmd_tx.coordinator.storage.folders import folder_name
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol.commands import LoadSampler

@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
-from spmd_tx.coordinator.http.openai.samplers import ImplicitSampler
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.requests.records import Failed

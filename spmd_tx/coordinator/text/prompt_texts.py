@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate, Message, read_chat_template
+from spmd_tx.coordinator.text.chat_template import ChatTemplate, Message, read_chat_template
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.processes.child import Allowance, call_outside
 
@@ -23,7 +23,7 @@ SHORT_BYTES = 64 << 10  # which take some 50 ms
 CHILDREN = 2  # at a time
 SHRINKS = 4  # a normalizer may leave a third of the bytes
 
-_HERE = "spmd_tx.coordinator.http.openai.prompt_texts"
+_HERE = "spmd_tx.coordinator.text.prompt_texts"
 
 
 class PromptTexts:

@@ -1,8 +1,8 @@
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate
-from spmd_tx.coordinator.http.openai.prompt_texts import SHORT_BYTES, PromptTexts, longest_token
+from spmd_tx.coordinator.text.chat_template import ChatTemplate
+from spmd_tx.coordinator.text.prompt_texts import SHORT_BYTES, PromptTexts, longest_token
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from spmd_tx.coordinator.http.openai.chat_template import ChatTemplate, read_chat_template
+from spmd_tx.coordinator.text.chat_template import ChatTemplate, read_chat_template
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
 

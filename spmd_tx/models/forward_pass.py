@@ -1,0 +1,42 @@
+"""How one forward pass differs from the others: attention, adapters, and what travels between devices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array, lax
+
+from spmd_tx.models.lora import ApplyLora
+from spmd_tx.sharding.collectives import gather, linear, sum_scatter
+from spmd_tx.sharding.mesh import TP
+
+# (layer, query [B,T,N,E], key [B,T,K,E], value [B,T,K,E], cache) -> (attended [B,T,N,E], cache)
+Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How one forward pass differs from the others."""
+
+    attend: Attend
+    apply_lora: ApplyLora
+    expert_lora: ApplyLora  # for the rows of all devices of ep
+    sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
+    remat: str | None = None  # one of REMAT_LEVELS; None: there is no way back
+    stationary: bool = False  # weights that are split over fsdp stay where they are, and the rows travel
+    experts: Array | None = None  # int [B, T, L, C]: choices to be replayed; -1 lets the router choose
+
+    def gather(self, x_BTD: Array) -> Array:
+        if not self.sequence_parallel or lax.axis_size(TP) == 1:
+            return x_BTD
+        return gather(x_BTD, TP, 1)
+
+    def reduce(self, partial_BTD: Array) -> Array:
+        if self.sequence_parallel and lax.axis_size(TP) == 1:
+            return partial_BTD
+        if self.sequence_parallel:
+            return sum_scatter(partial_BTD, TP, 1)
+        return lax.psum(partial_BTD, TP)
+
+    def linear(self, x: Array, kernel: Array, width_out: int) -> Array:
+        return linear(x, kernel, width_out, stationary=self.stationary)
