@@ -18,7 +18,7 @@ import numpy as np
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.sampling.job import SamplingModel
-from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, SaveSampler
 from spmd_tx.protocol.reports import Reply
@@ -41,7 +41,9 @@ class Sampler:
 
     def __post_init__(self) -> None:
         model = self.engine.model
-        limits = SamplingLimits(Menu(1, CONTEXT, PAGE_SIZE, self.rows), self.engine.plan.pages, STEPS)
+        limits = SamplingLimits(
+            SamplingShapes(1, CONTEXT, PAGE_SIZE, self.rows), self.engine.plan.pages, STEPS
+        )
         self.bank = VersionBank(BANK_SLOTS, Path(tempfile.gettempdir()))
         self.batch = SampleBatch(SamplingModel(model, CONTEXT, None), self.bank, limits)
         self.random = np.random.default_rng(0)

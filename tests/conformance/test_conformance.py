@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.coordinator.tenancy import keys
-from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
 from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
@@ -70,6 +70,6 @@ def test_it_does_so_on_the_future_of_a_client(check: Check, world_of_futures: Wo
 
 def _new_key(owner: str) -> Callable:
     async def new_key(db) -> str:
-        return (await keys.create(db, Wish(owner))).token
+        return (await keys.create(db, NewKeyOptions(owner))).token
 
     return new_key

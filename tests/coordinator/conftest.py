@@ -20,7 +20,7 @@ from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.quotas import Allowances
+from spmd_tx.coordinator.http.quotas import Quotas
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.requests import payload_files
@@ -31,7 +31,7 @@ from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.storage.database import Database, open_database
-from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
@@ -159,12 +159,12 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         queue=queue,
         scheduler=scheduler,
         health=FakeHealth(),
-        storage=Storage(data_dir),
+        storage=DiskGuard(data_dir),
         reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
         keyring=await open_keyring(database, data_dir),
         signed_urls=open_signed_urls(data_dir),
         traces=TraceExports(database, data_dir),
-        allowances=Allowances(database, catalog, queue, config.bounds),
+        allowances=Quotas(database, catalog, queue, config.bounds),
         tokenizer=tiny_tokenizer(),
         prompt_texts=tiny_prompt_texts(data_dir / "model", config),
         progress=Progress(),
@@ -213,7 +213,7 @@ async def client_for(
 
         async def client_for(owner: str, **wish: object) -> httpx.AsyncClient:
             async with services.database.transaction() as db:
-                token, _ = await keys.create(db, keys.Wish(owner, **wish))
+                token, _ = await keys.create(db, keys.NewKeyOptions(owner, **wish))
             await services.keyring.look()
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app=app),

@@ -19,7 +19,7 @@ import psutil
 
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.tenancy import keys
-from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from tests.sdk.server import COMMAND, share_compiled_programs
 
 HERE = Path(__file__).parent
@@ -57,7 +57,7 @@ class Served:
         self.has_hung = False
 
     def _new_key(self, database_url: str | None, owner: str) -> str:
-        made = keys.in_database(database_url, self.data_dir, lambda db: keys.create(db, Wish(owner)))
+        made = keys.in_database(database_url, self.data_dir, lambda db: keys.create(db, NewKeyOptions(owner)))
         return asyncio.run(made).token
 
     def start(self) -> bool:

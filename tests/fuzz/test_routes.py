@@ -16,7 +16,7 @@ import pytest
 
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.tenancy import keys
-from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
@@ -45,7 +45,7 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     tokens = {
         owner: asyncio.run(
-            keys.in_database(None, tmp_path, lambda db, owner=owner: keys.create(db, Wish(owner)))
+            keys.in_database(None, tmp_path, lambda db, owner=owner: keys.create(db, NewKeyOptions(owner)))
         )
         for owner in ("alice", "mallory")
     }

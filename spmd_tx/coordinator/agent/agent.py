@@ -14,7 +14,7 @@ from pathlib import Path
 from spmd_tx.coordinator.agent.base_model import check_same, find_model
 from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
 from spmd_tx.coordinator.agent.oom_kills import OomKills
-from spmd_tx.coordinator.agent.worker_process import Supervisor, WorkerExit
+from spmd_tx.coordinator.agent.worker_process import WorkerExit, WorkerProcess
 from spmd_tx.environments import of_worker
 from spmd_tx.errors import StartError
 from spmd_tx.protocol.agents import (
@@ -59,7 +59,7 @@ class Agent:
         self._options = options
         self._worker = worker
         self._instance = secrets.token_hex(8)
-        self._supervisor = Supervisor(options.process)
+        self._supervisor = WorkerProcess(options.process)
         self._oom_kills = oom_kills or OomKills()
         self._has_met = False  # a coordinator, ever
         self._alone_since: float | None = None

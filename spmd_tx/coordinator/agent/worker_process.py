@@ -54,7 +54,7 @@ class _Process:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
 
-class Supervisor:
+class WorkerProcess:
     """Has the worker process of one number, on this host."""
 
     def __init__(self, worker: int) -> None:

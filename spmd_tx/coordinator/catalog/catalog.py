@@ -15,7 +15,7 @@ from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Model, Sampler, Session
 from spmd_tx.coordinator.tenancy import audit
-from spmd_tx.coordinator.tenancy.audit import Deed
+from spmd_tx.coordinator.tenancy.audit import AuditEvent
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, SERVER, Caller
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -62,7 +62,7 @@ class Catalog:
         )
         async with self._database.transaction() as db:
             db.add(session)
-            audit.add(db, Deed("session_created", caller, caller.owner, {"session_id": session.id}))
+            audit.add(db, AuditEvent("session_created", caller, caller.owner, {"session_id": session.id}))
         self._sessions[session.id] = session
         self._last_seen[session.id] = session.created_at
         return session
@@ -98,7 +98,7 @@ class Catalog:
         details = {"session_id": session_id, "project_id": project_id}
         async with self._database.transaction() as db:
             await db.execute(update(Session).where(Session.id == session_id).values(project_id=project_id))
-            audit.add(db, Deed("project_session_assigned", caller, session.owner, details))
+            audit.add(db, AuditEvent("project_session_assigned", caller, session.owner, details))
         session.project_id = project_id
 
     async def end_session(self, session_id: str, because: str) -> bool:
@@ -124,7 +124,7 @@ class Catalog:
         async with self._database.transaction() as db:
             ending = update(Session).where(Session.id == session_id)
             await db.execute(ending.values(ended_at=session.ended_at, **values))
-            audit.add(db, Deed("session_ended", caller, session.owner, details))
+            audit.add(db, AuditEvent("session_ended", caller, session.owner, details))
         self._forget(session_id)
         return True
 

@@ -17,7 +17,7 @@ from spmd_tx.coordinator.checkpoints import files as checkpoint_files
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, Session
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -52,7 +52,7 @@ class CheckpointCatalog:
         database: Database,
         store: CheckpointStore,
         base_model: str,
-        storage: Storage,
+        storage: DiskGuard,
         most_bytes: int = 0,
     ) -> None:
         """``most_bytes`` of one owner; 0: any number."""
@@ -292,13 +292,13 @@ async def open_checkpoints(
     database: Database,
     directory: Path,
     base_model: str,
-    storage: Storage | None = None,
+    storage: DiskGuard | None = None,
     store: CheckpointStore | None = None,
     most_bytes: int = 0,
 ) -> CheckpointCatalog:
     """Of a local directory, unless a ``store`` is given."""
     checkpoints = CheckpointCatalog(
-        database, store or LocalStore(directory), base_model, storage or Storage(directory), most_bytes
+        database, store or LocalStore(directory), base_model, storage or DiskGuard(directory), most_bytes
     )
     try:
         await checkpoints.reconcile()

@@ -35,7 +35,7 @@ KEPT = 2  # of each model
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredSnapshot:
     """The state that a restoration starts from."""
 
     seq_id: int
@@ -138,7 +138,7 @@ class Snapshots:
                 shutil.rmtree(replaced)
         return _size(place)
 
-    async def newest(self, model_id: str, before: int | None) -> tuple[Found | None, str | None]:
+    async def newest(self, model_id: str, before: int | None) -> tuple[StoredSnapshot | None, str | None]:
         """The newest good snapshot behind a request earlier than ``before``; else why there is none."""
         query = select(SnapshotRow).where(SnapshotRow.model_id == model_id, is_of_what_happened())
         async with self.database.reading() as db:
@@ -150,7 +150,7 @@ class Snapshots:
             problem = await asyncio.to_thread(is_intact, path)
             if problem is None:
                 adapter = msgspec.convert(row.adapter, AdapterSpec)
-                return Found(row.seq_id, path, row.optimizer, adapter), None
+                return StoredSnapshot(row.seq_id, path, row.optimizer, adapter), None
             logger.error("snapshot %s of %s cannot be used: %s", path, model_id, problem)
             problems.append(f"{path}: {problem}")
         is_complete = len(rows) < KEPT  # no request was forgotten yet, so that all can be run again

@@ -8,7 +8,7 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
-from spmd_tx.coordinator.http.authentication import let_in
+from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
@@ -44,7 +44,7 @@ def make_app(services: Services) -> Litestar:
             MetricsController,
             OpenAIController,
         ],
-        guards=[let_in],
+        guards=[authenticate],
         dependencies={
             "services": Provide(give_services, sync_to_thread=False),
             "access": Provide(give_access, sync_to_thread=False),

@@ -33,7 +33,7 @@ BATCH: dict[str, Any] = {HAS_BATCH: True}  # its body may be as large as any
 BEARER = "bearer "
 
 
-async def let_in(connection: ASGIConnection, route: BaseRouteHandler) -> None:
+async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> None:
     """Find out who calls, or refuse them: 401 without a valid key, 403 beyond its role, 429 too often.
 
     403, too, for a URL that is not signed, or no longer by a valid key. It never waits, but a guard that is

@@ -1,6 +1,6 @@
 """What a client is told once in each session, in a header that the SDK writes to the user's log."""
 
-from spmd_tx.coordinator.runtime.byte_lru import Recent
+from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 
 HEADER = "x-deprecation-note"  # the only one that the SDK shows
 STABLE_REINFORCE = (
@@ -14,7 +14,7 @@ class Notices:
     """Remembers which sessions know."""
 
     def __init__(self) -> None:
-        self._told: Recent[bool] = Recent(MEMORY_BYTES)
+        self._told: ByteLru[bool] = ByteLru(MEMORY_BYTES)
 
     def of_training(self, session_id: str, loss_fn: str) -> dict[str, str]:
         """The headers of the answer to a request that trains with this loss."""

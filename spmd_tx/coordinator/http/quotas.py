@@ -45,7 +45,7 @@ class _Bucket:
         return 0.0
 
 
-class Allowances:
+class Quotas:
     """Of all keys. Keys without limits cost nothing."""
 
     def __init__(

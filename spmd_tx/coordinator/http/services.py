@@ -22,7 +22,7 @@ from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.quotas import Allowances
+from spmd_tx.coordinator.http.quotas import Quotas
 from spmd_tx.coordinator.http.signed_urls import SignedUrls
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
@@ -30,7 +30,7 @@ from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.tenancy.keyring import Keyring
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.wire import checkpoint_paths
@@ -99,12 +99,12 @@ class Services:
     queue: RequestQueue
     scheduler: RequestScheduler
     health: Health
-    storage: Storage
+    storage: DiskGuard
     reaper: Reaper
     keyring: Keyring
     signed_urls: SignedUrls
     traces: TraceExports
-    allowances: Allowances
+    allowances: Quotas
     tokenizer: Tokenizer
     prompt_texts: PromptTexts
     progress: Progress
@@ -143,7 +143,7 @@ def give_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]
     return checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
 
 
-async def takes_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
+async def accepts_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
     """Guards the routes that take work: it waits while workers start, and is refused at the end.
 
     While it could not be stored, it is refused, too; clients send it again for some minutes.

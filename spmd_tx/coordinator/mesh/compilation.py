@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
-from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, Wish
+from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, ProgramRequest
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol.programs import ProgramShape
@@ -37,7 +37,7 @@ class Compilation:
         self.orders = orders
         self._workers = workers
         self._out: list[tuple[Order, asyncio.Future[Compiled]]] = []
-        self._wishes: Sequence[Wish] = ()
+        self._wishes: Sequence[ProgramRequest] = ()
 
     @property
     def is_out(self) -> bool:
@@ -69,7 +69,7 @@ class Compilation:
         return settled
 
     def advance(
-        self, wishes: Sequence[Wish], on_answer: Callable[[], None], *, only_awaited: bool = False
+        self, wishes: Sequence[ProgramRequest], on_answer: Callable[[], None], *, only_awaited: bool = False
     ) -> None:
         """Order what is to be compiled now, for those who wait or for nobody yet."""
         self._wishes = wishes

@@ -9,7 +9,7 @@ from typing import NoReturn
 import msgspec
 
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
-from spmd_tx.coordinator.mesh.loss_causes import Loss, Sign, Suspicion, cause, of_failure
+from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.mesh.watchdog import Watchdog
@@ -58,7 +58,7 @@ class Generations:
         self._watchdog: Watchdog | None = None
         self._ready_at: float | None = None
         self._has_been_ready = False
-        self._signs: list[Sign] = []
+        self._signs: list[LossSign] = []
         self._lost = asyncio.Event()
         self._is_ending = False
         roster.on_sign = self._notice
@@ -116,7 +116,7 @@ class Generations:
         await self._roster.stop(STOP_SECONDS)
         self._roster.quit()
 
-    async def _one(self, work: Work) -> tuple[Loss, bool]:
+    async def _one(self, work: Work) -> tuple[GenerationLoss, bool]:
         """A generation, from its start until its workers are gone; and whether it was good for anything."""
         number = await self._plan.next_number()
         metrics.GENERATION.set(number)
@@ -190,9 +190,9 @@ class Generations:
         try:
             self._hub.take(identity, report)
         except MeshError as error:
-            self._notice(Sign(Suspicion.FAILED, report.process, str(error), by_command=False))
+            self._notice(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
 
-    def _notice(self, sign: Sign) -> None:
+    def _notice(self, sign: LossSign) -> None:
         if not self._is_ending:
             self._signs.append(sign)
             self._lost.set()
@@ -213,7 +213,7 @@ class Generations:
         now = asyncio.get_running_loop().time()
         return self._ready_at is not None and now - self._ready_at > FRUITFUL_SECONDS
 
-    def _lose(self) -> Loss:
+    def _lose(self) -> GenerationLoss:
         """Tell everybody who waits for a reply. Raises StartError if workers can never start like this."""
         sign = cause(self._signs)
         if sign.is_final and not self._has_been_ready:
@@ -225,9 +225,9 @@ class Generations:
         self._ready_at = None
         loss = WorkerLost(message, sign.by_command)
         self._hub.lose(loss, NO_COMMAND if culprit is None else culprit, sign.orders)
-        return Loss(sign, message)
+        return GenerationLoss(sign, message)
 
-    def _with_names(self, sign: Sign) -> Sign:
+    def _with_names(self, sign: LossSign) -> LossSign:
         """Say on which hosts."""
         if sign.orders:
             return sign
@@ -236,11 +236,11 @@ class Generations:
         return replace(sign, text=f"{sign.text} ({places})" if places else sign.text)
 
 
-def _of_work(living: asyncio.Task[None]) -> Sign:
+def _of_work(living: asyncio.Task[None]) -> LossSign:
     """Why the work ended. What is no loss is raised."""
     try:
         living.result()
     except MeshError as error:
         is_fault = isinstance(error, ServerFault) and error.has_suspects
-        return Sign(Suspicion.FAULT if is_fault else Suspicion.FOLLOWED, 0, str(error), by_command=False)
+        return LossSign(Suspicion.FAULT if is_fault else Suspicion.FOLLOWED, 0, str(error), by_command=False)
     raise RuntimeError("the work with the workers ended without a reason")

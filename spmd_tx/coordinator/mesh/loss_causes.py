@@ -38,7 +38,7 @@ class Suspicion(IntEnum):
 
 
 @dataclass(frozen=True)
-class Sign:
+class LossSign:
     """One thing that was noticed."""
 
     suspicion: Suspicion
@@ -53,10 +53,10 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Loss:
+class GenerationLoss:
     """Why a generation ended."""
 
-    cause: Sign
+    cause: LossSign
     message: str  # "worker 1 on node-b was killed by signal 9 (SIGKILL), during command 17 (optim_step)"
 
     @property
@@ -66,7 +66,7 @@ class Loss:
         return f"{self.message}; its last words: {words}" if words else self.message
 
 
-def of_exit(exit: WorkerExit, host: str) -> Sign:
+def of_exit(exit: WorkerExit, host: str) -> LossSign:
     number = -exit.code
     follows = any(PEER_IS_GONE in line for line in exit.last_lines)
     if follows:
@@ -79,7 +79,7 @@ def of_exit(exit: WorkerExit, host: str) -> Sign:
     text = str(exit).replace(f"worker {exit.worker} ", f"worker {exit.worker} on {host} ", 1)
     if is_starved:
         text += f": {OUT_OF_HOST_MEMORY}"
-    return Sign(
+    return LossSign(
         suspicion,
         exit.worker,
         text,
@@ -89,9 +89,9 @@ def of_exit(exit: WorkerExit, host: str) -> Sign:
     )
 
 
-def of_failure(failure: Failure, host: str) -> Sign:
+def of_failure(failure: Failure, host: str) -> LossSign:
     remedy = f". {OUT_OF_MEMORY}" if "RESOURCE_EXHAUSTED" in failure.message else ""
-    return Sign(
+    return LossSign(
         Suspicion.FOLLOWED if failure.is_consequence else Suspicion.FAILED,
         failure.process,
         f"worker {failure.process} on {host} failed: {failure.message}{remedy}",
@@ -101,12 +101,12 @@ def of_failure(failure: Failure, host: str) -> Sign:
     )
 
 
-def of_agent(worker: int, host: str, what: str) -> Sign:
-    return Sign(
+def of_agent(worker: int, host: str, what: str) -> LossSign:
+    return LossSign(
         Suspicion.HOST_GONE, worker, f"the agent of worker {worker} on {host} {what}", by_command=False
     )
 
 
-def cause(signs: Sequence[Sign]) -> Sign:
+def cause(signs: Sequence[LossSign]) -> LossSign:
     """The sign that explains the others: the most suspicious one, the first of its kind."""
     return min(signs, key=lambda sign: sign.suspicion)

@@ -17,7 +17,7 @@ COST_OF_A_SECOND = 4096  # in tokens of training: about what devices train while
 
 
 @dataclass(frozen=True)
-class Wish:
+class ProgramRequest:
     """Somebody waits for a program."""
 
     program: ProgramShape
@@ -77,7 +77,7 @@ class ProgramOrders:
         if not self.is_ready(program) and program not in self._failed:
             self._better[program] = None
 
-    def wish(self, wishes: Sequence[Wish]) -> None:
+    def wish(self, wishes: Sequence[ProgramRequest]) -> None:
         """All that is waited for now: sessions take turns, and each has its first wishes first."""
         by_session: dict[str, list[ProgramShape]] = {}
         for wish in wishes:

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
 from spmd_tx.coordinator.mesh.hub import Send
-from spmd_tx.coordinator.mesh.loss_causes import Sign, of_agent, of_exit
+from spmd_tx.coordinator.mesh.loss_causes import LossSign, of_agent, of_exit
 from spmd_tx.coordinator.mesh.watchdog import LONGEST_STEP, SILENT_SECONDS
 from spmd_tx.protocol.agents import (
     AgentHello,
@@ -42,7 +42,7 @@ class AgentRoster:
     """The agents of all processes of the mesh, as far as they are here."""
 
     def __init__(self, send: Send, processes: int, devices: int) -> None:
-        self.on_sign: Callable[[Sign], None] = lambda sign: None  # a worker or its agent is gone
+        self.on_sign: Callable[[LossSign], None] = lambda sign: None  # a worker or its agent is gone
         self._send = send
         self._processes = processes
         self._devices = devices  # of each process

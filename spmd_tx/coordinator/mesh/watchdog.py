@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.mesh.loss_causes import Sign, Suspicion
+from spmd_tx.coordinator.mesh.loss_causes import LossSign, Suspicion
 from spmd_tx.protocol.reports import BEAT_SECONDS, AnyReport, Beat, Progress
 
 SILENT_SECONDS = 15.0  # without a sign of life, until a worker or an agent is taken for lost
@@ -49,7 +49,7 @@ class Watchdog:
 
     def passed(
         self, seconds: float, oldest: int | None, compiling: Mapping[int, str] | None = None
-    ) -> list[Sign]:
+    ) -> list[LossSign]:
         """Time has passed; ``oldest`` is the number of the command that is being carried out.
 
         ``compiling`` are the programs that are being compiled, by the numbers of their orders.
@@ -61,12 +61,12 @@ class Watchdog:
             limit = SILENT_SECONDS if worker.has_spoken else HELLO_SECONDS
             if worker.silent > limit:
                 text = f"worker {number} has given no sign of life for {limit:g} s"
-                signs.append(Sign(Suspicion.SILENT, number, text, False, worker.executing))
+                signs.append(LossSign(Suspicion.SILENT, number, text, False, worker.executing))
         signs += self._deadline(seconds, oldest)
         signs += self._deadlines_of_programs(seconds, compiling or {})
         return signs
 
-    def _deadline(self, seconds: float, oldest: int | None) -> list[Sign]:
+    def _deadline(self, seconds: float, oldest: int | None) -> list[LossSign]:
         if self._is_ready:
             if oldest != self._oldest or oldest is None:
                 self._oldest, self._age = oldest, 0.0
@@ -78,9 +78,9 @@ class Watchdog:
             return []
         what = "no reply to a command" if self._is_ready else "the workers did not get ready"
         text = f"{what} within --command-timeout {self.command_timeout:g} s"
-        return [Sign(Suspicion.LATE, 0, text, by_command=self._is_ready, sequence=oldest)]
+        return [LossSign(Suspicion.LATE, 0, text, by_command=self._is_ready, sequence=oldest)]
 
-    def _deadlines_of_programs(self, seconds: float, compiling: Mapping[int, str]) -> list[Sign]:
+    def _deadlines_of_programs(self, seconds: float, compiling: Mapping[int, str]) -> list[LossSign]:
         ages = {number: self._compiling.get(number, -seconds) + seconds for number in compiling}
         self._compiling = ages
         signs = []
@@ -88,5 +88,5 @@ class Watchdog:
             if age > self.command_timeout:
                 limit = f"--command-timeout {self.command_timeout:g} s"
                 text = f"{compiling[number]} was not compiled within {limit}"
-                signs.append(Sign(Suspicion.LATE, 0, text, by_command=True, orders=[number]))
+                signs.append(LossSign(Suspicion.LATE, 0, text, by_command=True, orders=[number]))
         return signs

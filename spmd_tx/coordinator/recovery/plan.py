@@ -7,7 +7,7 @@ seq_id. What ran in other company before, or in another slot, gives the same bit
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from spmd_tx.coordinator.checkpoints.snapshots import Found
+from spmd_tx.coordinator.checkpoints.snapshots import StoredSnapshot
 from spmd_tx.coordinator.requests.records import History, Request
 from spmd_tx.coordinator.training.line import Restoration
 
@@ -21,7 +21,7 @@ class Log(Protocol):
 class SnapshotCatalog(Protocol):
     """What is used of the snapshots."""
 
-    async def newest(self, model_id: str, before: int | None) -> tuple[Found | None, str | None]: ...
+    async def newest(self, model_id: str, before: int | None) -> tuple[StoredSnapshot | None, str | None]: ...
 
 
 async def plan(
@@ -73,7 +73,7 @@ def refused(
     return Restoration(model_id, session_id, refusal, next_seq_id=next_seq_id, closed=frozenset(answered))
 
 
-def _problem(model_id: str, start: Found | None, damage: str | None, history: History) -> str | None:
+def _problem(model_id: str, start: StoredSnapshot | None, damage: str | None, history: History) -> str | None:
     if start is not None:
         return None
     if damage is not None:

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import report
-from spmd_tx.coordinator.storage.outages import patiently
+from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.training.execute import WITHOUT_EFFECT, Training
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.outcomes import Begun
@@ -51,9 +51,11 @@ class Replay:
         known = entry.again[request.id]
         try:
             async with self._training.turn(request.kind):
-                body = await patiently(lambda: self._log.payload(request), self._is_lost)
+                body = await retry_through_outages(lambda: self._log.payload(request), self._is_lost)
                 begin = partial(self._training.begin_again, entry.model, request, body, known.layout)
-                begun = await patiently(lambda: self._marks.during(request.id, begin), self._is_lost)
+                begun = await retry_through_outages(
+                    lambda: self._marks.during(request.id, begin), self._is_lost
+                )
         except MeshError:
             return
         except (RequestError, DamagedBody, OSError, CompileFailed) as error:
@@ -75,7 +77,7 @@ class Replay:
     async def _compare(self, entry: ModelLine, request: Request, begun: Begun, digest: str | None) -> None:
         try:
             marked = partial(self._marks.during, request.id, begun.outcome)
-            outcome = await patiently(marked, self._is_lost)
+            outcome = await retry_through_outages(marked, self._is_lost)
         except MeshError:
             return
         except CompileFailed as error:

@@ -55,7 +55,7 @@ Read = Callable[[Target, Span], Awaitable[list[Completion]]]
 
 
 @dataclass
-class _Untold:
+class _Unread:
     """What a client was not told yet."""
 
     told: int  # everything up to this number may have to be read from the log
@@ -72,7 +72,7 @@ class Completions:
         self._last = last
         self._announced = last  # all up to this one are durable
         self._read = read
-        self._targets: OrderedDict[Target, _Untold] = OrderedDict()  # the one that asked last is last
+        self._targets: OrderedDict[Target, _Unread] = OrderedDict()  # the one that asked last is last
 
     def next_number(self) -> int:
         """For an outcome that is about to be stored."""
@@ -114,18 +114,18 @@ class Completions:
         finally:
             untold.waiting -= 1
 
-    async def _from_log(self, target: Target, number: int, untold: _Untold) -> list[Completion]:
+    async def _from_log(self, target: Target, number: int, untold: _Unread) -> list[Completion]:
         span = Span(number, untold.told, MOST_AT_ONCE)
         found = await self._read(target, span)
         if len(found) == MOST_AT_ONCE or untold.told != span.last:
             return found  # the rest the next time
         return [*found, *untold.completions][:MOST_AT_ONCE]
 
-    def _look_at(self, target: Target) -> _Untold:
+    def _look_at(self, target: Target) -> _Unread:
         """What is held for a client that asks; from now on it is."""
         untold = self._targets.get(target)
         if untold is None:
-            untold = self._targets[target] = _Untold(told=self._announced)
+            untold = self._targets[target] = _Unread(told=self._announced)
             self._make_room()
         self._targets.move_to_end(target)
         if not untold.completions:

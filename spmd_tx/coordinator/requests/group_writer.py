@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from spmd_tx.coordinator.requests import rows as request_log
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
+    BodyRef,
     Failed,
     Finished,
-    Kept,
     Key,
     Kind,
     Known,
@@ -84,7 +84,7 @@ class GroupWriter:
         self._files = files
         self._notes = notes
         self._next_number = next_number
-        self._placed: dict[str, Kept] = {}  # results that were written, but are in no row yet
+        self._placed: dict[str, BodyRef] = {}  # results that were written, but are in no row yet
         self._is_unsure = False  # whether a commit that failed may still have happened
 
     async def write(self, group: Group) -> Written:
@@ -123,7 +123,7 @@ class GroupWriter:
         known |= {(each.line, each.seq_id): known_as(each) for each in requests}
         return Written(list(zip(requests, fresh, strict=True)), known, unfinished)
 
-    def _write_bodies(self, submissions: Sequence[Submission], endings: Sequence[Ending]) -> list[Kept]:
+    def _write_bodies(self, submissions: Sequence[Submission], endings: Sequence[Ending]) -> list[BodyRef]:
         """Write payloads, and those results that were not written yet: where the payloads are."""
         results: dict[str, bytes] = {}
         for request, outcome, *_ in endings:
@@ -137,7 +137,7 @@ class GroupWriter:
         self._placed |= zip(results, places[len(submissions) :], strict=True)
         return places[: len(submissions)]
 
-    def _result(self, ending: Ending) -> Kept | None:
+    def _result(self, ending: Ending) -> BodyRef | None:
         """Where it is; one that could not be stored may have been replaced by a failure."""
         return self._placed.get(ending.request.id) if isinstance(ending.outcome, Finished) else None
 

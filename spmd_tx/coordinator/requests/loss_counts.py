@@ -5,13 +5,13 @@ from collections.abc import Collection
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.requests.records import Losses
+from spmd_tx.coordinator.requests.records import LossCount
 from spmd_tx.coordinator.storage.tables import RequestRow
 
 
 async def count_losses(
     db: AsyncSession, in_flight: Collection[str], blamed: Collection[str]
-) -> dict[str, Losses]:
+) -> dict[str, LossCount]:
     """A generation ended while commands of these requests were out; how often that has happened by now."""
     is_in_flight = RequestRow.id.in_(list(in_flight))
     await db.execute(update(RequestRow).where(is_in_flight).values(losses=RequestRow.losses + 1))
@@ -21,7 +21,7 @@ async def count_losses(
     )
     columns = (RequestRow.id, RequestRow.losses, RequestRow.losses_by_command)
     rows = await db.execute(select(*columns).where(is_in_flight))
-    return {id: Losses(total, by_command) for id, total, by_command in rows}
+    return {id: LossCount(total, by_command) for id, total, by_command in rows}
 
 
 async def count_ends(db: AsyncSession, at_work: Collection[str]) -> dict[str, int]:

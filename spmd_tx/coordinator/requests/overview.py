@@ -114,7 +114,7 @@ async def refuse_model(db: AsyncSession, request: Overview, why: str) -> None:
 def note(db: AsyncSession, event: str, request: Overview, **details: str) -> None:
     row = request.row
     what = {"request_id": row.id, "kind": row.kind, "session_id": row.session_id, **details}
-    audit.add(db, audit.Deed(event, audit.OPERATOR, request.owner, what))
+    audit.add(db, audit.AuditEvent(event, audit.OPERATOR, request.owner, what))
 
 
 def checked(why: str) -> str:

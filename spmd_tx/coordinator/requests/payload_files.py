@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zstandard
 
-from spmd_tx.coordinator.requests.records import Kept, Place
+from spmd_tx.coordinator.requests.records import BodyRef, Place
 from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError
@@ -99,7 +99,7 @@ class PayloadFiles:
         """The file that the next group may be appended to."""
         return set() if self._segment is None else {self._segment.number}
 
-    def write(self, bodies: Sequence[bytes]) -> list[Kept]:
+    def write(self, bodies: Sequence[bytes]) -> list[BodyRef]:
         """Write the large bodies of a group behind those before. When it fails, nothing of it stays."""
         large = [body for body in bodies if len(body) > SMALL_BYTES]
         places = iter(self._append(large) if large else [])
@@ -137,7 +137,7 @@ class PayloadFiles:
         if not segment.size:
             self._path(segment.number).unlink(missing_ok=True)
 
-    def read(self, place: Kept) -> bytes:
+    def read(self, place: BodyRef) -> bytes:
         """Raises DamagedBody when it is not there as it was written; an OSError may go away."""
         return read_body(self._directory, place)
 
@@ -149,7 +149,7 @@ class PayloadFiles:
         return _path(self._directory, number)
 
 
-def read_body(directory: Path, place: Kept) -> bytes:
+def read_body(directory: Path, place: BodyRef) -> bytes:
     """As ``PayloadFiles.read``, also beside the process that has the directory."""
     if isinstance(place, bytes):
         return place

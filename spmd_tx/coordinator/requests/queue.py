@@ -21,7 +21,7 @@ from spmd_tx.coordinator.requests.records import (
     Finished,
     History,
     Kind,
-    Losses,
+    LossCount,
     Outcome,
     Request,
     RequestTimes,
@@ -29,11 +29,11 @@ from spmd_tx.coordinator.requests.records import (
 )
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.runtime.byte_lru import Recent
+from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.disk import Storage
-from spmd_tx.coordinator.storage.outages import is_outage, until
+from spmd_tx.coordinator.storage.disk import DiskGuard
+from spmd_tx.coordinator.storage.outages import is_outage, read_before_deadline
 from spmd_tx.errors import Abandoned, DamagedBody, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class RequestQueue:
         self,
         database: Database,
         files: PayloadFiles,
-        storage: Storage,
+        storage: DiskGuard,
         groups: GroupWriter,
         completions: Completions,
         unfinished: Iterable[Request] = (),
@@ -86,9 +86,9 @@ class RequestQueue:
         for waiting in self._waiting.values():
             if _is_sample(waiting):
                 self.samples.add(waiting.request)
-        self._payloads: Recent[bytes] = Recent(PAYLOADS_BYTES)
-        self._results: Recent[Outcome] = Recent(RESULTS_BYTES)
-        self._sessions: Recent[str] = Recent(SESSIONS_BYTES)  # of finished requests
+        self._payloads: ByteLru[bytes] = ByteLru(PAYLOADS_BYTES)
+        self._results: ByteLru[Outcome] = ByteLru(RESULTS_BYTES)
+        self._sessions: ByteLru[str] = ByteLru(SESSIONS_BYTES)  # of finished requests
 
     async def submit(
         self,
@@ -129,7 +129,7 @@ class RequestQueue:
         async with self._database.reading() as db:
             return await rows.history(db, line, after)
 
-    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
+    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, LossCount]:
         async with self._database.transaction() as db:
             return await loss_counts.count_losses(db, in_flight, blamed)
 
@@ -173,7 +173,9 @@ class RequestQueue:
         if waiting is not None:
             done, _ = await asyncio.wait([waiting.outcome], timeout=timeout)
             return waiting.outcome.result() if done else None
-        return self._results.get(request_id) or await until(timeout, partial(self._read, request_id))
+        return self._results.get(request_id) or await read_before_deadline(
+            timeout, partial(self._read, request_id)
+        )
 
     async def settled(self, request_id: str, timeout: float) -> bool:
         """Wait until an outcome that there is has become durable; False if that takes too long."""
@@ -190,7 +192,7 @@ class RequestQueue:
         if waiting is not None:
             return waiting.request.session_id
         known = self._sessions.get(request_id)
-        return known or await until(timeout, partial(self._read_session, request_id))
+        return known or await read_before_deadline(timeout, partial(self._read_session, request_id))
 
     async def run(self) -> None:
         """Write groups, for ever. While nothing can be stored, outcomes wait and submissions are refused."""
@@ -314,9 +316,9 @@ class RequestQueue:
             return Failed("the server has lost this result, its file is damaged or missing", "server")
 
 
-async def open_queue(database: Database, data_dir: Path, storage: Storage | None = None) -> RequestQueue:
+async def open_queue(database: Database, data_dir: Path, storage: DiskGuard | None = None) -> RequestQueue:
     """Continue the log of earlier runs."""
-    storage = storage or Storage(data_dir)
+    storage = storage or DiskGuard(data_dir)
     files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
     async with database.reading() as db:
         unfinished = await db.run_sync(rows.unfinished)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.tenancy.spent import NOTHING, Spent
+from spmd_tx.coordinator.tenancy.spent import NOTHING, Usage
 from spmd_tx.coordinator.wire.stored_text import storable
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.errors import InvalidRequest
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     length: int
 
 
-Kept = Place | bytes  # a body in a file, or a small one that its row is to hold
+BodyRef = Place | bytes  # a body in a file, or a small one that its row is to hold
 
 Key = tuple[str, int]  # line, seq_id
 
@@ -86,7 +86,7 @@ class Finished:
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
     notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
-    spent: Spent = field(default=NOTHING, compare=False)
+    spent: Usage = field(default=NOTHING, compare=False)
 
     @property
     def digest(self) -> str:
@@ -128,7 +128,7 @@ class NewRow(NamedTuple):
     """A request to be written down, with its outcome when it is refused."""
 
     request: Request
-    payload: Kept
+    payload: BodyRef
     refused: Failed | None
     accepted_at: float  # seconds since the epoch; when it came in
 
@@ -138,7 +138,7 @@ class Settled(NamedTuple):
 
     request: Request
     outcome: Outcome
-    result: Kept | None
+    result: BodyRef | None
     times: RequestTimes
     completion: int  # its number
 
@@ -159,7 +159,7 @@ class History(NamedTuple):
     refusal: str | None  # why there is no model: its creation failed, or the operator has given it up
 
 
-class Losses(NamedTuple):
+class LossCount(NamedTuple):
     """How many generations ended while a command of a request was out."""
 
     total: int
@@ -195,7 +195,7 @@ class RequestLog(Protocol):
         """What counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
         ...
 
-    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, Losses]:
+    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, LossCount]:
         """A generation ended while commands of these were out; how often that has happened by now."""
         ...
 

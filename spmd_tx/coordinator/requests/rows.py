@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, Span, Target
 from spmd_tx.coordinator.requests.records import (
     CHANGES_STATE,
+    BodyRef,
     Executed,
     Failed,
     History,
-    Kept,
     Key,
     Kind,
     Known,
@@ -172,15 +172,15 @@ async def succeeded(db: AsyncSession, request_id: str, kind: Kind, session_id: s
     return None if row is None else _request(row)
 
 
-async def payload_place(db: AsyncSession, request_id: str) -> Kept:
+async def payload_place(db: AsyncSession, request_id: str) -> BodyRef:
     return payload_of(await _row(db, request_id))
 
 
-def payload_of(row: RequestRow) -> Kept:
+def payload_of(row: RequestRow) -> BodyRef:
     return _kept(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
 
 
-async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Kept] | None:
+async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, BodyRef] | None:
     """How a request ended: why it failed, or its content type and where its result is. None: it has not.
 
     Raises NotFound when the result is not kept any more.
@@ -206,11 +206,11 @@ def not_kept(request_id: str) -> NotFound:
     return NotFound(f"request {request_id!r} does not exist, or its result is no longer kept")
 
 
-def _kept(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> Kept:
+def _kept(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> BodyRef:
     return Place(*cast(tuple[int, int, int], (file, offset, length))) if body is None else body
 
 
-def _kept_values(name: str, kept: Kept | None) -> dict[str, object]:
+def _kept_values(name: str, kept: BodyRef | None) -> dict[str, object]:
     """The four columns of a body; the length is there if the body is."""
     if isinstance(kept, bytes):
         values = kept, None, None, len(kept)

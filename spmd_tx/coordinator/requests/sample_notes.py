@@ -14,7 +14,7 @@ import msgspec
 import zstandard
 
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.runtime.byte_lru import Recent
+from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody
 
@@ -70,7 +70,7 @@ class NoteFiles(Generic[Note]):
         """``what`` it is and the ``remedy`` are for people."""
         self._directory = directory
         self._kind, self._what, self._remedy = kind, what, remedy
-        self._recent: Recent[Note] = Recent(CACHE_BYTES)
+        self._recent: ByteLru[Note] = ByteLru(CACHE_BYTES)
         self._lock = threading.Lock()  # of what is recent
 
     def path(self, session_id: str, request_id: str) -> Path:

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 
-class Room:
+class ByteBudget:
     """In memory, for things that are large. Whatever is larger than all of it counts as all of it."""
 
     def __init__(self, capacity: int) -> None:

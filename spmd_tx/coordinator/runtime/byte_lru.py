@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
+class ByteLru(Generic[T]):
     """The values used last, up to a number of bytes in all."""
 
     def __init__(self, capacity: int) -> None:

@@ -14,8 +14,8 @@ one piece at most.
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
-from spmd_tx.coordinator.sampling.job import Reading, Sample, SampleJob
-from spmd_tx.coordinator.sampling.prefill import Piece, PrefillPlan, Segment
+from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob
+from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, Segment
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.prompt_scores import Scores
 from spmd_tx.coordinator.sampling.shard import Shard
@@ -40,7 +40,7 @@ class Admitted:
     plan: PrefillPlan
     before: list[AnyCommand] = field(default_factory=list)
     # Whether more is wanted of a segment than keys and values
-    read: list[tuple[Reading, Segment, bool]] = field(default_factory=list)
+    read: list[tuple[ChunkedPrefill, Segment, bool]] = field(default_factory=list)
     started: set[SampleJob] = field(default_factory=set)
     tokens: int = 0  # of prompts whose first samples start,
     found: int = 0  # and those of them that were found in the prefix cache
@@ -57,7 +57,9 @@ class Admission:
         self._bank = bank
         self._shards = shards
         self._menu = sampling.menu
-        self._readings: list[Reading] = []  # that are not planned to their end; whose turn it is comes first
+        self._readings: list[
+            ChunkedPrefill
+        ] = []  # that are not planned to their end; whose turn it is comes first
         self._is_turn_of_readings = False
 
     @property
@@ -112,7 +114,7 @@ class Admission:
             if all(sample.tokens for sample in job.waiting):
                 self._forget_prompts(job)
 
-    def _read_on(self, readings: list[Reading], admitted: Admitted) -> None:
+    def _read_on(self, readings: list[ChunkedPrefill], admitted: Admitted) -> None:
         """Read the next pieces of prompts as far as there is room; each has one in a Prefill."""
         for reading in readings:
             copies_left, piece = admitted.plan.copies_left(reading.owner.shard), self._next_piece(reading)
@@ -122,7 +124,7 @@ class Admission:
             if not reading.job.missing and self._may_join(reading.job, piece, admitted):
                 self._read(reading, admitted)
 
-    def _read(self, reading: Reading, admitted: Admitted) -> None:
+    def _read(self, reading: ChunkedPrefill, admitted: Admitted) -> None:
         """Plan a piece; with the last one the samples are ready for Decodes."""
         piece, job = self._next_piece(reading), reading.job
         is_scored = reading.is_scored(piece)
@@ -136,7 +138,7 @@ class Admission:
             for sample in reading.part:
                 sample.reading = None
 
-    def _next_piece(self, reading: Reading) -> Piece:
+    def _next_piece(self, reading: ChunkedPrefill) -> PrefillChunk:
         return reading.next_piece(self._menu.end_of_piece(reading.first, reading.end))
 
     def _overdue(self) -> SampleJob | None:
@@ -196,12 +198,12 @@ class Admission:
         self._update_line(job, is_cut=count < len(part))
         return True
 
-    def _missing_for(self, job: SampleJob, piece: Piece) -> list[ProgramShape]:
+    def _missing_for(self, job: SampleJob, piece: PrefillChunk) -> list[ProgramShape]:
         """What is missing to read a piece with nobody beside it."""
         alone = self._new_plan().program_with(piece, self._scores(job, piece))
         return [] if self._sampling.prefill(alone) is not None else [alone]
 
-    def _may_join(self, job: SampleJob, piece: Piece, admitted: Admitted) -> bool:
+    def _may_join(self, job: SampleJob, piece: PrefillChunk, admitted: Admitted) -> bool:
         """Whether there is a program for all that is to be read with this piece."""
         needed = admitted.plan.program_with(piece, self._scores(job, piece))
         found = self._sampling.prefill(needed)
@@ -216,18 +218,18 @@ class Admission:
         else:
             self.without_program.pop(job, None)
 
-    def _scores(self, job: SampleJob, piece: Piece) -> Scores:
+    def _scores(self, job: SampleJob, piece: PrefillChunk) -> Scores:
         is_scored = job.needs_scores and piece.end > job.wishes.first_scored
         return self._sampling.scores(job.wishes) if is_scored else Scores()
 
     def _new_plan(self) -> PrefillPlan:
         return PrefillPlan(self._menu, copies=self._shards[0].rows)
 
-    def _first_piece(self, job: SampleJob, part: list[Sample], number: int) -> Piece:
+    def _first_piece(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
         """What would be read first, if the part starts on this data shard."""
         shard, end = self._shards[number], part[0].position
         first = end if shard.kept_prompt(part) else len(shard.cached(part)) * self._menu.page_size
-        return Piece(number, job.version, 0, [], [], first, self._menu.end_of_piece(first, end))
+        return PrefillChunk(number, job.version, 0, [], [], first, self._menu.end_of_piece(first, end))
 
     def _best_shard(
         self, job: SampleJob, part: list[Sample], share: int | None, admitted: Admitted
@@ -263,7 +265,7 @@ class Admission:
             admitted.tokens += len(job.prompt)
             admitted.found += start.found
         admitted.started.add(job)
-        reading = Reading(part, part[0].content, start.pages, start.written, start.copies)
+        reading = ChunkedPrefill(part, part[0].content, start.pages, start.written, start.copies)
         if not reading.is_read:
             for sample in part:
                 sample.reading = reading

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from spmd_tx.coordinator.mesh.program_orders import Wish
+from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Failed, Outcome
 from spmd_tx.coordinator.runtime import metrics
@@ -20,11 +20,11 @@ from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import Choice, choose
-from spmd_tx.coordinator.sampling.job import Reading, Sample, SampleJob, SamplingModel, make_job
+from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prefill import Segment
 from spmd_tx.coordinator.sampling.programs import EverythingReady, Programs, SamplingPrograms
-from spmd_tx.coordinator.sampling.shapes import Menu, decode_steps
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
@@ -55,7 +55,7 @@ Listener = Callable[[Sample], None]
 class SamplingLimits:
     """What the device has room for."""
 
-    menu: Menu
+    menu: SamplingShapes
     pages_per_shard: int  # page 0 included
     decode_steps: int  # most of one Decode
 
@@ -70,7 +70,7 @@ class _Drawn:
 
 
 # The segment's row, and whether more is wanted of it than keys and values
-_Written = list[tuple[Reading, Segment, int, bool]]
+_Written = list[tuple[ChunkedPrefill, Segment, int, bool]]
 
 
 class SampleBatch:
@@ -158,10 +158,14 @@ class SampleBatch:
             else job.obstacle
         )
 
-    def wishes(self) -> list[Wish]:
+    def wishes(self) -> list[ProgramRequest]:
         """The programs that requests wait for."""
         jobs = dict.fromkeys([*self._admission.without_program, *self._left_out])
-        return [Wish(program, job.session, job.request_id) for job in jobs for program in self._missing(job)]
+        return [
+            ProgramRequest(program, job.session, job.request_id)
+            for job in jobs
+            for program in self._missing(job)
+        ]
 
     def not_compiled(self, program: ProgramShape, error: str) -> list[tuple[str, Outcome]]:
         """Let those requests fail that cannot do without a program."""

@@ -14,10 +14,10 @@ from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sampling import prompt_scores, routing_notes, stability_notes
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.pages import BlockKeys
-from spmd_tx.coordinator.sampling.prefill import Piece, Segment
-from spmd_tx.coordinator.sampling.prompt_scores import Wishes
+from spmd_tx.coordinator.sampling.prefill import PrefillChunk, Segment
+from spmd_tx.coordinator.sampling.prompt_scores import PromptScoring
 from spmd_tx.coordinator.sampling.stops import Decoder, StopRule, StopWatch, stop_rule
-from spmd_tx.coordinator.tenancy.spent import Spent
+from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import (
     NOTHING,
@@ -51,7 +51,9 @@ class Sample:
 
     outstanding: int = 0  # tokens that sent commands will draw unless it stops earlier
     is_resident: bool = False  # holds pages, and takes part in Decodes
-    reading: Reading | None = None  # while a part of its content is still to be read, before its first Decode
+    reading: ChunkedPrefill | None = (
+        None  # while a part of its content is still to be read, before its first Decode
+    )
     pages: list[int] = field(default_factory=list)  # in the order of positions
     shard: int = 0
     bank: int = 0
@@ -125,7 +127,7 @@ class SampleJob:
     top_k: int
     top_p: float
     rule: StopRule
-    wishes: Wishes
+    wishes: PromptScoring
     top: int  # how many of the likeliest tokens are wanted in the place of each token that is drawn
     records_stability: bool = False  # for stable_reinforce
     samples: list[Sample] = field(default_factory=list)
@@ -176,12 +178,12 @@ class SampleJob:
         if self.records_stability:
             notes[STABILITY] = stability_notes.encode(sequences)
         sampled = sum(len(sample.tokens) for sample in self.samples)
-        spent = Spent(prompt=len(self.prompt), cached=hits, sampled=sampled)
+        spent = Usage(prompt=len(self.prompt), cached=hits, sampled=sampled)
         return Finished(PROTOBUF, body, notes=notes, spent=spent)
 
 
 @dataclass(eq=False)
-class Reading:
+class ChunkedPrefill:
     """The common content of samples that hold their pages already and wait for what these are to hold."""
 
     part: list[Sample]  # the first one owns all pages that are written
@@ -210,12 +212,14 @@ class Reading:
         """Whether all pieces are planned."""
         return self.first == self.end
 
-    def next_piece(self, end: int) -> Piece:
+    def next_piece(self, end: int) -> PrefillChunk:
         """What is read next, up to a position."""
         owner = self.owner
-        return Piece(owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end)
+        return PrefillChunk(
+            owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end
+        )
 
-    def is_scored(self, piece: Piece) -> bool:
+    def is_scored(self, piece: PrefillChunk) -> bool:
         """Whether more is wanted of this piece than keys and values."""
         return self.job.needs_scores and piece.end > self.job.wishes.first_scored
 

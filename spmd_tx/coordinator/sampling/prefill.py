@@ -8,14 +8,14 @@ import numpy as np
 from spmd_tx.coordinator.sampling import prompt_scores
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.pages import TRASH_PAGE, pages_for
-from spmd_tx.coordinator.sampling.prompt_scores import Scores, Wishes
-from spmd_tx.coordinator.sampling.shapes import Menu, power_of_four
+from spmd_tx.coordinator.sampling.prompt_scores import PromptScoring, Scores
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_four
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW, PackedRows, Prefill
 from spmd_tx.protocol.programs import ProgramShape
 
 
 @dataclass(frozen=True)
-class Piece:
+class PrefillChunk:
     """Tokens of one prompt, for a row of one version."""
 
     shard: int
@@ -35,7 +35,7 @@ class Piece:
 class Segment:
     """The place of a piece."""
 
-    piece: Piece
+    piece: PrefillChunk
     row: int  # within the shard
     start: int
 
@@ -63,7 +63,7 @@ class PrefillPlan:
     When the first piece goes on behind what its pages hold, every row has one segment only.
     """
 
-    def __init__(self, menu: Menu, *, copies: int) -> None:
+    def __init__(self, menu: SamplingShapes, *, copies: int) -> None:
         self._menu = menu
         self._most_copies = copies  # per data shard; all are sent, so that the shape is always the same
         self._rows: list[list[_Row]] = [[] for _ in range(menu.shards)]
@@ -80,7 +80,7 @@ class PrefillPlan:
     def copies_left(self, shard: int) -> int:
         return self._most_copies - len(self._copies[shard])
 
-    def fits(self, piece: Piece) -> bool:
+    def fits(self, piece: PrefillChunk) -> bool:
         """Whether a piece can join without making the Prefill too large."""
         if not self._segments or not piece.length:
             return True
@@ -88,7 +88,7 @@ class PrefillPlan:
             return False
         return self._menu.may_prefill(*self._size_with(piece))
 
-    def program_with(self, piece: Piece, scores: Scores) -> ProgramShape:
+    def program_with(self, piece: PrefillChunk, scores: Scores) -> ProgramShape:
         """What the Prefill needs if a piece joins that fits."""
         return self._program(*self._size_with(piece), self._scores.and_of(scores))
 
@@ -98,7 +98,7 @@ class PrefillPlan:
         rows = power_of_four(max(len(rows) for rows in self._rows))
         return self._program(rows, self._row_length, self._table, self._scores)
 
-    def _size_with(self, piece: Piece) -> tuple[int, int, int]:
+    def _size_with(self, piece: PrefillChunk) -> tuple[int, int, int]:
         """Rows of each data shard, their length, and the width of their tables, if a piece joins."""
         row_length = self._menu.row_length(max(self._row_length, piece.length))
         counts, table = [len(rows) for rows in self._rows], self._table
@@ -116,7 +116,7 @@ class PrefillPlan:
             **scores._asdict(),
         )
 
-    def add(self, piece: Piece, scores: Scores) -> Segment:
+    def add(self, piece: PrefillChunk, scores: Scores) -> Segment:
         """Place a piece that fits."""
         self._scores = self._scores.and_of(scores)
         self._row_length = self._menu.row_length(max(self._row_length, piece.length))
@@ -142,7 +142,7 @@ class PrefillPlan:
         return segment.piece.shard * (program.rows // self._menu.shards) + segment.row
 
     def command(
-        self, scored: Sequence[tuple[Wishes, Segment]], program: ProgramShape, vocab_size: int
+        self, scored: Sequence[tuple[PromptScoring, Segment]], program: ProgramShape, vocab_size: int
     ) -> Prefill:
         """Write everything down, for a program that is large enough.
 
@@ -185,7 +185,7 @@ class PrefillPlan:
             tables=tables,
         )
 
-    def _wide_enough(self, piece: Piece, row_length: int) -> int:
+    def _wide_enough(self, piece: PrefillChunk, row_length: int) -> int:
         """The width of tables if there is one with the pages of this piece, and rows are so long."""
         pages = pages_for(piece.end, self._menu.page_size)
         return self._menu.prefill_table(max(self._table, pages), row_length)
@@ -204,7 +204,7 @@ class PrefillPlan:
                 copies[shard, : len(pairs)] = pairs
         return copies.reshape(-1, 2)
 
-    def _row_for(self, piece: Piece, row_length: int) -> int | None:
+    def _row_for(self, piece: PrefillChunk, row_length: int) -> int | None:
         if self._table:
             return None
         fitting = (

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.pages import pages_for
-from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, Scores, Wishes, width
-from spmd_tx.coordinator.sampling.shapes import Menu, power_of_two
+from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, PromptScoring, Scores, width
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_two
 from spmd_tx.protocol.commands import active_sizes
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -53,12 +53,12 @@ class SamplingPrograms:
     """Of one generation of workers."""
 
     programs: Programs
-    menu: Menu
+    menu: SamplingShapes
     bank_slots: int
     decode_steps: int  # most of one Decode
     vocab_size: int
 
-    def scores(self, wishes: Wishes) -> Scores:
+    def scores(self, wishes: PromptScoring) -> Scores:
         """Of a Prefill that brings what is wished for."""
         named = wishes.targets.width if wishes.targets is not None else 0
         return Scores(

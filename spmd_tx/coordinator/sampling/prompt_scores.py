@@ -45,7 +45,7 @@ def width(count: int, vocab_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PromptScoring:
     """Of one request."""
 
     length: int  # of the prompt
@@ -101,11 +101,11 @@ class Wishes:
         return self.scores({"logprobs": nothing[:, 0], **dict.fromkeys(names, nothing)})
 
 
-def of(body: SampleRequest, prompt_length: int, vocab_size: int, seeds: tuple[int, int]) -> Wishes:
+def of(body: SampleRequest, prompt_length: int, vocab_size: int, seeds: tuple[int, int]) -> PromptScoring:
     """The wishes of a request. Raises InvalidRequest where its targets cannot be read."""
     top, targets = body.topk_prompt_logprobs or 0, body.target_prompt_logprobs
     last = body.prompt_logprobs_last_n
-    return Wishes(
+    return PromptScoring(
         length=prompt_length,
         last=prompt_length if last is None else last,
         logprobs=bool(body.prompt_logprobs),
@@ -165,7 +165,7 @@ def _check_last(body: SampleRequest, prompt_length: int) -> None:
 
 
 def for_device(
-    shape: tuple[int, int], placed: Sequence[tuple[Wishes, tuple[int, slice], int]], vocab_size: int
+    shape: tuple[int, int], placed: Sequence[tuple[PromptScoring, tuple[int, slice], int]], vocab_size: int
 ) -> PromptWishes | None:
     """What a Prefill [B, T] with these prompts is told; None: nothing.
 

@@ -18,7 +18,7 @@ FEWEST_STEPS = 4  # of a Decode
 
 
 @dataclass(frozen=True)
-class Menu:
+class SamplingShapes:
     """All sizes of a server's sampling commands, per data shard unless it says otherwise."""
 
     shards: int

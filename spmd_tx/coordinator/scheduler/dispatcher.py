@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, Compilers, Settled
-from spmd_tx.coordinator.mesh.program_orders import Wish
+from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
 from spmd_tx.coordinator.requests.records import Outcome, Stage
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
@@ -80,7 +80,7 @@ class Sampling(Protocol):
 
     def status(self, request_id: str) -> str | None: ...
 
-    def wishes(self) -> list[Wish]: ...
+    def wishes(self) -> list[ProgramRequest]: ...
 
     def not_compiled(self, program: ProgramShape, error: str) -> Outcomes: ...
 

@@ -24,12 +24,12 @@ from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
-from spmd_tx.coordinator.scheduler.generation import Equipment, Remains
+from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
 from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
-from spmd_tx.coordinator.storage.outages import is_outage, patiently, uninterrupted
+from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages, uninterrupted
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun
@@ -59,7 +59,7 @@ class Execution:
         self,
         log: RequestLog,
         snapshots: Snapshots,
-        equipment: Equipment,
+        equipment: GenerationParts,
         unfinished: Unfinished,
         ended: set[str],
         clock: Callable[[], float],
@@ -70,7 +70,7 @@ class Execution:
         self.lines: dict[str, ModelLine] = {}  # by model
         self._waiting = WaitingLines()
         self._ready: dict[str, None] = {}  # models with steps that may be sent
-        self.remains = Remains(set(), set(), {})
+        self.remains = GenerationEnd(set(), set(), {})
         self._log = log
         self._snapshots = snapshots
         self._workers = equipment.workers
@@ -306,7 +306,7 @@ class Execution:
         """
         layout = self._training.grid.layout if counts and request.kind in CHUNKED_KINDS else None
         try:
-            return await patiently(lambda: self._marks.during(request.id, work), self._is_lost)
+            return await retry_through_outages(lambda: self._marks.during(request.id, work), self._is_lost)
         except MeshError:
             return None
         except BaseException as error:
@@ -379,7 +379,7 @@ class Execution:
         self._loss, dispatcher = error, self._dispatcher
         suspects = dispatcher.at_work_for if isinstance(error, ServerFault) else set[str]()
         in_flight, blamed = dispatcher.in_flight | suspects, dispatcher.blamed | suspects
-        self.remains = Remains(in_flight, blamed, self._unanswered())
+        self.remains = GenerationEnd(in_flight, blamed, self._unanswered())
         self._dispatcher.lose(error)
         self._snapshots.abandon()
         self._training.loss_runs.abandon(error)

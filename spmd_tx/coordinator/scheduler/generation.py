@@ -12,7 +12,7 @@ from spmd_tx.coordinator.training.execute import Training
 
 
 @dataclass(frozen=True)
-class Equipment:
+class GenerationParts:
     """What is made anew for each generation."""
 
     workers: Workers
@@ -26,7 +26,7 @@ class Equipment:
         return None if self.compilation is None else self.compilation.orders
 
 
-class Remains(NamedTuple):
+class GenerationEnd(NamedTuple):
     """What a generation leaves behind."""
 
     in_flight: set[str]  # requests whose commands were out

@@ -17,10 +17,10 @@ from spmd_tx.coordinator.requests.records import Failed, Request, RequestLog, by
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.scheduler.dispatcher import Workers
 from spmd_tx.coordinator.scheduler.execution import Execution
-from spmd_tx.coordinator.scheduler.generation import Equipment, Remains
+from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
-from spmd_tx.coordinator.storage.outages import is_outage, patiently
+from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.training.line import Restoration
@@ -49,7 +49,7 @@ class Scheduler:
         log: RequestLog,
         models: Models,
         snapshots: Snapshots,
-        equip: Callable[[Workers, MemoryPlan], Equipment],
+        equip: Callable[[Workers, MemoryPlan], GenerationParts],
         clock: Callable[[], float],
         quarantine: Quarantine | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class Scheduler:
         self._unfinished = Unfinished(each for each in log.unfinished() if not self._is_settled(each))
         self._ended: set[str] = set()  # sessions
         self._execution: Execution | None = None
-        self._remains = Remains(set(), set(), {})  # of the last generation
+        self._remains = GenerationEnd(set(), set(), {})  # of the last generation
         self._suspects: set[str] = set()  # requests
         self._given_up: set[str] = set()  # by the operator while there were no workers
         self._beyond_repair = self._quarantine.beyond_repair()  # requests that cannot be run again, and why
@@ -142,9 +142,9 @@ class Scheduler:
 
     async def run(self, workers: Workers, plan: MemoryPlan) -> NoReturn:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
-        await patiently(self._fail_those_given_up)
-        await patiently(self._judge)
-        restorations = await patiently(self._plan)
+        await retry_through_outages(self._fail_those_given_up)
+        await retry_through_outages(self._judge)
+        restorations = await retry_through_outages(self._plan)
         again = (request_id for restoration in restorations for request_id in restoration.again)
         self._quarantine.watch([*again, *(request.id for request in self._unfinished)])
         equipment = self._equip(workers, plan)

@@ -4,8 +4,8 @@ Not among them are those of rare kinds of requests: losses of whole sequences, s
 scores of prompts besides log-probabilities, and custom losses. They are compiled when they are wanted.
 """
 
-from spmd_tx.coordinator.sampling.shapes import Menu
-from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.protocol.programs import ProgramShape
 
 # Steps of single adapters, which have one program each.
@@ -16,14 +16,14 @@ BEGINNING = "prefill", "decode", *FIRST, "forward_backward", "forward"
 SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
 
 
-def program_menu(grid: Grid, sampling: Menu, bank_slots: int) -> list[ProgramShape]:
+def program_menu(grid: TrainingShapes, sampling: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
     """Every program once; the first few are enough to begin with."""
     of_adapters = [ProgramShape(step=step) for step in (*FIRST, *LAST)]
     of_rows = [*_training(grid), *_prefills(sampling), *_decodes(sampling, bank_slots)]
     return sorted([*of_adapters, *of_rows], key=lambda shape: _rank(shape, sampling))
 
 
-def _training(grid: Grid) -> list[ProgramShape]:
+def _training(grid: TrainingShapes) -> list[ProgramShape]:
     return [
         ProgramShape(step=step, rows=rows, row_length=row_length)
         for rows, row_length in grid.menu()
@@ -31,7 +31,7 @@ def _training(grid: Grid) -> list[ProgramShape]:
     ]
 
 
-def _prefills(menu: Menu) -> list[ProgramShape]:
+def _prefills(menu: SamplingShapes) -> list[ProgramShape]:
     return [
         ProgramShape(step="prefill", rows=rows, row_length=row_length, logprobs=logprobs, table=table)
         for rows, row_length, table in menu.prefills()
@@ -39,14 +39,14 @@ def _prefills(menu: Menu) -> list[ProgramShape]:
     ]
 
 
-def _decodes(menu: Menu, bank_slots: int) -> list[ProgramShape]:
+def _decodes(menu: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
     return [
         ProgramShape(step="decode", rows=rows, table=table, active=active)
         for rows, table, active in menu.decodes(bank_slots)
     ]
 
 
-def _rank(shape: ProgramShape, menu: Menu) -> tuple[int, ...]:
+def _rank(shape: ProgramShape, menu: SamplingShapes) -> tuple[int, ...]:
     """First one row, or one per data shard, of few tokens; then common sizes, large batches before small
     ones; and at the end what is long or rare."""
     tokens = shape.row_length if shape.step != "decode" else menu.page_size * shape.table

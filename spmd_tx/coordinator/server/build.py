@@ -22,7 +22,7 @@ from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.quotas import Allowances
+from spmd_tx.coordinator.http.quotas import Quotas
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.mesh.compilation import Compilation
@@ -43,19 +43,19 @@ from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.sampling.job import SamplingModel
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
-from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import open_versions
 from spmd_tx.coordinator.scheduler.dispatcher import Workers
-from spmd_tx.coordinator.scheduler.generation import Equipment
+from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
 from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.server.worker_setup import bank_slots, make_setup
 from spmd_tx.coordinator.storage.database import Database, open_database
-from spmd_tx.coordinator.storage.disk import Storage
-from spmd_tx.coordinator.storage.outages import patiently
+from spmd_tx.coordinator.storage.disk import DiskGuard
+from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.text.chat_template import ChatTemplate, read_chat_template
@@ -63,7 +63,7 @@ from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
-from spmd_tx.coordinator.training.packing import Grid, attention_share
+from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.models.config import ModelConfig, read_model_config
@@ -81,7 +81,7 @@ async def next_generation(database: Database) -> int:
         async with database.transaction() as db:
             return (await db.execute(count)).scalar_one()
 
-    return await patiently(counted)
+    return await retry_through_outages(counted)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ async def open_parts(
     """Open database and files, and connect everything; the stack closes them."""
     database = await open_database(config.database_url, config.data_dir)
     stack.push_async_callback(database.close)
-    storage = Storage(config.data_dir, config.min_free_disk)
+    storage = DiskGuard(config.data_dir, config.min_free_disk)
     queue = await open_queue(database, config.data_dir, storage)
     stack.callback(queue.close)
     reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
@@ -184,7 +184,7 @@ async def open_parts(
         keyring=await open_keyring(database, config.data_dir),
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         traces=TraceExports(database, config.data_dir),
-        allowances=Allowances(database, catalog, queue, config.bounds),
+        allowances=Quotas(database, catalog, queue, config.bounds),
         tokenizer=model.tokenizer,
         prompt_texts=PromptTexts(
             model.directory, model.tokenizer, model.chat_template, model.max_context, config.bounds
@@ -220,7 +220,7 @@ def make_equipment(
     workers: Workers,
     plan: MemoryPlan,
     at_work: AtWork | None = None,
-) -> Equipment:
+) -> GenerationParts:
     """What one generation of workers, which hold nothing yet, is driven with."""
     check_pages(plan.pages, config.page_size, model.max_context)
     bank = VersionBank(bank_slots(config), config.data_dir / "versions")
@@ -245,17 +245,19 @@ def make_equipment(
     ahead = make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
     orders = ProgramOrders(program for program in ahead if program not in workers.avoided)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear, at_work, orders)
-    return Equipment(workers, training, versions, batch, Compilation(workers, orders))
+    return GenerationParts(workers, training, versions, batch, Compilation(workers, orders))
 
 
-def sampling_menu(config: ServerConfig, max_context: int, decode_rows: int) -> Menu:
+def sampling_menu(config: ServerConfig, max_context: int, decode_rows: int) -> SamplingShapes:
     """The sizes of sampling commands."""
-    return Menu(config.data_shards, max_context, config.page_size, decode_rows)
+    return SamplingShapes(config.data_shards, max_context, config.page_size, decode_rows)
 
 
-def training_grid(config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan) -> Grid:
+def training_grid(
+    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
+) -> TrainingShapes:
     """The sizes of training commands."""
-    return Grid(config.data_shards, plan.train_tokens, max_context, attention_share(model))
+    return TrainingShapes(config.data_shards, plan.train_tokens, max_context, attention_share(model))
 
 
 def make_menu(

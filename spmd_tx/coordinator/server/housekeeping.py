@@ -19,7 +19,7 @@ SECONDS_BETWEEN = 30.0
 SECONDS_BETWEEN_MEASUREMENTS = 300.0  # of the whole data directory
 
 
-async def keep_house(services: Services) -> NoReturn:
+async def run_housekeeping(services: Services) -> NoReturn:
     """Run for ever. What cannot be done now, as the database is gone, is tried again the next time.
 
     Raises StartError when the database must not be used any more.

@@ -23,7 +23,7 @@ from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.coordinator.runtime.loop_watchdog import watching
 from spmd_tx.coordinator.runtime.open_files import raise_limit
 from spmd_tx.coordinator.server.build import Parts, open_model, open_parts
-from spmd_tx.coordinator.server.housekeeping import keep_house
+from spmd_tx.coordinator.server.housekeeping import run_housekeeping
 from spmd_tx.coordinator.server.preflight import check_hosts, check_keys, listen
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.processes import private
@@ -108,7 +108,7 @@ class _Server:
             generations.receive(),
             generations.watch(),
             generations.run(self._work),
-            keep_house(self._parts.services),
+            run_housekeeping(self._parts.services),
             self._parts.services.keyring.watch(),
             self._parts.wishes.watch(),
             *(agent.run() for agent in self._agents),

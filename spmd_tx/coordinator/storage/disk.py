@@ -20,7 +20,7 @@ ROOM_FOR_OLD_WORK = 0.5  # of what must be free for new work
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts
 
 
-class Storage:
+class DiskGuard:
     """Of one server; told of every failure and success, and looked at before work is taken."""
 
     def __init__(self, directory: Path, min_free: str = "0") -> None:

@@ -52,7 +52,7 @@ def _is_of_statement(error: SQLAlchemyError) -> bool:
     return is_unsendable or (getattr(original, "sqlstate", None) or "")[:2] in OF_VALUES
 
 
-async def patiently(
+async def retry_through_outages(
     work: Callable[[], Awaitable[Result]], is_pointless: Callable[[], bool] = lambda: False
 ) -> Result:
     """Do something that may be done twice, again and again until database and disk answer.
@@ -71,7 +71,7 @@ async def patiently(
             raise MeshError("the workers were lost while database or disk did not answer")
 
 
-async def until(seconds: float, read: Callable[[], Awaitable[Result]]) -> Result | None:
+async def read_before_deadline(seconds: float, read: Callable[[], Awaitable[Result]]) -> Result | None:
     """Read something, again and again while database or disk do not answer, but not longer; then None."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:

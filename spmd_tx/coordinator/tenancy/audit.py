@@ -21,14 +21,14 @@ MOST_ENTRIES = 10_000  # of one answer, the newest
 RESOURCES = {"checkpoints": "checkpoint", "projects": "project", "teams": "team", "organizations": "key"}
 
 
-class Question(NamedTuple):
+class AuditQuery(NamedTuple):
     """Which entries are wanted."""
 
     event_type: str  # "all", or one of RESOURCES
     day: date  # UTC
 
 
-class Deed(NamedTuple):
+class AuditEvent(NamedTuple):
     """What somebody does to what belongs to an owner."""
 
     event: str  # RESOURCE_ACTION
@@ -37,13 +37,13 @@ class Deed(NamedTuple):
     details: dict[str, Any]
 
 
-def add(db: AsyncSession | orm.Session, deed: Deed) -> None:
+def add(db: AsyncSession | orm.Session, deed: AuditEvent) -> None:
     """Write a deed down together with what it changes."""
     who = {"actor": deed.caller.owner, "key_id": deed.caller.key_id, "owner": deed.owner}
     db.add(AuditRow(at=clock.now(), event=deed.event, details=deed.details, **who))
 
 
-async def note(database: Database, deed: Deed) -> None:
+async def note(database: Database, deed: AuditEvent) -> None:
     """Write a deed down that has been done."""
     async with database.transaction() as db:
         add(db, deed)
@@ -55,10 +55,10 @@ def add_by_session(db: orm.Session, event: str, session_id: str, tinker_path: st
     if session is not None:
         caller = Caller(session.owner, "user", session.key_id)
         details = {"session_id": session_id, "tinker_path": tinker_path}
-        add(db, Deed(event, caller, session.owner, details))
+        add(db, AuditEvent(event, caller, session.owner, details))
 
 
-async def entries(db: AsyncSession, question: Question, caller: Caller) -> Sequence[AuditRow]:
+async def entries(db: AsyncSession, question: AuditQuery, caller: Caller) -> Sequence[AuditRow]:
     """What a caller may know of, oldest first: admins everything, others what was done to what is theirs."""
     query = select(AuditRow).order_by(AuditRow.number.desc()).limit(MOST_ENTRIES)
     if caller.role != "admin":

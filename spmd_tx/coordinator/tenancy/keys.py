@@ -26,7 +26,7 @@ ID_BYTES = 4
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 
 
-class Wish(NamedTuple):
+class NewKeyOptions(NamedTuple):
     """What a new key is to be."""
 
     owner: str
@@ -61,7 +61,7 @@ async def listed(db: AsyncSession) -> Sequence[ApiKey]:
     return (await db.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))).all()
 
 
-async def create(db: AsyncSession, wish: Wish) -> NewKey:
+async def create(db: AsyncSession, wish: NewKeyOptions) -> NewKey:
     """Raises StartError when the wish makes no sense."""
     _check(wish)
     token, now = PREFIX + secrets.token_hex(SECRET_BYTES), time.time()
@@ -96,7 +96,7 @@ async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
         raise StartError(f"key {id} {reason}; make a new one with: spmd-tx keys create --owner {old.owner}")
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at
     limits = KeyLimits(old.adapters, old.queued_requests, old.queued_tokens, old.requests_per_second)
-    new = await create(db, Wish(old.owner, old.role, lifetime, limits))
+    new = await create(db, NewKeyOptions(old.owner, old.role, lifetime, limits))
     old.expires_at = now + overlap if old.expires_at is None else min(old.expires_at, now + overlap)
     _note(db, "key_rotated", old, replaced_by=new.row.id)
     return new
@@ -115,7 +115,7 @@ async def in_database(
 
 
 def _note(db: AsyncSession, event: str, row: ApiKey, caller: Caller = audit.OPERATOR, **details: str) -> None:
-    audit.add(db, audit.Deed(event, caller, row.owner, {"key": row.id, **details}))
+    audit.add(db, audit.AuditEvent(event, caller, row.owner, {"key": row.id, **details}))
 
 
 async def _find(db: AsyncSession, id: str) -> ApiKey:
@@ -125,7 +125,7 @@ async def _find(db: AsyncSession, id: str) -> ApiKey:
     return row
 
 
-def _check(wish: Wish) -> None:
+def _check(wish: NewKeyOptions) -> None:
     if not OWNER.fullmatch(wish.owner):
         raise StartError(
             f"--owner is {wish.owner!r}; use up to 100 letters, digits and any of . _ @ + - after the first"

@@ -41,6 +41,8 @@ async def forget(db: AsyncSession, data_dir: Path) -> int:
     """Delete all keys, and that there were any; how many there were."""
     removed = (await db.execute(delete(ApiKey).returning(ApiKey.id))).all()
     await db.execute(update(ServerState).values(had_keys=False))
-    audit.add(db, audit.Deed("keys_removed", audit.OPERATOR, audit.OPERATOR.owner, {"keys": len(removed)}))
+    audit.add(
+        db, audit.AuditEvent("keys_removed", audit.OPERATOR, audit.OPERATOR.owner, {"keys": len(removed)})
+    )
     (data_dir / FILE).unlink(missing_ok=True)
     return len(removed)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Spent(NamedTuple):
+class Usage(NamedTuple):
     """What a request was worth. Counted once, when its result is stored: a replay adds nothing."""
 
     trained: int = 0  # tokens through forward_backward
@@ -18,4 +18,4 @@ class Spent(NamedTuple):
         return self.trained + self.forwarded + self.prompt + self.sampled
 
 
-NOTHING = Spent()
+NOTHING = Usage()

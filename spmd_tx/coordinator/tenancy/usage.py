@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.tables import Model, Sampler, Session, UsageRow
-from spmd_tx.coordinator.tenancy.spent import NOTHING, Spent
+from spmd_tx.coordinator.tenancy.spent import NOTHING, Usage
 from spmd_tx.coordinator.wire import checkpoint_paths
 
 HOUR_SECONDS = 3600
@@ -17,7 +17,7 @@ KEPT_SECONDS = 400 * 24 * 3600.0  # a year, and some days to look at it
 
 
 NOBODY = {"session_id": None, "owner": "", "key_id": None, "run_id": None, "base_model": None}
-_MORE = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in Spent._fields)
+_MORE = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in Usage._fields)
 
 
 class Item(NamedTuple):
@@ -25,17 +25,17 @@ class Item(NamedTuple):
 
     line: str
     session_id: str
-    spent: Spent
+    spent: Usage
 
 
 def add(db: orm.Session, items: Iterable[Item], now: float) -> None:
     """Count requests towards the hour of ``now``."""
     hour = int(now) // HOUR_SECONDS * HOUR_SECONDS
-    sums: dict[tuple[str, str], Spent] = defaultdict(Spent)
+    sums: dict[tuple[str, str], Usage] = defaultdict(Usage)
     for line, session_id, spent in items:
         if spent != NOTHING:
             known = sums[line, session_id]
-            sums[line, session_id] = Spent(*map(sum, zip(known, spent, strict=True)))
+            sums[line, session_id] = Usage(*map(sum, zip(known, spent, strict=True)))
     if not sums:
         return
     lines = [line for line, _ in sums]

@@ -14,7 +14,7 @@ import numpy as np
 
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
 from spmd_tx.coordinator.training.losses import LossSettings
-from spmd_tx.coordinator.training.packing import Grid, Layout, lay_out
+from spmd_tx.coordinator.training.packing import Layout, TrainingShapes, lay_out
 from spmd_tx.coordinator.training.validation import clips_of
 from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.protocol.commands import LossInputs, PackedRows
@@ -174,7 +174,7 @@ def pack(
     datums: list[Datum],
     loss: LossSettings,
     forward_only: bool,
-    grid: Grid,
+    grid: TrainingShapes,
     experts: Experts = (),
 ) -> PackedRequest:
     """Pack the datums of one request, which must be valid, into chunks; their slot is chosen later."""

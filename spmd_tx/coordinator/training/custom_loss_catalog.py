@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.records import Finished, Request
-from spmd_tx.coordinator.runtime.byte_lru import Recent
+from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
 from spmd_tx.coordinator.wire.training import CreateCustomLossResult
@@ -53,7 +53,7 @@ class CustomLossCatalog:
         self._database = database
         self._log = log
         self._given_up: OrderedDict[str, str] = OrderedDict()  # why, by id; for the life of this server
-        self._recent: Recent[tuple[str, StoredLoss]] = Recent(CACHE_BYTES)  # with their session
+        self._recent: ByteLru[tuple[str, StoredLoss]] = ByteLru(CACHE_BYTES)  # with their session
 
     async def open(self, loss_id: str, session_id: str) -> StoredLoss:
         """Raises InvalidRequest when this session has no such loss."""

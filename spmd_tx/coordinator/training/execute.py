@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd_tx.coordinator.catalog.catalog import sampler_id
 from spmd_tx.coordinator.checkpoints import files
-from spmd_tx.coordinator.checkpoints.snapshots import Found, Snapshots
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
 from spmd_tx.coordinator.requests.records import (
     CHUNKED_KINDS,
     Failed,
@@ -21,7 +21,7 @@ from spmd_tx.coordinator.requests.records import (
     json_result,
     read_body,
 )
-from spmd_tx.coordinator.runtime.byte_budget import Room
+from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
@@ -39,7 +39,7 @@ from spmd_tx.coordinator.training.outcomes import (
     outcome_of_step,
     written_after,
 )
-from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.saves import Checkpoints, Samplers, Saves
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.training.validation import (
@@ -96,17 +96,19 @@ class Training:
     versions: Versions
     slots: TrainingSlots
     limits: Limits
-    grid: Grid
+    grid: TrainingShapes
     base_model: str
     snapshots: Snapshots
     stability: StabilityFiles
     custom_losses: CustomLosses
     loss_runs: LossRuns
     routing: RoutingFiles | None = None  # None: the model has no experts
-    room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for requests that are packed
+    room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # for requests that are packed
     children: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CHILDREN))
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
-    loss_room: Room = field(default_factory=lambda: Room(PACKED_BYTES))  # for those with a custom loss
+    loss_room: ByteBudget = field(
+        default_factory=lambda: ByteBudget(PACKED_BYTES)
+    )  # for those with a custom loss
 
     def turn(self, kind: Kind) -> AbstractAsyncContextManager[object]:
         """Entered from before a request's body is read until its steps are there: few bodies in memory."""
@@ -187,7 +189,7 @@ class Training:
     def _saves(self) -> Saves:
         return Saves(self.checkpoints, self.samplers, self.versions, self.base_model, self.children)
 
-    def restore(self, model: TrainedModel, found: Found) -> None:
+    def restore(self, model: TrainedModel, found: StoredSnapshot) -> None:
         """Put a model in the state of a snapshot."""
         model.become(found.adapter)
 
@@ -325,7 +327,11 @@ class Training:
         return sum(array.nbytes for datum in request.data for array in datum.loss_inputs.values())
 
     def _pack(
-        self, model: TrainedModel, request: ForwardBackwardRequest, grid: Grid, is_again: bool = False
+        self,
+        model: TrainedModel,
+        request: ForwardBackwardRequest,
+        grid: TrainingShapes,
+        is_again: bool = False,
     ) -> PackedRequest:
         loss, data = check_forward_backward(request, self.limits), request.data
         if loss.name == "stable_reinforce":

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from spmd_tx.coordinator.checkpoints.snapshots import Found
+from spmd_tx.coordinator.checkpoints.snapshots import StoredSnapshot
 from spmd_tx.coordinator.requests.records import (
     CHANGES_STATE,
     CHUNKED_KINDS,
@@ -105,7 +105,7 @@ class Restoration:
     model_id: str
     session_id: str
     refusal: str | None = None  # why the model cannot be used: it was never created, or it is beyond repair
-    start: Found | None = None  # None: the first request, which creates it
+    start: StoredSnapshot | None = None  # None: the first request, which creates it
     again: dict[str, Executed] = field(default_factory=dict)  # requests whose outcome is known, by id
     requests: list[Request] = field(default_factory=list)  # to carry out first: those, and any in between
     next_seq_id: int = 0

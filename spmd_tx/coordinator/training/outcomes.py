@@ -9,7 +9,7 @@ import numpy as np
 
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, json_result
 from spmd_tx.coordinator.runtime.threads import compute
-from spmd_tx.coordinator.tenancy.spent import Spent
+from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF, encode_forward_backward_output
@@ -64,9 +64,9 @@ async def outcome_of_loss(
 
     tokens = packed.destination.size
     if packed.chunks[0].forward_only:
-        spent = Spent(forwarded=tokens)
+        spent = Usage(forwarded=tokens)
     else:
-        spent = Spent(trained=tokens, forwarded=0 if custom is None else tokens)
+        spent = Usage(trained=tokens, forwarded=0 if custom is None else tokens)
     return Finished(PROTOBUF, await compute(BYTES_PER_TOKEN * tokens, encode), layout, spent=spent)
 
 

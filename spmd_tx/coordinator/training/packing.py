@@ -45,7 +45,7 @@ def row_lengths(max_context: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TrainingShapes:
     """The few shapes that micro-batches come in; each is compiled once."""
 
     data_shards: int
@@ -62,7 +62,7 @@ class Grid:
         """All that the shapes follow from, besides the requests."""
         return f"{self.data_shards}x{self.train_tokens}x{self.max_context}x{self.attention_share}"
 
-    def as_recorded(self, layout: str | None) -> "Grid":
+    def as_recorded(self, layout: str | None) -> "TrainingShapes":
         """The grid with this layout, unless it is of another number of data shards or an earlier version.
 
         Then requests are cut as new ones are: their sums may have other last bits.
@@ -70,7 +70,7 @@ class Grid:
         if not layout or layout.count("x") != 3:
             return self
         shards, tokens, context, share = layout.split("x")
-        recorded = Grid(int(shards), int(tokens), int(context), float(share))
+        recorded = TrainingShapes(int(shards), int(tokens), int(context), float(share))
         return recorded if recorded.data_shards == self.data_shards else self
 
     def menu(self) -> list[tuple[int, int]]:
@@ -124,7 +124,7 @@ class Layout:
     chunks: list[tuple[int, int]]  # (rows in use, rows of the micro-batch); in order of the rows
 
 
-def lay_out(lengths: np.ndarray, grid: Grid) -> Layout:
+def lay_out(lengths: np.ndarray, grid: TrainingShapes) -> Layout:
     """Choose the row length that costs least, and place segments of these lengths (tokens)."""
     longest, total = int(lengths.max()), int(lengths.sum())
     is_small = total <= grid.data_shards * SMALL_ROW

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Protocol
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
-from spmd_tx.coordinator.mesh.program_orders import Wish
+from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
 from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
 from spmd_tx.errors import CompileFailed
@@ -15,7 +15,7 @@ from spmd_tx.protocol.programs import ProgramShape
 class Wishing(Protocol):
     """What is used of the sample batch."""
 
-    def wishes(self) -> list[Wish]: ...
+    def wishes(self) -> list[ProgramRequest]: ...
 
 
 class StepPrograms:
@@ -82,7 +82,7 @@ class StepPrograms:
         if self._compilation is None:
             return
         wishes = [
-            Wish(program, model.session_id, model.unsent[0].request_id)
+            ProgramRequest(program, model.session_id, model.unsent[0].request_id)
             for model in models
             for program in model.missing
         ]
@@ -91,12 +91,12 @@ class StepPrograms:
             wishes += self._wishes_ahead(model)
         self._compilation.advance(wishes, on_answer, only_awaited=only_awaited)
 
-    def _wishes_ahead(self, model: TrainedModel) -> list[Wish]:
+    def _wishes_ahead(self, model: TrainedModel) -> list[ProgramRequest]:
         """What the steps behind the next one will wait for."""
         assert self._compilation is not None
         is_ready = self._compilation.orders.is_ready
         return [
-            Wish(program, model.session_id, step.request_id)
+            ProgramRequest(program, model.session_id, step.request_id)
             for step in islice(model.unsent, 1, MOST_UNSENT)
             if not step.has_programs
             for program in step.programs

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spmd_tx.coordinator.agent.worker_process import Supervisor, WorkerExit, _relay
+from spmd_tx.coordinator.agent.worker_process import WorkerExit, WorkerProcess, _relay
 
 SLEEP = "import time; time.sleep(3600)"
 AWAKE = f"print('up', flush=True); {SLEEP}"
@@ -28,7 +28,7 @@ async def start():
     supervisors = []
 
     async def start(program, worker=0, environment=None):
-        supervisors.append(Supervisor(worker))
+        supervisors.append(WorkerProcess(worker))
         ended = await supervisors[-1].start([sys.executable, "-c", program], environment or os.environ)
         return Running(supervisors[-1], ended)
 

@@ -9,7 +9,7 @@ import pytest
 from spmd_tx import durable_files
 from spmd_tx.coordinator.checkpoints import catalog, files
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
-from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import is_outage
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -198,7 +198,7 @@ async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoi
 
 
 async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
-    storage = Storage(tmp_path, "100%")
+    storage = DiskGuard(tmp_path, "100%")
     checkpoints = await open_checkpoints(database, tmp_path / "checkpoints", "m", storage)
     storage.measure()
     storage._has_no_room = True

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, Request
-from spmd_tx.coordinator.tenancy.spent import Spent
+from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.wire import (
     checkpoint_paths,
@@ -153,7 +153,7 @@ def _losses(request: training_protobuf.ForwardBackwardRequest) -> Outcome:
     logprobs = [np.full(len(datum.tokens), LOGPROB, np.float32) for datum in request.data]
     metrics = {"loss:sum": -float(sum(array.sum() for array in logprobs))}
     tokens = sum(map(len, logprobs))
-    spent = Spent(forwarded=tokens) if request.forward_only else Spent(trained=tokens)
+    spent = Usage(forwarded=tokens) if request.forward_only else Usage(trained=tokens)
     return Finished(
         PROTOBUF, training_protobuf.encode_forward_backward_output(logprobs, metrics), spent=spent
     )
@@ -169,4 +169,4 @@ def _samples(request: sampling.SampleRequest) -> Outcome:
         [sequence] * request.num_samples,
         PromptScores(prompt_logprobs if request.prompt_logprobs else None),
     )
-    return Finished(PROTOBUF, body, spent=Spent(prompt=length, sampled=count * request.num_samples))
+    return Finished(PROTOBUF, body, spent=Usage(prompt=length, sampled=count * request.num_samples))

@@ -339,7 +339,7 @@ async def keys_of(services):
 
     async def make(owner, role="user"):
         async with services.database.transaction() as db:
-            token, _ = await keys.create(db, keys.Wish(owner, role))
+            token, _ = await keys.create(db, keys.NewKeyOptions(owner, role))
         await services.keyring.look()
         return token
 

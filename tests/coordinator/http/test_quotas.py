@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.http.quotas import Allowances
+from spmd_tx.coordinator.http.quotas import Quotas
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.errors import TooManyRequests
 
@@ -20,14 +20,14 @@ def clock():
 
 @pytest.fixture
 def allowances(clock):
-    return Allowances(None, None, None, Bounds(polls_per_second=100), clock=lambda: clock.now)
+    return Quotas(None, None, None, Bounds(polls_per_second=100), clock=lambda: clock.now)
 
 
 def caller(rate, key_id="k"):
     return Caller("alice", "user", key_id, KeyLimits(requests_per_second=rate))
 
 
-def accepted(allowances: Allowances, who: Caller, tries: int = 50) -> int:
+def accepted(allowances: Quotas, who: Caller, tries: int = 50) -> int:
     """How many requests get through until one does not."""
     for number in range(tries):
         try:

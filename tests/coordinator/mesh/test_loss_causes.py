@@ -3,7 +3,14 @@ import signal
 import pytest
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
-from spmd_tx.coordinator.mesh.loss_causes import Loss, Suspicion, cause, of_agent, of_exit, of_failure
+from spmd_tx.coordinator.mesh.loss_causes import (
+    GenerationLoss,
+    Suspicion,
+    cause,
+    of_agent,
+    of_exit,
+    of_failure,
+)
 from spmd_tx.protocol.reports import Failure
 
 
@@ -77,9 +84,9 @@ def test_a_sign_names_worker_host_and_what_happened():
 
 
 def test_the_story_quotes_the_last_words():
-    loss = Loss(ended(1, 1, "loading", "no memory"), "worker 1 on node-b exited with code 1")
+    loss = GenerationLoss(ended(1, 1, "loading", "no memory"), "worker 1 on node-b exited with code 1")
     assert loss.story == "worker 1 on node-b exited with code 1; its last words: loading | no memory"
-    assert Loss(KILLED, KILLED.text).story == KILLED.text
+    assert GenerationLoss(KILLED, KILLED.text).story == KILLED.text
 
 
 def test_only_a_failure_that_says_so_is_final():

@@ -5,8 +5,8 @@ from spmd_tx.coordinator.mesh.program_orders import (
     AWAITED,
     COST_OF_A_SECOND,
     ProgramOrders,
+    ProgramRequest,
     Progress,
-    Wish,
 )
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -24,7 +24,7 @@ def orders():
 
 
 def wish(length, session="alice"):
-    return Wish(program(length), session, f"request of {session}")
+    return ProgramRequest(program(length), session, f"request of {session}")
 
 
 def order(orders, *wishes):

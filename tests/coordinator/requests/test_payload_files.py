@@ -7,7 +7,7 @@ import zstandard
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import Place
-from spmd_tx.coordinator.runtime.byte_lru import Recent
+from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.errors import DamagedBody, StartError
 
 pytestmark = pytest.mark.usefixtures("all_in_files")
@@ -138,7 +138,7 @@ def test_a_write_that_fails_leaves_no_part_of_it(small_disk):
 
 
 def test_the_least_recently_used_is_forgotten_first():
-    recent = Recent(capacity=10)
+    recent = ByteLru(capacity=10)
     recent.put("a", 1, size=4)
     recent.put("b", 2, size=4)
     recent.get("a")
@@ -147,7 +147,7 @@ def test_the_least_recently_used_is_forgotten_first():
 
 
 def test_what_is_larger_than_the_capacity_is_not_kept():
-    recent = Recent(capacity=10)
+    recent = ByteLru(capacity=10)
     recent.put("a", 1, size=4)
     recent.put("b", 2, size=11)
     assert [recent.get(key) for key in "ab"] == [1, None]

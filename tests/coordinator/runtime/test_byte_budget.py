@@ -1,6 +1,6 @@
 import asyncio
 
-from spmd_tx.coordinator.runtime.byte_budget import Room
+from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
 
 
 async def turn():
@@ -8,7 +8,7 @@ async def turn():
 
 
 async def test_who_comes_first_gets_room_first_even_if_less_would_do_for_others():
-    room, order = Room(10), []
+    room, order = ByteBudget(10), []
 
     async def take(size):
         await room.take(size)
@@ -25,13 +25,13 @@ async def test_who_comes_first_gets_room_first_even_if_less_would_do_for_others(
 
 
 async def test_what_is_larger_than_the_room_takes_all_of_it():
-    room = Room(10)
+    room = ByteBudget(10)
     assert await room.take(25) == 10
     assert room.free == 0
 
 
 async def test_who_stops_waiting_lets_others_in_and_takes_nothing():
-    room = Room(10)
+    room = ByteBudget(10)
     await room.take(8)
     large, small = [asyncio.create_task(room.take(size)) for size in (5, 1)]
     await turn()
@@ -43,7 +43,7 @@ async def test_who_stops_waiting_lets_others_in_and_takes_nothing():
 
 
 async def test_who_is_cancelled_when_its_turn_has_come_gives_it_back():
-    room = Room(10)
+    room = ByteBudget(10)
     await room.take(8)
     waiting = asyncio.create_task(room.take(5))
     await turn()
@@ -54,7 +54,7 @@ async def test_who_is_cancelled_when_its_turn_has_come_gives_it_back():
 
 
 async def test_who_is_cancelled_just_before_its_turn_would_come_ends_as_cancelled():
-    room = Room(10)
+    room = ByteBudget(10)
     await room.take(8)
     waiting = asyncio.create_task(room.take(5))
     await turn()

@@ -10,7 +10,7 @@ from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
-from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill
@@ -63,7 +63,7 @@ class Bench:
         programs=None,
     ):
         limits = SamplingLimits(
-            menu=Menu(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
+            menu=SamplingShapes(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
             pages_per_shard=pages,
             decode_steps=decode_steps,
         )

@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from spmd_tx.coordinator.sampling.pages import pages_for
-from spmd_tx.coordinator.sampling.shapes import Menu, decode_steps, power_of_four
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes, decode_steps, power_of_four
 from spmd_tx.protocol.commands import active_sizes
 
 BANK_SLOTS = 10
 MENUS = [
-    Menu(shards, context, page_size, rows)
+    SamplingShapes(shards, context, page_size, rows)
     for shards, context, page_size, rows in [
         (1, 2048, 16, 64),
         (8, 32768, 16, 64),
@@ -64,21 +64,21 @@ def test_every_decode_has_a_size(menu):
 
 @pytest.mark.parametrize("context, prefills, decodes", [(2048, 16, 45), (32768, 24, 75)])
 def test_there_are_few_sizes(context, prefills, decodes):
-    menu = Menu(shards=1, context=context, page_size=16, decode_rows=128)
+    menu = SamplingShapes(shards=1, context=context, page_size=16, decode_rows=128)
     assert len(set(menu.prefills())) == len(menu.prefills()) <= prefills
     assert len(set(menu.decodes(BANK_SLOTS))) == len(menu.decodes(BANK_SLOTS)) <= decodes
 
 
 def test_no_row_is_longer_than_a_short_context_needs():
-    assert Menu(1, context=40, page_size=16, decode_rows=1).row_lengths == [64]
-    assert Menu(1, context=300, page_size=16, decode_rows=1).row_lengths == [64, 256, 1024]
+    assert SamplingShapes(1, context=40, page_size=16, decode_rows=1).row_lengths == [64]
+    assert SamplingShapes(1, context=300, page_size=16, decode_rows=1).row_lengths == [64, 256, 1024]
 
 
 @pytest.mark.parametrize(
     "first, end, cut", [(0, 5000, 1024), (16, 5000, 1024), (1024, 1030, 1030), (1024, 5000, 2048)]
 )
 def test_pieces_end_at_multiples_of_their_size(first, end, cut):
-    assert Menu(1, 8192, 16, 64).end_of_piece(first, end) == cut
+    assert SamplingShapes(1, 8192, 16, 64).end_of_piece(first, end) == cut
 
 
 def test_few_rows_use_few_adapters():
@@ -93,7 +93,7 @@ def test_few_rows_use_few_adapters():
     [(128, [1, 4, 16, 32, 64, 128]), (100, [1, 4, 16, 32, 64, 100]), (13, [1, 4, 13]), (1, [1])],
 )
 def test_one_row_and_the_most_are_among_the_sizes_of_a_decode(most, sizes):
-    assert Menu(1, 64, 16, decode_rows=most).decode_sizes == sizes
+    assert SamplingShapes(1, 64, 16, decode_rows=most).decode_sizes == sizes
 
 
 def test_sizes_grow_by_a_factor_of_four():

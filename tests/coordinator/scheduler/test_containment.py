@@ -7,9 +7,9 @@ import pytest
 
 from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.mesh.generations import Generations
-from spmd_tx.coordinator.mesh.loss_causes import Loss, Sign, Suspicion
+from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion
 from spmd_tx.coordinator.sampling import job
-from spmd_tx.coordinator.sampling.job import Reading
+from spmd_tx.coordinator.sampling.job import ChunkedPrefill
 from spmd_tx.coordinator.training import execute
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault
@@ -261,7 +261,9 @@ async def test_finding_the_guilty_is_no_crash_loop(monkeypatch, suspicion, loops
     async def one(self, work):
         if next(ended) == 7:
             raise StopAsyncIteration
-        return Loss(Sign(suspicion, 0, "internal error", by_command=False), "internal error"), False
+        return GenerationLoss(
+            LossSign(suspicion, 0, "internal error", by_command=False), "internal error"
+        ), False
 
     monkeypatch.setattr(Generations, "_one", one)
     monkeypatch.setattr(generations, "FIRST_DELAY", 0.0)
@@ -299,7 +301,7 @@ def test_a_sample_whose_tokens_cannot_be_taken_fails_alone(monkeypatch, part, er
 def test_a_prompt_whose_scores_cannot_be_taken_fails_alone(monkeypatch, error):
     bench = Bench()
     is_bad = lambda each, *_: each.job.request_id == "bad"  # noqa: E731
-    monkeypatch.setattr(Reading, "absorb", raising(Reading.absorb, is_bad, error))
+    monkeypatch.setattr(ChunkedPrefill, "absorb", raising(ChunkedPrefill.absorb, is_bad, error))
     bench.admit("bad", prompt_of(20, 7), max_tokens=12, num_samples=2, prompt_logprobs=True)
     bench.admit("good", prompt_of(20), max_tokens=12, prompt_logprobs=True)
     assert set(bench.run()) == {"good"}

@@ -7,7 +7,7 @@ import pytest
 
 from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
 from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
-from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol.commands import LoadSampler, PageOut, SaveSampler
@@ -22,7 +22,7 @@ CLIENTS = ("alice", "bob")
 
 def sample_batch(bank):
     limits = SamplingLimits(
-        menu=Menu(2, MAX_CONTEXT, PAGE_SIZE, decode_rows=4), pages_per_shard=PAGES, decode_steps=4
+        menu=SamplingShapes(2, MAX_CONTEXT, PAGE_SIZE, decode_rows=4), pages_per_shard=PAGES, decode_steps=4
     )
     return SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), bank, limits)
 

@@ -1,15 +1,15 @@
 import pytest
 
-from spmd_tx.coordinator.sampling.shapes import Menu
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
-from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.training.packing import TrainingShapes
 
 BANK_SLOTS = 10
 
 
 def menu_of(context, shards=1):
-    sampling = Menu(shards, context, page_size=16, decode_rows=128)
-    return program_menu(Grid(shards, 8192, context, 5e-4), sampling, BANK_SLOTS)
+    sampling = SamplingShapes(shards, context, page_size=16, decode_rows=128)
+    return program_menu(TrainingShapes(shards, 8192, context, 5e-4), sampling, BANK_SLOTS)
 
 
 @pytest.mark.parametrize("context, most", [(512, 112), (2048, 142), (32768, 202)])

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from spmd_tx.coordinator.server import housekeeping
-from spmd_tx.coordinator.server.housekeeping import keep_house, tidy
+from spmd_tx.coordinator.server.housekeeping import run_housekeeping, tidy
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_a_mistake_in_one_round_of_housekeeping_is_reported_and_the_next_o
     monkeypatch.setattr(housekeeping, part, mistaken)
     for name in ("SECONDS_BETWEEN", "SECONDS_BETWEEN_LOOKS", "SECONDS_BETWEEN_MEASUREMENTS"):
         monkeypatch.setattr(housekeeping, name, 0.01)
-    keeping = asyncio.create_task(keep_house(services))
+    keeping = asyncio.create_task(run_housekeeping(services))
     while len(rounds) < 3:
         assert not keeping.done()
         await asyncio.sleep(0.01)

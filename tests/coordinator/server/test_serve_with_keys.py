@@ -9,7 +9,7 @@ import pytest
 import tinker
 
 from spmd_tx.coordinator.tenancy import keys
-from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
 from tests.coordinator.server.test_serve import serving
 
@@ -51,7 +51,7 @@ def test_a_running_server_takes_new_keys_and_forgets_revoked_ones(model_dir, tmp
     with serving(model_dir, tmp_path) as server:
         server.wait_until_ready()
         session_id = server.session()
-        token, row = change(tmp_path, keys.create, Wish("local"))
+        token, row = change(tmp_path, keys.create, NewKeyOptions("local"))
         wait_for(401, server.client)
         wait_for(200, server.client, token)
         heartbeat = {"session_id": session_id}  # of a time without keys
@@ -69,8 +69,8 @@ def test_a_running_server_takes_new_keys_and_forgets_revoked_ones(model_dir, tmp
 
 
 def test_the_sdk_brings_its_key_and_says_why_one_is_refused(model_dir, tmp_path):
-    alice, _ = change(tmp_path, keys.create, Wish("alice"))
-    reader, _ = change(tmp_path, keys.create, Wish("alice", "read-only"))
+    alice, _ = change(tmp_path, keys.create, NewKeyOptions("alice"))
+    reader, _ = change(tmp_path, keys.create, NewKeyOptions("alice", "read-only"))
     with serving(model_dir, tmp_path, host="0.0.0.0") as server:
         line = server.process.stdout.readline()
         assert line.startswith("ready: http://0.0.0.0:")

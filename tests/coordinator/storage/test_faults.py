@@ -17,7 +17,7 @@ from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.server import housekeeping
 from spmd_tx.coordinator.storage import disk
 from spmd_tx.coordinator.storage.database import open_database
-from spmd_tx.coordinator.storage.disk import Storage
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.tables import RequestRow
 from spmd_tx.errors import Abandoned, DamagedBody, StartError, Unavailable
 from tests.support.disks import fill, make_read_only
@@ -149,7 +149,7 @@ async def test_a_read_only_data_directory_is_refused_at_start(small_disk):
 
 
 async def test_nothing_is_lost_while_postgres_is_down(mortal_postgres, tmp_path, no_cache):
-    state = Storage(tmp_path)
+    state = DiskGuard(tmp_path)
     async with queue_on(mortal_postgres.get_uri(), tmp_path, state) as queue:
         answered, unanswered = await submit(queue, 1), await submit(queue, 2)
         queue.resolve(answered, RESULT)
@@ -219,7 +219,7 @@ async def test_without_room_new_work_is_refused_with_the_reason_and_old_work_goe
 
 
 def test_a_disk_that_cannot_be_reached_is_a_pause_until_it_can(tmp_path):
-    state = Storage(tmp_path / "mounted")
+    state = DiskGuard(tmp_path / "mounted")
     state.measure()
     assert "disk cannot be reached (No such file or directory)" in state.problem
     (tmp_path / "mounted").mkdir()
@@ -235,7 +235,7 @@ async def test_the_disk_is_looked_at_and_the_reaper_runs_when_it_becomes_full(se
 
     monkeypatch.setattr(services.reaper, "reap", reap)
     services.storage._min_free = "100%"
-    keeping = asyncio.create_task(housekeeping.keep_house(services))
+    keeping = asyncio.create_task(housekeeping.run_housekeeping(services))
     await asyncio.wait_for(reaped.wait(), 30)
     keeping.cancel()
     await asyncio.wait([keeping])
@@ -290,7 +290,7 @@ async def test_routes_answer_503_while_the_database_is_gone(api, model_id, servi
 async def test_a_damaged_database_ends_the_server_rather_than_the_clients_patience(services):
     services.database.end = StartError("the database is damaged")
     with pytest.raises(StartError, match="damaged"):
-        await housekeeping.keep_house(services)
+        await housekeeping.run_housekeeping(services)
 
 
 UNSTORABLE = ["\ud800", "a" * 20 + "\udfff"]
@@ -328,7 +328,7 @@ async def test_a_nul_that_reaches_the_log_costs_nobody_else_anything(queue):
 
 
 async def test_a_request_that_cannot_be_written_down_is_no_outage(database, tmp_path):
-    disk = Storage(tmp_path)
+    disk = DiskGuard(tmp_path)
     async with queue_on_database(database, tmp_path, disk) as queue:
         for _ in range(3):
             with pytest.raises(Abandoned):

@@ -5,7 +5,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from spmd_tx.coordinator.storage import outages
-from spmd_tx.coordinator.storage.outages import patiently
+from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.errors import MeshError
 
 OUTAGES = [
@@ -36,7 +36,7 @@ def failing(*errors):
 
 
 async def test_outages_are_waited_for():
-    assert await patiently(failing(*OUTAGES)) == "done"
+    assert await retry_through_outages(failing(*OUTAGES)) == "done"
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ async def test_outages_are_waited_for():
 )
 async def test_what_does_not_go_away_is_not_tried_again(error):
     with pytest.raises(type(error)):
-        await patiently(failing(error))
+        await retry_through_outages(failing(error))
 
 
 async def test_nobody_waits_for_the_sake_of_lost_workers():
     with pytest.raises(MeshError):
-        await patiently(failing(OUTAGES[0]), is_pointless=lambda: True)
+        await retry_through_outages(failing(OUTAGES[0]), is_pointless=lambda: True)

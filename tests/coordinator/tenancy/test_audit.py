@@ -78,7 +78,7 @@ async def test_what_was_refused_is_not_told(alice, checkpoint):
 
 async def test_entries_name_keys_but_hold_no_secret(alice, admin, services):
     async with services.database.transaction() as db:
-        token, row = await keys.create(db, keys.Wish("alice"))
+        token, row = await keys.create(db, keys.NewKeyOptions("alice"))
     async with services.database.transaction() as db:
         new = await keys.rotate(db, row.id, overlap=60.0)
         await keys.revoke(db, new.row.id)

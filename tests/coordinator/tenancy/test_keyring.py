@@ -13,7 +13,7 @@ from spmd_tx.coordinator.tenancy import keyring as keyring_module
 from spmd_tx.coordinator.tenancy import keys, keys_seen
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, KeyLimits
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
-from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.errors import Forbidden, Unauthorized
 
 
@@ -21,7 +21,7 @@ from spmd_tx.errors import Forbidden, Unauthorized
 def make(database):
     async def make(owner="alice", **wish):
         async with database.transaction() as db:
-            return await keys.create(db, Wish(owner, **wish))
+            return await keys.create(db, NewKeyOptions(owner, **wish))
 
     return make
 

@@ -5,7 +5,7 @@ import pytest
 from spmd_tx.coordinator.storage.database import open_beside, open_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import KeyLimits
-from spmd_tx.coordinator.tenancy.keys import Wish
+from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.errors import StartError
 
 DAY = 24 * 3600.0
@@ -23,7 +23,7 @@ def change(database):
 
 
 async def test_only_the_hash_of_a_key_is_kept(change):
-    token, row = await change(keys.create, Wish("alice"))
+    token, row = await change(keys.create, NewKeyOptions("alice"))
     assert token.startswith("tml-")
     assert len(token) == len("tml-") + 48  # 192 bits
     (kept,) = await change(keys.listed)
@@ -33,13 +33,13 @@ async def test_only_the_hash_of_a_key_is_kept(change):
 
 
 async def test_no_two_keys_are_alike(change):
-    tokens = {(await change(keys.create, Wish("alice"))).token for _ in range(10)}
+    tokens = {(await change(keys.create, NewKeyOptions("alice"))).token for _ in range(10)}
     assert len(tokens) == len({row.id for row in await change(keys.listed)}) == 10
 
 
 async def test_a_key_has_the_owner_role_limits_and_end_that_were_wished_for(change):
     limits = KeyLimits(adapters=2, queued_requests=100, queued_tokens=5000, requests_per_second=12.5)
-    await change(keys.create, Wish("alice", "read-only", DAY, limits))
+    await change(keys.create, NewKeyOptions("alice", "read-only", DAY, limits))
     (row,) = await change(keys.listed)
     assert (row.owner, row.role, row.revoked_at, row.last_used_at) == ("alice", "read-only", None, None)
     assert (row.adapters, row.queued_requests, row.queued_tokens, row.requests_per_second) == (
@@ -54,12 +54,15 @@ async def test_a_key_has_the_owner_role_limits_and_end_that_were_wished_for(chan
 @pytest.mark.parametrize(
     "wish, message",
     [
-        (Wish(""), "--owner is ''"),
-        (Wish("a b"), "--owner is 'a b'; use up to 100 letters"),
-        (Wish("a" * 101), "--owner is"),
-        (Wish("alice", lifetime=0.0), "--expires-days is 0; it must be more than 0"),
-        (Wish("alice", limits=KeyLimits(adapters=-1)), "--adapters is -1"),
-        (Wish("alice", limits=KeyLimits(requests_per_second=float("nan"))), "--requests-per-second is nan"),
+        (NewKeyOptions(""), "--owner is ''"),
+        (NewKeyOptions("a b"), "--owner is 'a b'; use up to 100 letters"),
+        (NewKeyOptions("a" * 101), "--owner is"),
+        (NewKeyOptions("alice", lifetime=0.0), "--expires-days is 0; it must be more than 0"),
+        (NewKeyOptions("alice", limits=KeyLimits(adapters=-1)), "--adapters is -1"),
+        (
+            NewKeyOptions("alice", limits=KeyLimits(requests_per_second=float("nan"))),
+            "--requests-per-second is nan",
+        ),
     ],
     ids=repr,
 )
@@ -70,7 +73,7 @@ async def test_a_key_that_makes_no_sense_is_refused(change, wish, message):
 
 
 async def test_a_revoked_key_stays_in_the_list(change):
-    _, row = await change(keys.create, Wish("alice"))
+    _, row = await change(keys.create, NewKeyOptions("alice"))
     first = (await change(keys.revoke, row.id)).revoked_at
     assert (await change(keys.revoke, row.id)).revoked_at == first  # the second time changes nothing
     (kept,) = await change(keys.listed)
@@ -79,7 +82,7 @@ async def test_a_revoked_key_stays_in_the_list(change):
 
 async def test_a_rotated_key_is_valid_for_some_more_time(change):
     limits = KeyLimits(adapters=2)
-    old_token, old = await change(keys.create, Wish("alice", "admin", 30 * DAY, limits))
+    old_token, old = await change(keys.create, NewKeyOptions("alice", "admin", 30 * DAY, limits))
     token, new = await change(keys.rotate, old.id, DAY)
     assert token != old_token
     assert (new.owner, new.role, new.adapters) == ("alice", "admin", 2)
@@ -91,14 +94,14 @@ async def test_a_rotated_key_is_valid_for_some_more_time(change):
 
 
 async def test_rotation_does_not_prolong_the_life_of_the_old_key(change):
-    _, old = await change(keys.create, Wish("alice", lifetime=60.0))
+    _, old = await change(keys.create, NewKeyOptions("alice", lifetime=60.0))
     await change(keys.rotate, old.id, DAY)
     before = next(row for row in await change(keys.listed) if row.id == old.id)
     assert before.expires_at == old.expires_at
 
 
 async def test_a_key_that_is_not_valid_cannot_be_rotated(change):
-    _, old = await change(keys.create, Wish("alice"))
+    _, old = await change(keys.create, NewKeyOptions("alice"))
     await change(keys.revoke, old.id)
     with pytest.raises(StartError, match=f"key {old.id} was revoked; .*keys create --owner alice"):
         await change(keys.rotate, old.id, DAY)
@@ -110,14 +113,16 @@ async def test_an_unknown_key_is_named(change):
 
 
 async def test_keys_are_made_beside_a_server_that_runs(database, database_url, tmp_path):
-    token, _ = await keys.in_database(database_url, tmp_path, lambda db: keys.create(db, Wish("alice")))
+    token, _ = await keys.in_database(
+        database_url, tmp_path, lambda db: keys.create(db, NewKeyOptions("alice"))
+    )
     async with database.reading() as db:
         (row,) = await keys.listed(db)
     assert row.hash == keys.digest(token)
 
 
 async def test_keys_are_made_before_the_first_start(tmp_path):
-    await keys.in_database(None, tmp_path / "new", lambda db: keys.create(db, Wish("alice")))
+    await keys.in_database(None, tmp_path / "new", lambda db: keys.create(db, NewKeyOptions("alice")))
     database = await open_database(None, tmp_path / "new")  # nothing is left locked
     async with database.reading() as db:
         assert len(await keys.listed(db)) == 1
@@ -126,7 +131,7 @@ async def test_keys_are_made_before_the_first_start(tmp_path):
 
 async def test_a_command_that_is_refused_changes_nothing(database, database_url, tmp_path):
     async def work(db):
-        await keys.create(db, Wish("alice"))
+        await keys.create(db, NewKeyOptions("alice"))
         await keys.revoke(db, "nobody")
 
     with pytest.raises(StartError, match="nobody"):

@@ -5,7 +5,7 @@ from sqlalchemy.exc import OperationalError
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.tables import AuditRow, Model, Sampler, Session, UsageRow
 from spmd_tx.coordinator.tenancy import usage
-from spmd_tx.coordinator.tenancy.spent import Spent
+from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS, Item
 
 NOW = 1_800_000_000.0  # a full hour
@@ -43,7 +43,7 @@ async def used(database) -> dict[tuple[int, str], UsageRow]:
 
 
 async def test_requests_are_added_up_by_the_hour(database, rows):
-    one, two = Spent(trained=5), Spent(trained=7, checkpoints=1)
+    one, two = Usage(trained=5), Usage(trained=7, checkpoints=1)
     await add(database, ("s:train:0", one), ("s:train:0", two))
     await add(database, ("s:train:0", one), now=NOW + HOUR_SECONDS - 0.001)
     await add(database, ("s:train:0", one), now=NOW + HOUR_SECONDS)
@@ -55,7 +55,7 @@ async def test_requests_are_added_up_by_the_hour(database, rows):
 
 
 async def test_what_spends_nothing_leaves_no_row(database, rows):
-    await add(database, ("s:train:0", Spent()))
+    await add(database, ("s:train:0", Usage()))
     assert await used(database) == {}
 
 
@@ -63,7 +63,7 @@ async def test_what_spends_nothing_leaves_no_row(database, rows):
     "line, run", [("s:train:0", "s:train:0"), ("own", "s:train:0"), ("saved", "x:train:1"), ("base", None)]
 )
 async def test_usage_names_owner_key_and_run(database, rows, line, run):
-    await add(database, (line, Spent(prompt=3, cached=2, sampled=4)))
+    await add(database, (line, Usage(prompt=3, cached=2, sampled=4)))
     (row,) = (await used(database)).values()
     assert (row.owner, row.key_id, row.session_id, row.run_id, row.base_model) == (
         "alice",
@@ -82,7 +82,7 @@ async def finish(queue, seq_id, outcome, kind="forward_backward"):
 
 
 async def test_a_request_is_counted_with_its_result_and_a_failed_one_is_not(database, rows, queue):
-    await finish(queue, 1, Finished("x", b"", spent=Spent(trained=5)))
+    await finish(queue, 1, Finished("x", b"", spent=Usage(trained=5)))
     await finish(queue, 2, Failed("wrong", "user"))
     ((_, row),) = (await used(database)).items()
     assert row.trained == 5
@@ -109,7 +109,7 @@ async def test_a_commit_that_seems_to_fail_counts_once(database, rows, queue, mo
 
     monkeypatch.setattr(database, "write", unsure)
     path = "tinker://s:train:0/weights/a"
-    queue.resolve(request_id, Finished("x", b'{"path":"%s"}' % path.encode(), spent=Spent(trained=5)))
+    queue.resolve(request_id, Finished("x", b'{"path":"%s"}' % path.encode(), spent=Usage(trained=5)))
     assert await queue.wait(request_id, timeout=10) is not None
     ((_, row),) = (await used(database)).items()
     assert (row.trained, row.checkpoints) == (5, 1)

@@ -16,17 +16,17 @@ from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
-from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, History, Losses, Request
+from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, History, LossCount, Request
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import open_versions
-from spmd_tx.coordinator.scheduler.generation import Equipment
+from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
-from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire import training as training_schemas
@@ -54,8 +54,8 @@ from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Writt
 BASE_MODEL = "tiny"
 SHARDS = 2
 LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
-GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
-SHORT_ROWS = Grid(data_shards=SHARDS, train_tokens=1024, max_context=64, attention_share=5e-4)
+GRID = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
+SHORT_ROWS = TrainingShapes(data_shards=SHARDS, train_tokens=1024, max_context=64, attention_share=5e-4)
 HALF = [60] * 8  # of a micro-batch of short rows: two models meet in it
 
 
@@ -109,7 +109,7 @@ class FakeLog:
     async def count_losses(self, in_flight, blamed):
         self.losses.update(in_flight)
         self.losses_by_command.update(blamed)
-        return {id: Losses(self.losses[id], self.losses_by_command[id]) for id in in_flight}
+        return {id: LossCount(self.losses[id], self.losses_by_command[id]) for id in in_flight}
 
     async def given_up(self):
         return {id: why for id, why in self.resignations.items() if id not in self.outcomes}
@@ -348,9 +348,9 @@ class TrainingBench:
         if hasattr(workers, "compile"):
             self.orders = ProgramOrders(workers.menu)
             compilation, sampling = Compilation(workers, self.orders), self.sampling(self.bank, self.orders)
-            return Equipment(workers, training, versions, sampling, compilation)
+            return GenerationParts(workers, training, versions, sampling, compilation)
         sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling
-        return Equipment(workers, training, versions, sampling or NoSampling())
+        return GenerationParts(workers, training, versions, sampling or NoSampling())
 
     async def start(self):
         """Begin a generation with the present workers."""

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from spmd_tx.coordinator.training.batching import ChunkOutput, MicroBatch, PackedRequest, pack
 from spmd_tx.coordinator.training.losses import LossSettings
-from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.protocol.commands import LOSS_NAMES, LossInputs, PackedRows
 
 SHARDS = 4
-GRID = Grid(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=5e-4)
+GRID = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=5e-4)
 SHORT_ROWS = replace(GRID, max_context=64)  # all of 64 tokens, in micro-batches of 4, 32 or 128
 CROSS_ENTROPY = LossSettings(LOSS_NAMES.index("cross_entropy"))
 PPO = LossSettings(LOSS_NAMES.index("ppo"), clip_low=0.8, clip_high=1.2)
@@ -63,7 +63,7 @@ def packed(
     slot: int = 0,
     loss: LossSettings = CROSS_ENTROPY,
     forward_only: bool = False,
-    grid: Grid = GRID,
+    grid: TrainingShapes = GRID,
 ):
     request = pack(datums, loss, forward_only, grid)
     return replace(request, chunks=[chunk.in_slot(slot) for chunk in request.chunks])

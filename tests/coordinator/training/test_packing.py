@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.training.packing import Grid, attention_share, cheapest_chunks, lay_out
+from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share, cheapest_chunks, lay_out
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from tests.support.model_shapes import TINY_OF_BENCH
 
-GRID = Grid(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
+GRID = TrainingShapes(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
 NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
 
 
@@ -40,7 +40,7 @@ def test_the_menu_names_every_shape_that_a_request_can_lead_to():
 
 
 def test_a_server_has_few_programs():
-    assert len(Grid(1, 8192, 4096, 5e-4).menu()) == 25
+    assert len(TrainingShapes(1, 8192, 4096, 5e-4).menu()) == 25
 
 
 def row_length_of(lengths, grid=GRID):
@@ -54,7 +54,7 @@ def test_a_few_words_take_a_small_row_and_whatever_fills_more_of_them_a_usual_on
 
 
 def test_a_row_longer_than_the_budget_still_gets_one_row_per_shard():
-    assert Grid(4, 64, 256, 5e-4).sizes(256) == [4]
+    assert TrainingShapes(4, 64, 256, 5e-4).sizes(256) == [4]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_chunks_hold_all_rows_and_none_is_empty(count, row_cost, chunk_cost):
 
 def test_longer_rows_are_taken_as_attention_allows():
     def row_length(share):
-        return row_length_of([143] * 32, Grid(1, 8192, 4096, share))
+        return row_length_of([143] * 32, TrainingShapes(1, 8192, 4096, share))
 
     assert row_length(DEAR) < row_length(NEARLY_FREE)
     assert row_length(attention_share(TINY_OF_BENCH)) <= 512
@@ -93,7 +93,7 @@ def test_attention_counts_less_the_wider_a_model_is():
 
 
 def test_a_recorded_layout_is_read_back():
-    other = Grid(data_shards=2, train_tokens=64, max_context=64, attention_share=NEARLY_FREE)
+    other = TrainingShapes(data_shards=2, train_tokens=64, max_context=64, attention_share=NEARLY_FREE)
     assert other.as_recorded(GRID.layout) == GRID
     assert other.as_recorded(None) == other
 
@@ -108,7 +108,7 @@ def test_rows_cannot_be_split_over_another_number_of_data_shards():
 
 
 def test_samples_of_one_length_just_above_a_power_of_two_take_rows_that_fit():
-    layout = lay_out(np.array([95] * 64), Grid(1, 8192, 4096, 5e-4))
+    layout = lay_out(np.array([95] * 64), TrainingShapes(1, 8192, 4096, 5e-4))
     assert (layout.row_length, layout.chunks) == (96, [(64, 64)])
 
 
@@ -138,8 +138,8 @@ def test_short_segments_share_a_row():
 
 def test_the_row_length_follows_from_the_padding_not_from_the_longest_segment_alone():
     # Rows of 64 would need one row each (33 + 33 > 64), half empty.
-    assert row_length_of([33] * 30, Grid(1, 1024, 1024, NEARLY_FREE)) > 64
+    assert row_length_of([33] * 30, TrainingShapes(1, 1024, 1024, NEARLY_FREE)) > 64
 
 
 def test_equal_padding_takes_the_shorter_row():
-    assert row_length_of([64] * 8, Grid(1, 1024, 1024, NEARLY_FREE)) == 64
+    assert row_length_of([64] * 8, TrainingShapes(1, 1024, 1024, NEARLY_FREE)) == 64

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from spmd_tx.coordinator.http.openai import schemas as oai
-from spmd_tx.coordinator.http.openai.stream import Piece
+from spmd_tx.coordinator.http.openai.stream import Delta
 from spmd_tx.coordinator.sampling.stops import HALF_CHARACTER, Decoder
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 
@@ -21,7 +21,7 @@ SIGN_OF_LIFE = b": still working\n\n"  # a comment; clients skip it
 class Form(Protocol):
     """How one kind of request is answered."""
 
-    def answer(self, pieces: Sequence[Piece], usage: oai.Usage) -> msgspec.Struct:
+    def answer(self, pieces: Sequence[Delta], usage: oai.Usage) -> msgspec.Struct:
         """The pieces are whole choices."""
         ...
 
@@ -29,7 +29,7 @@ class Form(Protocol):
         """The first event of a choice, if it has one before its first piece."""
         ...
 
-    def event(self, piece: Piece) -> msgspec.Struct: ...
+    def event(self, piece: Delta) -> msgspec.Struct: ...
 
     def last(self, usage: oai.Usage) -> msgspec.Struct:
         """The event that tells the usage."""
@@ -47,7 +47,7 @@ class Answering:
     has_logprobs: bool
     has_token_ids: bool
 
-    def token_ids(self, piece: Piece) -> list[int] | UnsetType:
+    def token_ids(self, piece: Delta) -> list[int] | UnsetType:
         return piece.tokens if self.has_token_ids else UNSET
 
     def token(self, token: int) -> str:
@@ -65,13 +65,13 @@ class CompletionForm:
 
     answering: Answering
 
-    def answer(self, pieces: Sequence[Piece], usage: oai.Usage) -> oai.Completion:
+    def answer(self, pieces: Sequence[Delta], usage: oai.Usage) -> oai.Completion:
         return self._completion([self._choice(piece) for piece in pieces], usage)
 
     def opening(self, index: int) -> None:
         return None
 
-    def event(self, piece: Piece) -> oai.Completion:
+    def event(self, piece: Delta) -> oai.Completion:
         return self._completion([self._choice(piece)])
 
     def last(self, usage: oai.Usage) -> oai.Completion:
@@ -85,7 +85,7 @@ class CompletionForm:
             id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
         )
 
-    def _choice(self, piece: Piece) -> oai.CompletionChoice:
+    def _choice(self, piece: Delta) -> oai.CompletionChoice:
         common, logprobs = self.answering, None
         if common.has_logprobs:
             tokens = [common.token(token) for token in piece.tokens]
@@ -94,7 +94,7 @@ class CompletionForm:
             piece.index, piece.text, piece.finish_reason, logprobs, common.token_ids(piece)
         )
 
-    def _top(self, piece: Piece, drawn: list[str]) -> list[dict[str, float]] | None:
+    def _top(self, piece: Delta, drawn: list[str]) -> list[dict[str, float]] | None:
         if piece.top is None:
             return None
         by_text: list[dict[str, float]] = [{} for _ in drawn]
@@ -111,7 +111,7 @@ class ChatForm:
 
     answering: Answering
 
-    def answer(self, pieces: Sequence[Piece], usage: oai.Usage) -> oai.ChatCompletion:
+    def answer(self, pieces: Sequence[Delta], usage: oai.Usage) -> oai.ChatCompletion:
         common = self.answering
         choices = [
             oai.ChatChoice(
@@ -130,7 +130,7 @@ class ChatForm:
     def opening(self, index: int) -> oai.ChatChunk:
         return self._chunk([oai.ChatChunkChoice(index, oai.ChatDelta(role="assistant", content=""))])
 
-    def event(self, piece: Piece) -> oai.ChatChunk:
+    def event(self, piece: Delta) -> oai.ChatChunk:
         delta = oai.ChatDelta(content=piece.text or UNSET)
         logprobs, token_ids = self._logprobs(piece), self.answering.token_ids(piece)
         return self._chunk(
@@ -148,7 +148,7 @@ class ChatForm:
             id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
         )
 
-    def _logprobs(self, piece: Piece) -> oai.ChatLogprobs | None:
+    def _logprobs(self, piece: Delta) -> oai.ChatLogprobs | None:
         if not self.answering.has_logprobs:
             return None
         texts = [self.answering.token(token) for token in piece.tokens]
@@ -159,7 +159,7 @@ class ChatForm:
             ]
         )
 
-    def _top(self, piece: Piece, place: int) -> list[oai.TopLogprob]:
+    def _top(self, piece: Delta, place: int) -> list[oai.TopLogprob]:
         likeliest = [] if piece.top is None else self.answering.likeliest(piece.top, place)
         return [oai.TopLogprob(text, logprob, _whole_bytes(text)) for text, logprob in likeliest]
 
@@ -168,7 +168,7 @@ def _whole_bytes(text: str) -> list[int] | None:
     return None if HALF_CHARACTER in text else list(text.encode())
 
 
-def is_worth_telling(piece: Piece, answering: Answering) -> bool:
+def is_worth_telling(piece: Delta, answering: Answering) -> bool:
     """Whether an event would say anything: tokens without text do only where tokens are asked for."""
     has_tokens = answering.has_logprobs or answering.has_token_ids
     return bool(piece.text) or piece.finish_reason is not None or (has_tokens and bool(piece.tokens))

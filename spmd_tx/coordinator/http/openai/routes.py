@@ -21,8 +21,8 @@ from spmd_tx.coordinator.http.openai import errors as openai_errors
 from spmd_tx.coordinator.http.openai.answers import Answering, ChatForm, CompletionForm, Form
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
-from spmd_tx.coordinator.http.openai.stream import Choice, Drawing, draw
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.http.openai.stream import Choice, SampleStream, submit_samples
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.errors import SpmdTxError
 
@@ -33,7 +33,7 @@ class Call:
 
     request: CompletionRequest | ChatRequest
     prompts: list[list[int]]
-    drawing: Drawing
+    drawing: SampleStream
     choices: list[Choice]
     answering: Answering
     form: Form
@@ -53,7 +53,7 @@ class OpenAIController(Controller):
         checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
         return ModelList([base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
 
-    @post("/completions", status_code=HTTP_200_OK, guards=[takes_work], opt=PROMPTS)
+    @post("/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def completions(
         self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
@@ -64,7 +64,7 @@ class OpenAIController(Controller):
         prompts = [each if isinstance(each, list) else next(tokens) for each in given]
         return await _answer(await _begin(data, prompts, services, access), request)
 
-    @post("/chat/completions", status_code=HTTP_200_OK, guards=[takes_work], opt=PROMPTS)
+    @post("/chat/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def chat_completions(
         self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
@@ -83,7 +83,7 @@ async def _begin(
     wanted = requests.sample_requests(request, prompts, end_of_text, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
     async with services.allowances.room_for_sample(access.caller, tokens, len(wanted)):
-        drawing = await draw(services, sampler, wanted)
+        drawing = await submit_samples(services, sampler, wanted)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
         id=f"{'cmpl' if is_completion else 'chatcmpl'}-{drawing.request_ids[0]}",

@@ -40,7 +40,7 @@ class Drawn(Protocol):
 
 
 @dataclass(frozen=True)
-class Piece:
+class Delta:
     """What is new of one choice."""
 
     index: int
@@ -62,7 +62,7 @@ class Choice:
         self._has_offsets = has_offsets
         self._is_over = False
 
-    def advance(self, drawn: Drawn | None) -> Piece | None:
+    def advance(self, drawn: Drawn | None) -> Delta | None:
         """What is new, if anything."""
         if drawn is None or self._is_over:
             return None
@@ -75,7 +75,7 @@ class Choice:
         text, offsets = self._add(tokens)
         if self._is_over:
             text += self._text.end()
-        return Piece(self.index, text, tokens, logprobs, offsets, drawn.stop_reason, top)
+        return Delta(self.index, text, tokens, logprobs, offsets, drawn.stop_reason, top)
 
     def _add(self, tokens: list[int]) -> tuple[str, list[int]]:
         if not self._has_offsets:
@@ -87,7 +87,7 @@ class Choice:
         return text, offsets
 
 
-class Drawing:
+class SampleStream:
     """Sample requests that are in the log. Whoever has one closes it, which cancels what is unfinished."""
 
     def __init__(self, services: Services, request_ids: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ class Drawing:
             leaving.cancel()
             everything.cancel()
 
-    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Piece | None]:
+    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Delta | None]:
         """Of all samples, as they come; None when there was none for a while."""
         while not all(outcome.done() for outcome in self._outcomes):
             self._watch.changed.clear()
@@ -143,7 +143,7 @@ class Drawing:
         for piece in self._news(choices):
             yield piece
 
-    def _news(self, choices: Sequence[Choice]) -> list[Piece]:
+    def _news(self, choices: Sequence[Choice]) -> list[Delta]:
         per_request = len(choices) // len(self.request_ids)
         known = (self._known(*divmod(place, per_request)) for place in range(len(choices)))
         pieces = [choice.advance(drawn) for choice, drawn in zip(choices, known, strict=True)]
@@ -159,7 +159,9 @@ class Drawing:
         self._watch.changed.set()
 
 
-async def draw(services: Services, sampler: ImplicitSampler, wanted: Sequence[SampleRequest]) -> Drawing:
+async def submit_samples(
+    services: Services, sampler: ImplicitSampler, wanted: Sequence[SampleRequest]
+) -> SampleStream:
     """Put sample requests into the log, all or none."""
     accepted = await asyncio.gather(
         *(_submit(services, sampler, sample) for sample in wanted), return_exceptions=True
@@ -170,7 +172,7 @@ async def draw(services: Services, sampler: ImplicitSampler, wanted: Sequence[Sa
             for request_id in request_ids:
                 services.scheduler.cancel(request_id)
             raise error
-    return Drawing(services, request_ids)
+    return SampleStream(services, request_ids)
 
 
 async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRequest) -> str:

@@ -13,7 +13,7 @@ from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import READS
-from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, takes_work
+from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, accepts_work
 from spmd_tx.coordinator.http.tinker.bodies import read_json
 from spmd_tx.coordinator.http.tinker.models import check_base_model, queue_model
 from spmd_tx.coordinator.http.tinker.training import queue_training
@@ -45,14 +45,14 @@ CHECKPOINT = "/training_runs/{run_id:str}/checkpoints/{kind:str}/{name:str}"
 class CheckpointsController(Controller):
     path = "/api/v1"
 
-    @post("/save_weights", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/save_weights", status_code=HTTP_200_OK, guards=[accepts_work])
     async def save_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue a checkpoint to train on."""
         save = await read_json(request, SaveWeightsRequest, services.scheduler, access)
         model = await access.model(save.model_id)
         return await queue_training(services, model, "save_weights", save.seq_id, msgspec.json.encode(save))
 
-    @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[accepts_work])
     async def save_weights_for_sampler(
         self, request: Request, services: Service, access: Accessible
     ) -> FutureResponse:
@@ -65,7 +65,7 @@ class CheckpointsController(Controller):
             services, model, "save_weights_for_sampler", save.seq_id, payload, problem
         )
 
-    @post("/load_weights", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/load_weights", status_code=HTTP_200_OK, guards=[accepts_work])
     async def load_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue loading into a model that exists, or into a new one of a session."""
         load = await read_json(request, LoadWeightsRequest, services.scheduler, access)
@@ -79,7 +79,7 @@ class CheckpointsController(Controller):
             return await _create_from_checkpoint(services, access, load, token)
         raise InvalidRequest("send model_id and seq_id, or session_id and model_seq_id to create a model")
 
-    @post("/save_weights_external", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/save_weights_external", status_code=HTTP_200_OK, guards=[accepts_work])
     async def save_weights_external(
         self, request: Request, services: Service, access: Accessible
     ) -> FutureResponse:
@@ -91,7 +91,7 @@ class CheckpointsController(Controller):
             payload = msgspec.json.encode(msgspec.structs.replace(save, age_encryption_recipients=[]))
         return await queue_training(services, model, "save_weights_external", save.seq_id, payload, problem)
 
-    @post("/copy_weights", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/copy_weights", status_code=HTTP_200_OK, guards=[accepts_work])
     async def copy_weights(
         self,
         data: JSONBody[CopyWeightsRequest],
@@ -226,7 +226,7 @@ async def _own(access: Access, address: CheckpointPath) -> _Own:
 
 
 async def _note(services: Services, access: Access, event: str, of: _Own, **details: object) -> None:
-    deed = audit.Deed(event, access.caller, of.owner, {"tinker_path": str(of.path), **details})
+    deed = audit.AuditEvent(event, access.caller, of.owner, {"tinker_path": str(of.path), **details})
     await audit.note(services.database, deed)
 
 

@@ -143,7 +143,7 @@ async def _version(access: Access, address: CheckpointPath, version: str) -> _Fo
 async def _note_reading(services: Services, access: Access, found: _Found) -> None:
     """That the links were given out; who uses them need not say who they are."""
     details = {"tinker_path": str(found.path), "purpose": "download"}
-    deed = audit.Deed("checkpoint_read", access.caller, found.manifest.owner, details)
+    deed = audit.AuditEvent("checkpoint_read", access.caller, found.manifest.owner, details)
     await audit.note(services.database, deed)
 
 

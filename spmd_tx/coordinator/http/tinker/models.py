@@ -12,7 +12,7 @@ from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import READS
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.records import Kind
 from spmd_tx.coordinator.storage.tables import Model
 from spmd_tx.coordinator.training import validation
@@ -33,7 +33,7 @@ from spmd_tx.protocol.commands import AdapterSpec
 class ModelsController(Controller):
     path = "/api/v1"
 
-    @post("/create_model", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/create_model", status_code=HTTP_200_OK, guards=[accepts_work])
     async def create_model(
         self, data: JSONBody[CreateModelRequest], services: Service, access: Accessible
     ) -> FutureResponse:

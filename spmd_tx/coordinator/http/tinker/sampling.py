@@ -6,7 +6,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.http.authentication import PROMPTS
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.http.tinker.models import check_base_model
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.sampling import validation
@@ -29,7 +29,7 @@ from spmd_tx.errors import InvalidRequest
 class SamplingController(Controller):
     path = "/api/v1"
 
-    @post("/create_sampling_session", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/create_sampling_session", status_code=HTTP_200_OK, guards=[accepts_work])
     async def create_sampling_session(
         self, data: JSONBody[CreateSamplingSessionRequest], services: Service, access: Accessible
     ) -> CreateSamplingSessionResponse:
@@ -58,7 +58,7 @@ class SamplingController(Controller):
         sampler = await access.sampler(sampler_id)
         return SamplerResponse(sampler.id, sampler.base_model, sampler.model_path)
 
-    @post("/join_sampling_session", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/join_sampling_session", status_code=HTTP_200_OK, guards=[accepts_work])
     async def join_sampling_session(
         self, data: JSONBody[JoinSamplingSessionRequest], services: Service, access: Accessible
     ) -> JoinSamplingSessionResponse:
@@ -67,7 +67,7 @@ class SamplingController(Controller):
         await _check_open(sampler, services)
         return JoinSamplingSessionResponse(await services.catalog.join_sampler(sampler))
 
-    @post("/asample", status_code=HTTP_200_OK, guards=[takes_work], opt=PROMPTS)
+    @post("/asample", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def asample(
         self, data: JSONBody[SampleRequest], services: Service, access: Accessible
     ) -> FutureResponse:

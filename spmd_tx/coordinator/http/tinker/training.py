@@ -12,7 +12,7 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.http.authentication import BATCH
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, takes_work
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.http.tinker.bodies import read_forward_backward, read_json, read_loss_request
 from spmd_tx.coordinator.requests.records import Failed, Kind
 from spmd_tx.coordinator.storage.tables import Model
@@ -28,7 +28,7 @@ from spmd_tx.errors import InvalidRequest
 class CustomLossesController(Controller):
     path = "/api/v1"
 
-    @post("/create_custom_loss", status_code=HTTP_200_OK, guards=[takes_work])
+    @post("/create_custom_loss", status_code=HTTP_200_OK, guards=[accepts_work])
     async def create_custom_loss(
         self, request: Request, services: Service, access: Accessible
     ) -> FutureResponse:
@@ -75,7 +75,7 @@ def _problem(definition: Definition, number: int, bounds: Bounds) -> str | None:
 
 class TrainingController(Controller):
     path = "/api/v1"
-    guards = [takes_work]  # noqa: RUF012 (Litestar's own name)
+    guards = [accepts_work]  # noqa: RUF012 (Litestar's own name)
 
     @post("/forward_backward", status_code=HTTP_200_OK, opt=BATCH)
     async def forward_backward(

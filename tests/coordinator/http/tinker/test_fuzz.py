@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator.training.batching import pack
-from spmd_tx.coordinator.training.packing import Grid
+from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.validation import check_forward_backward
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.limits import Limits
@@ -17,7 +17,7 @@ from spmd_tx.errors import RequestError
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))  # of each test; `make fuzz` wants more
 LIMITS = Limits(vocab_size=512, max_context=128, max_rank=16)
-GRID = Grid(1, 256, 128, 5e-4)
+GRID = TrainingShapes(1, 256, 128, 5e-4)
 LOSSES = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom nonsense".split()
 INPUTS = "target_tokens weights logprobs advantages clip_low_threshold clip_high_threshold mask \xf6".split()
 WANTED = {
