@@ -3,6 +3,7 @@
 SpmdTxError
 ├── RequestError          the caller can fix it; found by the coordinator before anything is broadcast
 │   ├── InvalidRequest    400
+│   │   └── LossGivenUp   a custom loss takes too long, and would take as long again
 │   ├── Unauthorized      401
 │   ├── Forbidden         403
 │   ├── NotFound          404
@@ -40,6 +41,10 @@ class RequestError(SpmdTxError):
 
 class InvalidRequest(RequestError):
     """The request is well-formed but cannot be carried out."""
+
+
+class LossGivenUp(InvalidRequest):
+    """A custom loss takes too long, and would take as long again."""
 
 
 class Unauthorized(RequestError):

@@ -39,13 +39,15 @@ SPMD_TX = f"""#!{sys.executable}
 import sys
 from functools import partial
 sys.path.insert(0, {str(ROOT)!r})
-from spmd_tx import cli
-from spmd_tx.coordinator import generations, remote_agent, server
+from spmd_tx.cli import main
+from spmd_tx.coordinator.agent import main as remote_agent
+from spmd_tx.coordinator.mesh import generations
+from spmd_tx.coordinator.server import serve as server
 generations.FIRST_DELAY = 0.01
 worker = [{str(ROOT / "tests/coordinator/mesh/fake_worker.py")!r}]
 server.serve = partial(server.serve, worker=worker)
 remote_agent.run = partial(remote_agent.run, worker=worker)
-cli.main()
+main.main()
 """
 
 

@@ -42,7 +42,7 @@ def page() -> str:
 
 
 def _shown(name: str, value: float) -> str:
-    is_size = name.endswith("_bytes") and value >= 1024
+    is_size = "_bytes" in name and value >= 1024
     return show_size(value).replace(".0 ", " ") if is_size else f"{value:,}".removesuffix(".0")
 
 

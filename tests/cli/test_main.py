@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from spmd_tx import coordinator
 from spmd_tx.bounds import Bounds
 from spmd_tx.cli import main as cli
 from spmd_tx.cli import options
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator import server as server_package
 from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.agent.agent import AgentOptions
 from spmd_tx.errors import StartError
@@ -33,7 +33,7 @@ class FakeServer:
 @pytest.fixture
 def server(monkeypatch) -> FakeServer:
     server = FakeServer()
-    monkeypatch.setattr(coordinator, "server", server, raising=False)
+    monkeypatch.setattr(server_package, "serve", server, raising=False)
     return server
 
 

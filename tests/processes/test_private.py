@@ -8,7 +8,7 @@ from spmd_tx.environments import of_foreign_code, of_worker
 from spmd_tx.processes.private import Hidden, warning_about, without_password
 
 URL = "postgresql://server:hunter2@db/spmd_tx"
-COMMAND_LINE = [sys.executable, "-c", "from spmd_tx import cli; cli.main()"]
+COMMAND_LINE = [sys.executable, "-c", "from spmd_tx.cli import main; main.main()"]
 
 
 @pytest.mark.parametrize("option", [["--database-url", URL], [f"--database-url={URL}"]])
@@ -34,14 +34,14 @@ def test_other_arguments_stay(arguments):
 def test_a_command_with_a_password_shows_none(tmp_path):
     """It is shown by the process itself, which looks at its own arguments when it is about to open."""
     look = (
-        "from spmd_tx import cli\n"
-        "from spmd_tx.coordinator import garbage\n"
+        "from spmd_tx.cli import main\n"
+        "from spmd_tx.coordinator.retention import reaper\n"
         "async def collect(data_dir, database_url, *_):\n"
         "    print(open('/proc/self/cmdline').read().replace(chr(0), ' '))\n"
         "    print('url', database_url)\n"
         "    return []\n"
-        "garbage.collect = collect\n"
-        "cli.main()\n"
+        "reaper.collect = collect\n"
+        "main.main()\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", look, "gc", "--database-url", URL, "--data-dir", str(tmp_path)],

@@ -66,6 +66,7 @@ from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.errors import DatabaseDamaged
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
@@ -77,11 +78,14 @@ async def next_generation(database: Database) -> int:
         update(ServerState).values(generation=ServerState.generation + 1).returning(ServerState.generation)
     )
 
-    async def counted() -> int:
+    async def counted() -> int | None:
         async with database.transaction() as db:
-            return (await db.execute(count)).scalar_one()
+            return (await db.execute(count)).scalar_one_or_none()
 
-    return await retry_through_outages(counted)
+    number = await retry_through_outages(counted)
+    if number is None:
+        raise DatabaseDamaged("the table server has lost its row; restore the database from a backup")
+    return number
 
 
 @dataclass(frozen=True)

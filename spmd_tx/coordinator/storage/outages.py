@@ -10,6 +10,7 @@ from sqlalchemy.exc import (
     DataError,
     DBAPIError,
     IntegrityError,
+    NoResultFound,
     NotSupportedError,
     ProgrammingError,
     SQLAlchemyError,
@@ -28,7 +29,7 @@ READ_AGAIN_SECONDS = 1.0  # after something could not be read
 
 # Not EIO: a sector that cannot be read stays so.
 OF_DISKS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE))
-OF_STATEMENTS = (IntegrityError, ProgrammingError, DataError, NotSupportedError)
+OF_STATEMENTS = (IntegrityError, ProgrammingError, DataError, NotSupportedError, NoResultFound)
 OF_VALUES = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
 
 Result = TypeVar("Result")

@@ -10,15 +10,11 @@ import numpy as np
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.training.model import TrainedModel, fail
 from spmd_tx.custom_loss.limits import LossLimits
-from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, MeshError
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp, MeshError
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 
 Arrays = dict[str, np.ndarray]
-
-
-class GivenUp(InvalidRequest):
-    """The loss takes too long, and would again."""
 
 
 class _Run(NamedTuple):
@@ -39,7 +35,7 @@ class LossRuns:
     async def run(self, model: TrainedModel, make: Callable[[int], CustomLoss]) -> Arrays:
         """What the workers report of a run, whose number the command has.
 
-        Raises InvalidRequest when the loss cannot be run, GivenUp when it should not be tried again.
+        Raises InvalidRequest when the loss cannot be run, LossGivenUp when it should not be tried again.
         """
         number = self._count
         self._count += 1
@@ -54,7 +50,7 @@ class LossRuns:
             return end.arrays
         if end.is_ours:
             raise ForeignCodeFailed(end.problem)
-        raise (GivenUp if end.is_given_up else InvalidRequest)(end.problem)
+        raise (LossGivenUp if end.is_given_up else InvalidRequest)(end.problem)
 
     def take(self, report: CustomLossNews | CustomLossEnd) -> None:
         """Take in what the workers say. What has ended is of no interest any more."""

@@ -29,7 +29,7 @@ from spmd_tx.coordinator.sampling.versions import Versions, check_rank
 from spmd_tx.coordinator.training import custom_loss
 from spmd_tx.coordinator.training.batching import PackedRequest, pack
 from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
-from spmd_tx.coordinator.training.custom_loss_runs import GivenUp, LossRuns
+from spmd_tx.coordinator.training.custom_loss_runs import LossRuns
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import (
     Begun,
@@ -55,7 +55,7 @@ from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss.limits import LossLimits
-from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp
 from spmd_tx.protocol.commands import (
     AnyCommand,
     CreateAdapter,
@@ -306,7 +306,7 @@ class Training:
         pack, run = partial(self._pack, model, grid=grid), partial(self.loss_runs.run, model)
         try:
             done = await custom_loss.differentiate(model, sent, stored, pack, limits, run)
-        except GivenUp as error:
+        except LossGivenUp as error:
             self.custom_losses.give_up(loss_id, str(error))
             raise
         except ForeignCodeFailed as error:

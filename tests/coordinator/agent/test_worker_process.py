@@ -123,10 +123,10 @@ async def test_a_worker_has_the_environment_that_it_is_given(start):
 def test_a_worker_dies_with_an_agent_that_is_killed():
     program = f"""
 import asyncio, os, sys
-from spmd_tx.coordinator.agent.worker_process import Supervisor
+from spmd_tx.coordinator.agent.worker_process import WorkerProcess
 
 async def main():
-    supervisor = Supervisor(0)
+    supervisor = WorkerProcess(0)
     await supervisor.start([sys.executable, "-c", {STUBBORN!r}], os.environ)
     print(supervisor.pid, flush=True)
     await asyncio.sleep(3600)

@@ -108,7 +108,7 @@ def run(program):
 def test_the_end_of_a_dead_process_has_a_code_of_its_own_and_shows_where_all_threads_are():
     ended = run("""
 import threading
-from spmd_tx.coordinator import loop_watchdog
+from spmd_tx.coordinator.runtime import loop_watchdog
 
 stands = threading.Event()
 
@@ -127,7 +127,7 @@ def test_code_that_keeps_the_lock_of_python_for_good_ends_too():
     """No other thread of the process gets to do anything."""
     ended = run("""
 import collections, itertools
-from spmd_tx.coordinator import loop_watchdog
+from spmd_tx.coordinator.runtime import loop_watchdog
 
 def foreign_code():
     collections.deque(itertools.count(), maxlen=0)
@@ -143,7 +143,7 @@ with loop_watchdog.ended_if_nobody_looks():
 def test_a_loop_is_watched_until_it_ends_in_order():
     ended = run("""
 import asyncio
-from spmd_tx.coordinator import event_loop, loop_watchdog
+from spmd_tx.coordinator.runtime import event_loop, loop_watchdog
 
 async def main():
     with loop_watchdog.watching(asyncio.get_running_loop()):

@@ -1,7 +1,7 @@
 import errno
 
 import pytest
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from spmd_tx.coordinator.storage import outages
@@ -45,6 +45,7 @@ async def test_outages_are_waited_for():
         FileNotFoundError("gone"),
         OSError(errno.EIO, "bad sector"),
         IntegrityError("INSERT", None, Exception()),
+        NoResultFound(),
     ],
     ids=repr,
 )
