@@ -77,7 +77,9 @@ def test_no_route_fails_hangs_or_tells_of_others(server: Server, tmp_path: Path)
         body = {"display_name": "alice-was-here", "project_id": "alice-project"}
         session_id = alice.post("create_session", json=body).json()["session_id"]
         answers = tmp_path / "answers.ndjson"
-        done = subprocess.run(_command(server, answers), capture_output=True, text=True, check=False)
+        done = subprocess.run(  # it keeps a cache in its working directory
+            _command(server, answers), capture_output=True, text=True, check=False, cwd=tmp_path
+        )
         print(done.stdout[-3000:])
         log = server.log.read_text()
         assert not re.findall(r"ERROR .*", log)[:3]
