@@ -21,7 +21,7 @@ from spmd_tx.protocol.commands import (
     Snapshot,
 )
 from spmd_tx.protocol.reports import Written
-from tests.coordinator.scheduler.test_scheduler import FakeSampling, slots
+from tests.coordinator.scheduler.fake_sampling import FakeSampling, slots
 from tests.coordinator.training.bench import FakeTrainer, logprobs, running
 
 A, B = "alice:train:0", "bob:train:0"

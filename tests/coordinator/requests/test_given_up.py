@@ -14,8 +14,7 @@ from spmd_tx.coordinator.storage.database import beside
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
 from spmd_tx.protocol.commands import CreateAdapter, ForwardBackward, OptimStep
 from tests.coordinator.recovery.test_plan import next_generation
-from tests.coordinator.scheduler.test_scheduler import sample
-from tests.coordinator.scheduler.test_scheduler import sampling as sampling  # a fixture
+from tests.coordinator.scheduler.fake_sampling import FakeSampling, sample
 from tests.coordinator.server.test_serve import model_dir as model_dir  # a fixture
 from tests.coordinator.server.test_serve import serving
 from tests.coordinator.training.bench import running
@@ -24,6 +23,11 @@ A, B = "alice:train:0", "bob:train:0"
 WHY = "it was a mistake"
 TOLD = f"given up by the operator: {WHY}"
 RESULT = Finished("application/json", b"{}")
+
+
+@pytest.fixture
+def sampling():
+    return FakeSampling()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from spmd_tx.errors import CrashLoop, MeshError, ServerFault
 from spmd_tx.protocol.commands import OptimStep
 from tests.coordinator.recovery.test_plan import next_generation, prompt, train_for_a_while
 from tests.coordinator.sampling.bench import Bench, expected, prompt_of
-from tests.coordinator.scheduler.test_scheduler import FakeSampling
+from tests.coordinator.scheduler.fake_sampling import FakeSampling
 from tests.coordinator.training.bench import FakeTrainer, running
 
 A, B = "alice:train:0", "bob:train:0"

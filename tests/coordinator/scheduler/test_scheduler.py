@@ -1,20 +1,13 @@
 import asyncio
-from collections import Counter
-from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
-from spmd_tx.coordinator.sampling.batch import Dispatch
-from spmd_tx.coordinator.scheduler.queue_status import in_words
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
 from spmd_tx.protocol.commands import (
-    STOP_TOKENS,
-    CreateAdapter,
     Decode,
     ForwardBackward,
     OptimStep,
@@ -22,102 +15,10 @@ from spmd_tx.protocol.commands import (
     SaveSampler,
     SaveState,
 )
+from tests.coordinator.scheduler.fake_sampling import sample, slots
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
 
-A, B, C = "alice:train:0", "bob:train:0", "carol:train:0"
-
-
-@pytest.fixture
-def sampling():
-    return FakeSampling()
-
-
-@pytest.fixture
-async def bench(tmp_path, sampling):
-    async with running(tmp_path, slots=3, sampling=sampling) as bench:
-        yield bench
-
-
-class FakeSampling:
-    """Every request takes a number of Decodes, one at a time."""
-
-    def __init__(self):
-        self.admitted = {}
-        self.obstacles = {}
-        self.decodes = 1  # per request
-        self.rows = 64
-        self.before = []  # commands that the next Decode needs
-        self._left = {}
-        self._is_out = False
-
-    def admit(self, request_id, body, version):
-        self.admitted[request_id] = version
-        self._left[request_id] = self.decodes
-
-    def unanswered(self):
-        return {}
-
-    def cancel(self, request_id):
-        self._left.pop(request_id, None)
-
-    def waiting(self):
-        return bool(self._left)
-
-    def status(self, request_id):
-        return self.obstacles.get(request_id)
-
-    def next_dispatch(self):
-        if self._is_out or not self._left:
-            return None
-        if self.before:
-            return Dispatch(self.before.pop(0), 0, lambda _: [])
-        self._is_out = True
-        request_id = next(iter(self._left))
-        return Dispatch(decode(self.rows), 8 * self.rows, lambda _: self._absorb(request_id))
-
-    def _absorb(self, request_id):
-        self._is_out = False
-        if request_id not in self._left:
-            return []
-        self._left[request_id] -= 1
-        if self._left[request_id]:
-            return []
-        del self._left[request_id]
-        return [(request_id, Finished("application/x-protobuf", b""))]
-
-
-def decode(rows):
-    integers = np.zeros(rows, np.int32)
-    floats = np.zeros(rows, np.float32)
-    return Decode(
-        steps=8,
-        source=integers,
-        tokens=integers,
-        positions=integers,
-        remaining=integers,
-        slots=integers,
-        seeds=np.zeros((rows, 2), np.uint32),
-        temperatures=floats,
-        top_k=integers,
-        top_p=floats,
-        stop_tokens=np.zeros((rows, STOP_TOKENS), np.int32),
-        tables=np.zeros((rows, 4), np.int32),
-    )
-
-
-async def sample(bench, seq_id=0, session="alice"):
-    """Ask the session's sampler 0, which draws from the base model."""
-    await bench.catalog.add_sampler(session, 0, "tiny")
-    return bench.submit(
-        "sample", f"{session}:sample:0", seq_id, SampleRequest(ModelInput([ModelInputChunk(tokens=[1])]))
-    )
-
-
-def slots(command):
-    """Which training slots have rows in a micro-batch."""
-    return {
-        int(slot) for slot, row in zip(command.rows.slots, command.rows.segments, strict=True) if row.any()
-    }
+A, B = "alice:train:0", "bob:train:0"
 
 
 # --- order ------------------------------------------------------------------------------------------
@@ -239,94 +140,6 @@ async def test_a_model_that_is_not_there_fails_at_once(bench):
     assert f"{A} is not on this server any more" in message
 
 
-# --- shares -----------------------------------------------------------------------------------------
-
-
-async def test_a_small_tenant_does_not_wait_for_a_large_one_to_finish(bench):
-    bench.create(A)
-    bench.create(B)
-    seq_id = await bench.hold(A, 1)
-    flood = [bench.train(A, seq_id + number, *[250] * 8) for number in range(20)]
-    await bench.prepared(A, 4)
-    small = bench.train(B, 1, 10)
-    await bench.prepared(B)
-    bench.let_go()
-    await bench.result(small)
-    for request_id in flood:
-        await bench.result(request_id)
-    batches = [slots(command) for command in bench.workers.sent(ForwardBackward)]
-    assert {1} in batches[:2]
-
-
-async def test_the_models_of_a_session_take_turns(bench):
-    second = "alice:train:1"
-    bench.create(A)
-    bench.create(second)
-    seq_id = await bench.hold(A, 1)
-    results = [bench.train(A, seq_id, *[250] * 24), bench.train(second, 1, *[250] * 24)]
-    await bench.prepared(A, 3)
-    await bench.prepared(second, 3)
-    bench.let_go()
-    for request_id in results:
-        await bench.result(request_id)
-    order = [slots(command) for command in bench.workers.sent(ForwardBackward)]
-    assert all(before != after for before, after in pairwise(order))
-
-
-async def test_training_and_sampling_share_the_tokens(bench, sampling):
-    sampling.decodes = 80
-    bench.create(A)
-    seq_id = await bench.hold(A, 1)
-    trained = bench.train(A, seq_id, *[250] * 16 * 10)  # ten micro-batches of 4096 tokens
-    sampled = await sample(bench)
-    await bench.prepared(A, 10)
-    await bench.until(sampling.waiting)
-    start = len(bench.workers.commands)
-    bench.let_go()
-    for request_id in (trained, sampled):
-        await bench.outcome(request_id)
-    used = Counter()
-    for command in bench.workers.commands[start:]:
-        if isinstance(command, ForwardBackward):
-            used["training"] += command.rows.tokens.size
-        elif isinstance(command, Decode):
-            used["sampling"] += command.steps * len(command.tokens)
-        if 0 < used["training"] < 10 * 4096:  # while both wait
-            assert abs(used["training"] - used["sampling"]) <= 2 * 4096
-
-
-async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, sampling):
-    bench.create(A)
-    seq_id = await bench.hold(A, 1)
-    for number in range(10):
-        bench.train(A, seq_id + number, *[250] * 8)
-    await sample(bench)
-    await bench.prepared(A, 4)
-    await bench.until(sampling.waiting)
-    bench.let_go()
-    await bench.settled()
-    kinds = [
-        type(command) for command in bench.workers.commands if isinstance(command, Decode | ForwardBackward)
-    ]
-    assert Decode in kinds[:2]
-
-
-async def test_what_a_decode_needs_is_sent_right_before_it(bench, sampling):
-    bench.create(A)
-    seq_id = await bench.hold(A, 1)
-    adapter = bench.workers.sent(CreateAdapter)[0].adapter
-    sampling.before = [PageOut(bank=bank, adapter=adapter, path=f"/{bank}") for bank in (1, 2, 3)]
-    trained, sampled = bench.train(A, seq_id, 10), await sample(bench)
-    await bench.prepared(A)
-    await bench.until(sampling.waiting)
-    bench.let_go()
-    await bench.result(trained)
-    await bench.outcome(sampled)
-    kinds = [type(command) for command in bench.workers.commands]
-    first = kinds.index(PageOut)
-    assert kinds[first : first + 4] == [PageOut, PageOut, PageOut, Decode]
-
-
 # --- samples ----------------------------------------------------------------------------------------
 
 
@@ -377,62 +190,6 @@ async def test_only_samples_can_be_cancelled(bench):
     trained = bench.train(A, 1, 10)
     bench.scheduler.cancel(trained)
     await bench.result(trained)
-
-
-# --- status -----------------------------------------------------------------------------------------
-
-
-async def test_the_status_of_a_training_request_names_what_it_waits_for(bench):
-    bench.create(A)
-    seq_id = await bench.hold(A, 1)
-    waiting, gapped = bench.train(A, seq_id, 10), bench.train(A, seq_id + 2, 10)
-    await bench.prepared(A)
-    status = bench.scheduler.status(waiting)
-    assert (status.queue_state, status.reason) == ("active", "behind 3 earlier requests of this model")
-    expected = f"waiting for request {seq_id + 1} of this model, which has not arrived"
-    assert bench.scheduler.status(gapped).reason == expected
-    bench.workers.busy = "compiling forward_backward 8x256"
-    assert bench.scheduler.status(gapped).reason == f"compiling a training step of 8 x 256 tokens; {expected}"
-
-
-async def test_the_status_of_a_training_request_tells_how_much_others_have_ready(bench):
-    bench.create(A)
-    bench.create(B)
-    seq_id = await bench.hold(A, 1)
-    mine = bench.train(A, seq_id, 10)
-    for other in (1, 2):
-        bench.train(B, other, 10)
-    await bench.prepared(B, 2)
-    expected = "behind 3 earlier requests of this model; 2 micro-batches of 1 other model ready"
-    assert bench.scheduler.status(mine).reason == expected
-
-
-@pytest.mark.parametrize(
-    "busy, words",
-    [
-        ("compiling prefill 1x4096", "compiling a 4096-token prefill"),
-        ("compiling prefill with logprobs 2x256", "compiling a prefill of 2 x 256 tokens"),
-        ("was lost; compiling decode 4x16x64", "was lost; compiling a decode step"),
-        ("compiling forward 1x64", "compiling a 64-token forward step"),
-        (
-            "compiling forward_backward 4x256, 3 of 40 programs are ready",
-            "compiling a training step of 4 x 256 tokens, 3 of 40 programs are ready",
-        ),
-        ("loading weights 45 %", "loading weights 45 %"),
-    ],
-)
-def test_what_is_compiled_is_told_in_words(busy, words):
-    assert in_words(busy) == words
-
-
-async def test_a_sample_that_finds_no_room_is_paused(bench, sampling):
-    sampling.decodes = 10**9
-    sampled = await sample(bench)
-    assert bench.scheduler.status(sampled).queue_state == "active"
-    sampling.obstacles[sampled] = "12 samples ahead"
-    status = bench.scheduler.status(sampled)
-    assert (status.queue_state, status.reason) == ("paused_capacity", "12 samples ahead")
-    assert bench.scheduler.status("finished long ago").queue_state == "active"
 
 
 # --- ends -------------------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+from collections import Counter
+from itertools import pairwise
+
+from spmd_tx.protocol.commands import (
+    CreateAdapter,
+    Decode,
+    ForwardBackward,
+    PageOut,
+)
+from tests.coordinator.scheduler.fake_sampling import sample, slots
+
+A, B = "alice:train:0", "bob:train:0"
+
+
+async def test_a_small_tenant_does_not_wait_for_a_large_one_to_finish(bench):
+    bench.create(A)
+    bench.create(B)
+    seq_id = await bench.hold(A, 1)
+    flood = [bench.train(A, seq_id + number, *[250] * 8) for number in range(20)]
+    await bench.prepared(A, 4)
+    small = bench.train(B, 1, 10)
+    await bench.prepared(B)
+    bench.let_go()
+    await bench.result(small)
+    for request_id in flood:
+        await bench.result(request_id)
+    batches = [slots(command) for command in bench.workers.sent(ForwardBackward)]
+    assert {1} in batches[:2]
+
+
+async def test_the_models_of_a_session_take_turns(bench):
+    second = "alice:train:1"
+    bench.create(A)
+    bench.create(second)
+    seq_id = await bench.hold(A, 1)
+    results = [bench.train(A, seq_id, *[250] * 24), bench.train(second, 1, *[250] * 24)]
+    await bench.prepared(A, 3)
+    await bench.prepared(second, 3)
+    bench.let_go()
+    for request_id in results:
+        await bench.result(request_id)
+    order = [slots(command) for command in bench.workers.sent(ForwardBackward)]
+    assert all(before != after for before, after in pairwise(order))
+
+
+async def test_training_and_sampling_share_the_tokens(bench, sampling):
+    sampling.decodes = 80
+    bench.create(A)
+    seq_id = await bench.hold(A, 1)
+    trained = bench.train(A, seq_id, *[250] * 16 * 10)  # ten micro-batches of 4096 tokens
+    sampled = await sample(bench)
+    await bench.prepared(A, 10)
+    await bench.until(sampling.waiting)
+    start = len(bench.workers.commands)
+    bench.let_go()
+    for request_id in (trained, sampled):
+        await bench.outcome(request_id)
+    used = Counter()
+    for command in bench.workers.commands[start:]:
+        if isinstance(command, ForwardBackward):
+            used["training"] += command.rows.tokens.size
+        elif isinstance(command, Decode):
+            used["sampling"] += command.steps * len(command.tokens)
+        if 0 < used["training"] < 10 * 4096:  # while both wait
+            assert abs(used["training"] - used["sampling"]) <= 2 * 4096
+
+
+async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, sampling):
+    bench.create(A)
+    seq_id = await bench.hold(A, 1)
+    for number in range(10):
+        bench.train(A, seq_id + number, *[250] * 8)
+    await sample(bench)
+    await bench.prepared(A, 4)
+    await bench.until(sampling.waiting)
+    bench.let_go()
+    await bench.settled()
+    kinds = [
+        type(command) for command in bench.workers.commands if isinstance(command, Decode | ForwardBackward)
+    ]
+    assert Decode in kinds[:2]
+
+
+async def test_what_a_decode_needs_is_sent_right_before_it(bench, sampling):
+    bench.create(A)
+    seq_id = await bench.hold(A, 1)
+    adapter = bench.workers.sent(CreateAdapter)[0].adapter
+    sampling.before = [PageOut(bank=bank, adapter=adapter, path=f"/{bank}") for bank in (1, 2, 3)]
+    trained, sampled = bench.train(A, seq_id, 10), await sample(bench)
+    await bench.prepared(A)
+    await bench.until(sampling.waiting)
+    bench.let_go()
+    await bench.result(trained)
+    await bench.outcome(sampled)
+    kinds = [type(command) for command in bench.workers.commands]
+    first = kinds.index(PageOut)
+    assert kinds[first : first + 4] == [PageOut, PageOut, PageOut, Decode]
