@@ -22,7 +22,8 @@ from spmd_tx.protocol.commands import (
 )
 from spmd_tx.protocol.reports import Written
 from tests.coordinator.scheduler.fake_sampling import FakeSampling, slots
-from tests.coordinator.training.bench import FakeTrainer, logprobs, running
+from tests.coordinator.training.bench import logprobs, running
+from tests.coordinator.training.fake_trainer import FakeTrainer
 
 A, B = "alice:train:0", "bob:train:0"
 

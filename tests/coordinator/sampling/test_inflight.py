@@ -11,7 +11,8 @@ from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, Sampl
 from spmd_tx.errors import InvalidRequest, WorkerLost
 from spmd_tx.protocol.commands import AdapterSpec, PageOut, SaveSampler
 from tests.coordinator.sampling.bench import Bench, expected, prompt_of
-from tests.coordinator.training.bench import FakeTrainer, NoSampling, running
+from tests.coordinator.training.bench import NoSampling, running
+from tests.coordinator.training.fake_trainer import FakeTrainer
 
 A, B = "alice:train:0", "bob:train:0"
 

@@ -17,7 +17,8 @@ from spmd_tx.protocol.commands import OptimStep
 from tests.coordinator.recovery.test_plan import next_generation, prompt, train_for_a_while
 from tests.coordinator.sampling.bench import Bench, expected, prompt_of
 from tests.coordinator.scheduler.fake_sampling import FakeSampling
-from tests.coordinator.training.bench import FakeTrainer, running
+from tests.coordinator.training.bench import running
+from tests.coordinator.training.fake_trainer import FakeTrainer
 
 A, B = "alice:train:0", "bob:train:0"
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +15,13 @@ from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
-from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, History, LossCount, Request
+from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import open_versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
-from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.packing import TrainingShapes
@@ -31,25 +29,9 @@ from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire import training as training_schemas
 from spmd_tx.coordinator.wire.limits import Limits
-from spmd_tx.custom_loss import definition as custom_loss
-from spmd_tx.custom_loss.definition import Definition, LossInput, WireGraph, WireNode
-from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol.commands import (
-    CreateAdapter,
-    CustomLoss,
-    DropSwapped,
-    Forward,
-    ForwardBackward,
-    LoadState,
-    OptimStep,
-    SaveSampler,
-    SaveState,
-    Snapshot,
-    SwapIn,
-    SwapOut,
-)
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Written
+from tests.coordinator.training.fake_log import FakeLog
+from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTrainer
 
 BASE_MODEL = "tiny"
 SHARDS = 2
@@ -57,223 +39,6 @@ LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
 GRID = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
 SHORT_ROWS = TrainingShapes(data_shards=SHARDS, train_tokens=1024, max_context=64, attention_share=5e-4)
 HALF = [60] * 8  # of a micro-batch of short rows: two models meet in it
-
-
-class FakeLog:
-    """Payloads and outcomes in memory."""
-
-    def __init__(self):
-        self.on_arrival = lambda request: None
-        self.payloads = {}
-        self.outcomes = {}
-        self.order = []  # of outcomes
-        self.requests = {}
-        self.resignations = {}  # of the operator: why, by id
-        self.losses = Counter()
-        self.losses_by_command = Counter()
-        self._settled = defaultdict(asyncio.Event)
-
-    def submit(self, kind, line, seq_id, payload):
-        number = len(self.payloads)
-        request = Request(number, f"request-{number}", kind, line, seq_id, line.split(":")[0])
-        self.payloads[request.id] = payload
-        self.requests[request.id] = request
-        self.on_arrival(request)
-        return request.id
-
-    def unfinished(self):
-        return [request for id, request in self.requests.items() if id not in self.outcomes]
-
-    def note(self, stage, request_ids):
-        pass
-
-    async def stored(self, request_ids):
-        for request_id in request_ids or ():
-            await self.outcome(request_id)
-
-    async def history(self, line, after):
-        executed, closed = [], set()
-        mine = [request for request in self.requests.values() if request.line == line]
-        for request in sorted(mine, key=lambda request: request.seq_id):
-            outcome = self.outcomes.get(request.id)
-            if outcome is None or request.seq_id <= after:
-                continue
-            if isinstance(outcome, Finished) or outcome.executed:
-                layout = getattr(outcome, "layout", None)
-                executed.append(Executed(request, outcome.digest, layout))
-            else:
-                closed.add(request.seq_id)
-        creation = next((self.outcomes.get(each.id) for each in mine if each.seq_id == 0), None)
-        return History(executed, closed, creation.error if isinstance(creation, Failed) else None)
-
-    async def count_losses(self, in_flight, blamed):
-        self.losses.update(in_flight)
-        self.losses_by_command.update(blamed)
-        return {id: LossCount(self.losses[id], self.losses_by_command[id]) for id in in_flight}
-
-    async def given_up(self):
-        return {id: why for id, why in self.resignations.items() if id not in self.outcomes}
-
-    async def payload(self, request):
-        payload = self.payloads[request.id]
-        if isinstance(payload, Exception):
-            raise payload
-        return payload
-
-    def resolve(self, request_id, outcome):
-        self.outcomes.setdefault(request_id, outcome)
-        self.order.append(request_id)
-        self._settled[request_id].set()
-
-    async def outcome(self, request_id):
-        await self._settled[request_id].wait()
-        return self.outcomes[request_id]
-
-
-class FakeTrainer:
-    """Workers that train: a slot's gradient is a sum over its tokens. Replies can be held back."""
-
-    busy = None
-
-    def __init__(self):
-        self.on_written = self.on_custom_loss = lambda report: None
-        self.losses = {}  # that are being run, by number
-        self.holds_losses = False
-        self.commands = []
-        self.held = []  # replies on their way, oldest first
-        self.is_holding = False
-        self.holds = ()  # kinds of commands whose replies are held back all the same
-        self.gradients = defaultdict(float)
-        self.weights = {}
-        self.swapped = {}
-
-    def send(self, command):
-        self.commands.append(command)
-        arrays, metrics = self._execute(command)
-        reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
-        answer = asyncio.get_running_loop().create_future()
-        if self.is_holding or isinstance(command, self.holds):
-            self.held.append((answer, reply))
-        else:
-            asyncio.get_running_loop().call_soon(answer.set_result, reply)
-        return answer
-
-    def answer(self, count=1):
-        for _ in range(count):
-            answer, reply = self.held.pop(0)
-            answer.set_result(reply)
-
-    def die(self, error):
-        for answer, _ in self.held:
-            answer.set_exception(error)
-        self.held.clear()
-
-    def sent(self, *kinds):
-        return [command for command in self.commands if isinstance(command, kinds)]
-
-    def _begin_loss(self, command):
-        """It is ``scale`` times the sum of the logprobs; it ends when the loop comes to it, or is let go."""
-        self.losses[command.number] = command
-        if not self.holds_losses:
-            asyncio.get_running_loop().call_soon(self.end_loss, command.number)
-
-    def end_loss(self, number, **outcome):
-        command = self.losses.pop(number)
-        lengths, (logprobs, scales) = command.lengths, command.values
-        totals = np.add.reduceat(logprobs, np.cumsum(lengths) - lengths) * scales
-        gradients = np.repeat(scales, lengths).astype(np.float32)
-        arrays = {"losses": totals, "metrics": totals[:, None], "gradients": gradients}
-        if (scales < 0).any():
-            outcome = {"problem": "datum 0: it does not fit"}
-        end = {"arrays": arrays} | outcome
-        self.on_custom_loss(CustomLossEnd(generation=1, process=0, number=number, **end))
-
-    def tell_of_loss(self, number, doing):
-        self.on_custom_loss(CustomLossNews(generation=1, process=0, number=number, doing=doing))
-
-    def _execute(self, command):
-        match command:
-            case CreateAdapter(slot=slot, seed=seed):
-                self.weights[slot] = float(seed)
-            case ForwardBackward(rows=rows, loss=loss) | Forward(rows=rows, loss=loss):
-                logprobs = -(rows.tokens + rows.targets / 8).astype(np.float32)
-                with np.errstate(over="ignore"):
-                    losses = -logprobs * (loss.weights + loss.advantages)
-                if isinstance(command, ForwardBackward):
-                    for row, slot in enumerate(rows.slots.tolist()):
-                        self.gradients[slot] += float(losses[row].sum(dtype=np.float64))
-                return {"logprobs": logprobs, "losses": losses}, {}
-            case CustomLoss():
-                self._begin_loss(command)
-            case OptimStep(slot=slot, learning_rate=learning_rate):
-                gradient = self.gradients.pop(slot, 0.0)
-                applied = bool(np.isfinite(gradient))
-                self.weights[slot] -= learning_rate * gradient if applied else 0.0
-                return {}, {"grad_norm": abs(gradient), "applied": float(applied)}
-            case SwapOut(slot=slot, model=model):
-                self.swapped[model] = self.weights.pop(slot), self.gradients.pop(slot, 0.0)
-                return {}, {"host_bytes": float(len(self.swapped)), "disk_bytes": 0.0}
-            case SwapIn(slot=slot, model=model):
-                self.weights[slot], self.gradients[slot] = self.swapped.pop(model)
-                return {}, {"from_disk": 0.0}
-            case DropSwapped(models=models):
-                for model in models:
-                    del self.swapped[model]
-            case SaveState(slot=slot, path=path):
-                _write(path, "state", self.weights[slot])
-            case Snapshot(slot=slot, path=path):
-                _write(path, "state", self.weights[slot])
-                report = Written(generation=1, process=0, path=path)
-                asyncio.get_running_loop().call_soon(lambda: self.on_written(report))
-            case LoadState(slot=slot, path=path):
-                self.weights[slot] = float((Path(path) / "state").read_text())
-            case SaveSampler(slot=slot, path=path) if path is not None:
-                _write(path, "adapter_model.safetensors", self.weights[slot])
-        return {}, {}
-
-
-def _write(path, name, weights):
-    Path(path).mkdir(parents=True)
-    (Path(path) / name).write_text(repr(weights))
-
-
-class FakeCustomLosses:
-    """One loss, in all sessions; the fake trainer runs it (see there)."""
-
-    ID = "loss-1"
-    DEFINITION = Definition(
-        "fake",
-        [LossInput("logprobs", 1), LossInput("scale", 0)],
-        WireGraph(
-            [
-                WireNode("placeholder", "logprobs", "logprobs"),
-                WireNode("placeholder", "scale", "scale"),
-                WireNode("call_function", "mul", "torch.mul", [{"ref": "logprobs"}, {"ref": "scale"}]),
-                WireNode("call_method", "total", "sum", [{"ref": "mul"}]),
-                WireNode(
-                    "output",
-                    "output",
-                    "output",
-                    [[{"ref": "total"}, {"dict": {"custom/total:mean": {"ref": "total"}}}]],
-                ),
-            ]
-        ),
-    )
-
-    def __init__(self, log):
-        self.given_up = {}
-        self.body = log.payload
-
-    async def open(self, loss_id, session_id):
-        if loss_id != self.ID:
-            raise InvalidRequest(f"custom loss {loss_id!r} does not exist in this session")
-        definition = msgspec.json.encode(self.DEFINITION)
-        return StoredLoss(
-            custom_loss.read(self.DEFINITION), definition, session_id, self.given_up.get(loss_id)
-        )
-
-    def give_up(self, loss_id, why):
-        self.given_up[loss_id] = why
 
 
 class NoSampling:

@@ -11,7 +11,8 @@ from spmd_tx.protocol.commands import (
     SwapIn,
     SwapOut,
 )
-from tests.coordinator.training.bench import HALF, SHORT_ROWS, FakeTrainer, running
+from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
+from tests.coordinator.training.fake_trainer import FakeTrainer
 
 MODELS = A, B, C, D = [f"{name}:train:0" for name in ("alice", "bob", "carol", "dave")]
 LONG = [250] * 16  # one micro-batch of 4096 tokens
