@@ -13,7 +13,7 @@ from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import beside
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
 from spmd_tx.protocol.commands import CreateAdapter, ForwardBackward, OptimStep
-from tests.coordinator.recovery.test_plan import next_generation
+from tests.coordinator.recovery.generations import next_generation
 from tests.coordinator.scheduler.fake_sampling import FakeSampling, sample
 from tests.coordinator.server.test_serve import model_dir as model_dir  # a fixture
 from tests.coordinator.server.test_serve import serving

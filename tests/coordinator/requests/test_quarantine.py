@@ -17,7 +17,7 @@ from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.demo import tiny_model
 from tests.coordinator.conftest import run_queue
-from tests.coordinator.recovery.test_plan import next_generation
+from tests.coordinator.recovery.generations import next_generation
 from tests.coordinator.server import serve_with_poison
 from tests.coordinator.server.test_serve import Running, serving
 from tests.coordinator.training.bench import running

@@ -5,7 +5,7 @@ from spmd_tx.coordinator.training import execute
 from spmd_tx.coordinator.training.execute import BEGUN_AT_ONCE
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.protocol.commands import CustomLoss, Forward, ForwardBackward, OptimStep
-from tests.coordinator.recovery.test_plan import next_generation
+from tests.coordinator.recovery.generations import next_generation
 from tests.coordinator.training.bench import forward_backward, logprobs, running
 from tests.coordinator.training.fake_trainer import FakeCustomLosses
 

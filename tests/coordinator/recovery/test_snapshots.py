@@ -1,0 +1,180 @@
+import asyncio
+from pathlib import Path
+
+from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
+from spmd_tx.protocol.commands import (
+    AdapterSpec,
+    CreateAdapter,
+    LoadState,
+    OptimStep,
+    PageOut,
+    SaveSampler,
+    Snapshot,
+)
+from spmd_tx.protocol.reports import Written
+from tests.coordinator.recovery.generations import next_generation, prompt, train_for_a_while
+from tests.coordinator.scheduler.fake_sampling import FakeSampling
+from tests.coordinator.training.bench import running
+
+A, B = "alice:train:0", "bob:train:0"
+
+
+async def test_only_what_is_behind_the_snapshot_is_run_again(bench):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A, seed=5))
+    await train_for_a_while(bench, A)
+    await bench.until(lambda: bench.snapshots.is_behind(A, 9))
+    bench.snapshots.seconds_between = 3600.0
+    await train_for_a_while(bench, A, first=10)
+    expected = bench.workers.weights[0]
+    await next_generation(bench)
+    await bench.result(bench.train(A, 19, 5))
+    assert bench.workers.weights == {0: expected}
+    assert bench.workers.sent(CreateAdapter) == []
+    assert (len(bench.workers.sent(LoadState)), len(bench.workers.sent(OptimStep))) == (1, 3)
+
+
+async def test_a_damaged_snapshot_gives_way_to_the_one_before(bench, caplog):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A))
+    for seq_id in (1, 2):
+        await bench.result(bench.step(A, seq_id))
+        await bench.until(lambda seq_id=seq_id: bench.snapshots.is_behind(A, seq_id))
+    expected = bench.workers.weights[0]
+    (bench.snapshots.place(A, 2) / "state").write_text("")
+    await next_generation(bench)
+    await bench.result(bench.train(A, 3, 5))
+    assert bench.workers.weights == {0: expected}
+    assert bench.workers.sent(LoadState)[0].path == str(bench.snapshots.place(A, 1))
+    assert "cannot be used" in caplog.text
+
+
+async def test_two_snapshots_are_kept(bench):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A))
+    for seq_id in range(1, 5):
+        await bench.result(bench.step(A, seq_id))
+        await bench.until(lambda seq_id=seq_id: bench.snapshots.is_behind(A, seq_id))
+    await bench.until(
+        lambda: sorted(path.name for path in bench.snapshots.place(A, 1).parent.iterdir()) == ["3", "4"]
+    )
+
+
+async def test_draining_takes_a_snapshot_of_what_has_moved_on(bench):
+    await bench.result(bench.create(A))
+    await bench.result(bench.create(B))
+    await bench.result(bench.step(A, 1))
+    bench.train(B, 1, 10)
+    await bench.settled()
+    await bench.scheduler.drain()
+    (snapshot,) = bench.workers.sent(Snapshot)
+    assert Path(snapshot.path).parent == bench.snapshots.place(A, 1).parent
+    assert (bench.snapshots.place(A, 1) / MANIFEST).exists()
+
+
+async def test_workers_of_an_earlier_generation_cannot_touch_what_later_ones_write(bench):
+    """They may still live when they cannot be reached: every attempt has a place of its own."""
+    bench.snapshots.begin(A, 1)
+    of_the_earlier = bench.snapshots.staged(A, 1)
+    bench.snapshots.abandon()
+    written = bench.snapshots.begin(A, 1)
+    of_the_later = bench.snapshots.staged(A, 1)
+    assert of_the_earlier != of_the_later
+    for path in (of_the_earlier, of_the_later):
+        path.mkdir(parents=True)
+        (path / "state").write_text(path.name)
+    bench.snapshots.written(Written(generation=1, process=0, path=str(of_the_earlier)))
+    assert not written.done()
+    bench.snapshots.written(Written(generation=2, process=0, path=str(of_the_later)))
+    assert await written is None
+    await bench.snapshots.record(A, 1, of_the_later, AdapterSpec(rank=4))
+    (of_the_earlier / "state").write_text("half")
+    assert is_intact(bench.snapshots.place(A, 1)) is None
+    assert (bench.snapshots.place(A, 1) / "state").read_text() == of_the_later.name
+
+
+async def test_draining_waits_for_a_snapshot_that_is_being_taken(bench):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A))
+    bench.workers.holds = Snapshot
+    bench.step(A, 1)
+    await bench.until(lambda: bench.workers.held)
+    draining = asyncio.create_task(bench.scheduler.drain())
+    await bench.settled()
+    bench.workers.answer()
+    await draining
+    assert len(bench.workers.sent(Snapshot)) == 1
+    assert bench.snapshots.is_behind(A, 1)
+
+
+async def test_loaded_weights_do_not_depend_on_the_checkpoint_any_more(bench):
+    await bench.result(bench.create(A, seed=3))
+    path = (await bench.result(bench.save(A, 1, "x")))["path"]
+    await bench.result(bench.create(B, seed=4))
+    await bench.result(bench.load(B, 1, path))
+    bench.train(B, 2, 10)
+    await bench.result(bench.step(B, 3, learning_rate=0.5))
+    await bench.result(bench.save(A, 2, "x", overwrite=True))
+    expected = dict(bench.workers.weights)
+    await next_generation(bench)
+    await bench.result(bench.train(B, 4, 10))
+    assert bench.workers.weights == expected
+
+
+# --- versions -----------------------------------------------------------------------------------------
+
+
+async def test_the_versions_saved_before_a_snapshot_are_written_out_with_it(bench):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A))
+    await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+    await bench.result(bench.step(A, 2))
+    await bench.until(lambda: bench.snapshots.is_behind(A, 2))
+    kinds = [type(command) for command in bench.workers.commands]
+    assert kinds[-2:] == [PageOut, Snapshot]
+
+
+async def test_the_versions_saved_before_a_load_are_written_out_with_it(bench):
+    await bench.result(bench.create(A))
+    path = (await bench.result(bench.save(A, 1, "x")))["path"]
+    await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=1))
+    await bench.result(bench.load(A, 3, path))
+    kinds = [type(command) for command in bench.workers.commands]
+    assert kinds[-2:] == [PageOut, LoadState]
+
+
+async def test_versions_come_back_with_their_model(bench):
+    await bench.result(bench.create(A))
+    await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+    await bench.result(bench.step(A, 2))
+    await next_generation(bench)
+    assert await bench.versions.of("alice:sample:1") == "alice:sample:1"
+    kinds = [type(command) for command in bench.workers.commands]
+    assert kinds[:2] == [CreateAdapter, SaveSampler]
+
+
+async def test_a_sample_whose_model_is_being_restored_waits_through_one_more_loss(tmp_path):
+    async with running(tmp_path, slots=3, sampling=FakeSampling()) as bench:
+        await bench.result(bench.create(A))
+        await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+        await next_generation(bench, holds=CreateAdapter)
+        sampled = bench.submit("sample", "alice:sample:1", 0, prompt())
+        await bench.until(lambda: bench.workers.held)
+        await next_generation(bench)
+        await bench.outcome(sampled)
+        assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
+
+
+async def test_a_sample_that_its_session_has_left_behind_is_drawn_from_the_same_weights(tmp_path):
+    async with running(tmp_path, slots=3, sampling=lambda _: FakeSampling()) as bench:
+        await bench.result(bench.create(A))
+        await bench.result(bench.create(B))
+        await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+        bench.workers.is_holding = True
+        sampled = bench.submit("sample", "alice:sample:1", 0, prompt())
+        await bench.until(lambda: bench.workers.held)
+        bench.models.ended |= {"alice", "bob"}
+        await next_generation(bench)
+        await bench.outcome(sampled)
+        assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
+        assert len(bench.workers.sent(CreateAdapter)) == 1
