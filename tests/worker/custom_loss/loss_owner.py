@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
-from tests.worker.custom_loss.test_lanes import command
+from tests.worker.custom_loss.commands import command
 
 
 def main(cache):
