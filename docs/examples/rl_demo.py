@@ -182,7 +182,13 @@ def sample_from_saved_state(
     sampler = successor.save_weights_and_get_sampling_client().result()
     prompt = PROMPTS[0]
     answer = sample_groups(sampler, [tokenizer.encode(prompt)], seed=0)[0][0]
-    return prompt + tokenizer.decode(answer.tokens)
+    return prompt + readable(tokenizer.decode(answer.tokens))
+
+
+def readable(text: str) -> str:
+    """Show a dot for bytes that are not UTF-8, which tiny models produce, and for control characters."""
+    broken = "\N{REPLACEMENT CHARACTER}"
+    return "".join(each if each.isprintable() and each != broken else "·" for each in text)
 
 
 def main() -> None:

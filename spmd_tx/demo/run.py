@@ -50,14 +50,15 @@ def run(learning_rate: float, steps: int, out: Path) -> int:
     rewards = display.rewards
     console.print(draw_curve(rewards))
     save_plot(display.steps, out / "reward.png")
-    console.print(f"a sample from the saved and reloaded state: {answer!r}")
+    console.print(f"a sample from the saved and reloaded state: {answer!r}", soft_wrap=True)
     seconds = time.monotonic() - started
     console.print(
-        f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {seconds:.0f} s; plot: {out / 'reward.png'}"
+        f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {seconds:.0f} s; plot: {out / 'reward.png'}",
+        soft_wrap=True,
     )
     complaint = judge(rewards, learning_rate)
     if complaint:
-        console.print(f"the demo failed: {complaint}")
+        console.print(f"the demo failed: {complaint}", soft_wrap=True)
     return 1 if complaint else 0
 
 

@@ -115,3 +115,8 @@ def test_imitation_predicts_every_token_from_those_before_it():
     assert datum.model_input.to_ints() == [1, 2]
     assert datum.loss_fn_inputs["target_tokens"].to_numpy().tolist() == [2, 3]
     assert datum.loss_fn_inputs["weights"].to_numpy().tolist() == [1.0, 1.0]
+
+
+def test_an_answer_is_shown_without_broken_bytes_and_control_characters():
+    broken = b"go\xe6\x9d to\x1b[31m\n".decode(errors="replace")
+    assert example.readable("東京 " + broken) == "東京 go· to·[31m·"
