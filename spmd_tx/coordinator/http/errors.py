@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.runtime import containment
 from spmd_tx.coordinator.storage.outages import is_outage
-from spmd_tx.coordinator.wire.stored_text import storable
+from spmd_tx.coordinator.wire.fields import storable
 from spmd_tx.errors import (
     Abandoned,
     BodyTooSlow,

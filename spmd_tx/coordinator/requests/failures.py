@@ -1,23 +1,24 @@
-"""The outcome of a request whose work has raised an error."""
+"""Turns an error into the outcome of the request whose work raised it."""
 
 from spmd_tx.coordinator.requests.records import Failed, Request
-from spmd_tx.coordinator.runtime.containment import COUNTS, LOST, report
+from spmd_tx.coordinator.runtime.containment import EXECUTED_WITHOUT_RESULT, NOT_EXECUTED, report
 from spmd_tx.errors import Abandoned, CompileFailed, DamagedBody, RequestError
 
 
 def failure(error: BaseException, work: str, *, executed: bool = False, layout: str | None = None) -> Failed:
-    """The outcome of a request whose work has raised it; ``executed`` if its commands count all the same."""
-    return Failed(report(error, work, COUNTS if executed else LOST), "server", executed, layout)
+    """The outcome for an unforeseen error; ``executed`` if the request's commands count all the same."""
+    consequence = EXECUTED_WITHOUT_RESULT if executed else NOT_EXECUTED
+    return Failed(report(error, work, consequence), "server", executed, layout)
 
 
 def failed_by(
     error: BaseException, request: Request, executed: bool = False, layout: str | None = None
 ) -> Failed:
-    """The outcome of a request for any error; ``executed`` if its commands are out, and count."""
+    """The outcome of a request for any error; ``executed`` if its commands were sent, and count."""
     match error:
         case RequestError():
             return Failed(str(error), "user", executed, layout)
-        case CompileFailed():  # nothing of it was sent
+        case CompileFailed():  # no command was sent
             return Failed(str(error), "server")
         case OSError() | DamagedBody():
             why = f"the server cannot read or write its data: {error}"

@@ -58,8 +58,8 @@ async def open_quarantine(database: Database, data_dir: Path) -> Quarantine:
     """Count what the marks of the last process tell; they are gone then."""
     at_work = await asyncio.to_thread(AtWork, data_dir / FILE)
     async with database.transaction() as db:
-        ends = await loss_counts.count_ends(db, at_work.found)
-    for request_id in at_work.found & ends.keys():
+        ends = await loss_counts.count_ends(db, at_work.left_behind)
+    for request_id in at_work.left_behind & ends.keys():
         times = _times(ends[request_id])
         logger.error("the server ended while it was at work on request %s, %s by now", request_id, times)
     return Quarantine(at_work, ends)

@@ -9,7 +9,7 @@ import msgspec
 
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.spent import NOTHING, Usage
-from spmd_tx.coordinator.wire.stored_text import storable
+from spmd_tx.coordinator.wire.fields import storable
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.errors import InvalidRequest
 

@@ -1,8 +1,8 @@
-"""Which requests the coordinator is at work on at this moment, in a file that outlives the process.
+"""Marks the requests that the coordinator is at work on at this moment, in a file that outlives the process.
 
-What freezes it, or ends it without an exception, leaves its mark, and the next start counts it
-(quarantine.py). The file is mapped and never synced: what a process has written there survives its death
-in the page cache. Nothing is claimed of hosts that lose power.
+A request that freezes the process, or ends it without an exception, leaves its mark there, and the next
+start counts it (requests/quarantine.py). The file is memory-mapped and never synced: what a process has
+written survives its death in the page cache, but not a power failure of the host.
 """
 
 import mmap
@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 ID_BYTES = 32  # of a request's id, in hexadecimal
 SLOTS = 128  # the event loop needs one, and so does each thread that computes
-NOTHING = bytes(ID_BYTES)
-NO_SLOT = -1  # more at once than there is room for
+EMPTY = bytes(ID_BYTES)
+NO_SLOT = -1  # all slots are in use
 _ID = re.compile(rb"[0-9a-f]{32}")
 
 Result = TypeVar("Result")
 
 
 class Mark:
-    """Of one request: it stands in the file while a block runs. A block must not wait for anything."""
+    """Keeps a request's id in the file while a block runs. The block must not wait for anything."""
 
     def __init__(self, at_work: "AtWork", request_id: str) -> None:
         self._at_work = at_work
@@ -36,21 +36,21 @@ class Mark:
         return bool(self._at_work.suspects)
 
     def __enter__(self) -> None:
-        self._slots.append(self._at_work.take(self._id))
+        self._slots.append(self._at_work.claim_slot(self._id))
 
     def __exit__(self, *_: object) -> None:
-        self._at_work.free(self._slots.pop())
+        self._at_work.release_slot(self._slots.pop())
 
 
 _current: ContextVar[Mark | None] = ContextVar("mark", default=None)
 
 
 class AtWork:
-    """The marks of one process."""
+    """Holds the marks of one process."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """See what an earlier process has left, and begin anew. None: in memory, for a process without."""
-        self.suspects: set[str] = set()  # requests that are to be alone at work, as they may end it
+        """Read the marks that an earlier process has left, and clear the file. None: keep marks in memory."""
+        self.suspects: set[str] = set()  # requests that must run alone, since they may end the process
         size = SLOTS * ID_BYTES
         if path is None:
             self._map = mmap.mmap(-1, size)
@@ -58,15 +58,15 @@ class AtWork:
             with path.open("a+b") as file:
                 file.truncate(size)
                 self._map = mmap.mmap(file.fileno(), size)
-        self.found = frozenset(found.decode() for found in self._found())
+        self.left_behind = frozenset(id.decode() for id in self._read_ids())  # by an earlier process
         self._map[:] = bytes(size)
-        self._free = list(range(0, size, ID_BYTES))  # where in the file
+        self._free_slots = list(range(0, size, ID_BYTES))  # offsets in the file
 
     def on(self, request_id: str) -> Mark:
         return Mark(self, request_id)
 
     async def during(self, request_id: str, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Do work of which every part that computes is marked, in the loop or in threads; waiting is not."""
+        """Do work whose computing is marked, in the loop and in threads, but not its waiting."""
         mark = Mark(self, request_id)
         token = _current.set(mark)
         try:
@@ -74,32 +74,33 @@ class AtWork:
         finally:
             _current.reset(token)
 
-    def take(self, request_id: bytes) -> int:
-        if len(request_id) != ID_BYTES or not self._free:
+    def claim_slot(self, request_id: bytes) -> int:
+        """Write an id into a free slot. The result is its offset, or NO_SLOT."""
+        if len(request_id) != ID_BYTES or not self._free_slots:
             return NO_SLOT
-        slot = self._free.pop()
+        slot = self._free_slots.pop()
         self._map[slot : slot + ID_BYTES] = request_id
         return slot
 
-    def free(self, slot: int) -> None:
+    def release_slot(self, slot: int) -> None:
         if slot != NO_SLOT:
-            self._map[slot : slot + ID_BYTES] = NOTHING
-            self._free.append(slot)
+            self._map[slot : slot + ID_BYTES] = EMPTY
+            self._free_slots.append(slot)
 
-    def _found(self) -> list[bytes]:
-        """One that was not written to its end was not begun."""
+    def _read_ids(self) -> list[bytes]:
+        """Complete ids only: work begins after its id is written in full."""
         slots = (self._map[at : at + ID_BYTES] for at in range(0, SLOTS * ID_BYTES, ID_BYTES))
         return [slot for slot in slots if _ID.fullmatch(slot)]
 
 
 def current() -> Mark | None:
-    """Of the request that is worked for here."""
+    """The mark of the request that the calling task works for."""
     return _current.get()
 
 
 @types.coroutine
 def _stepwise(mark: Mark, work: Callable[[], Awaitable[Result]]) -> Generator[Any, Any, Result]:
-    """Drive work as ``await`` does, with the mark set from each time that it goes on until it waits."""
+    """Drive work as ``await`` does, and set the mark whenever the work runs rather than waits."""
     with mark:
         steps = work().__await__()
     value, error = None, None

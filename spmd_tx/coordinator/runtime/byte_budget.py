@@ -1,18 +1,18 @@
-"""Room for a number of bytes, which those who come first get first. Who finds none waits."""
+"""A FIFO semaphore counted in bytes, which bounds the memory that large things take."""
 
 import asyncio
 from collections import deque
 
 
 class ByteBudget:
-    """In memory, for things that are large. Whatever is larger than all of it counts as all of it."""
+    """Grants bytes in the order of requests. A request for more than the capacity gets all of it."""
 
     def __init__(self, capacity: int) -> None:
         self.free = self._capacity = capacity  # bytes
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def take(self, size: int) -> int:
-        """Return when there is room; how many bytes were taken, which must be given back."""
+        """Wait for free bytes. The result is how many were taken, which must be given back."""
         size = min(size, self._capacity)
         if not self._waiting and size <= self.free:
             self.free -= size
@@ -26,15 +26,15 @@ class ByteBudget:
                 self.give_back(size)
             else:
                 self._waiting = deque(each for each in self._waiting if each[0] is not turn)
-                self._let_in()
+                self._grant()
             raise
         return size
 
     def give_back(self, size: int) -> None:
         self.free += size
-        self._let_in()
+        self._grant()
 
-    def _let_in(self) -> None:
+    def _grant(self) -> None:
         while self._waiting and self._waiting[0][1] <= self.free:
             turn, size = self._waiting.popleft()
             if not turn.done():

@@ -1,4 +1,4 @@
-"""A cache of the values that were used last, bounded in bytes."""
+"""An LRU cache that is bounded in bytes."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class ByteLru(Generic[T]):
-    """The values used last, up to a number of bytes in all."""
+    """Keeps the most recently used values, up to a number of bytes in all."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity  # bytes
@@ -27,7 +27,7 @@ class ByteLru(Generic[T]):
             self._size -= freed
 
     def drop(self, key: str) -> None:
-        """Make room; nothing happens for one that is not there."""
+        """Remove a value, if it is there."""
         if key in self._values:
             self._size -= self._values.pop(key)[1]
 

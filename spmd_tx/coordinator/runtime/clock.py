@@ -1,7 +1,7 @@
-"""Seconds since the epoch that run on evenly: what is measured with them survives a clock that is set.
+"""A clock in seconds since the epoch that runs evenly, even when somebody sets the machine's clock.
 
-Read once from the clock of the machine when the process starts, then counted on. While the machine is
-suspended they stand still. For times that people agree on, as the end of a checkpoint, use time.time().
+It is read once from the machine's clock when the process starts, and counted on from there. While the machine
+is suspended, it stands still. For times that people agree on, such as an expiry, use time.time().
 """
 
 import time

@@ -1,6 +1,6 @@
-"""What becomes of an error that nobody foresaw: the work that raised it fails, and nothing else.
+"""Contains unforeseen errors: the work that raised one fails, and nothing else does.
 
-Its traceback is in the log under an id that the client is told.
+The log has the traceback under an id, and the client is told that id.
 """
 
 import asyncio
@@ -10,16 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.errors import (
-    CrashLoop,
-    MeshError,
-    StartError,
-)
+from spmd_tx.errors import CrashLoop, MeshError, StartError
 
 logger = logging.getLogger(__name__)
 
-# These end a task, a generation or the server, and are meant to.
-MEANT = (
+# These end a task, a generation or the server on purpose.
+INTENDED = (
     asyncio.CancelledError,
     GeneratorExit,
     KeyboardInterrupt,
@@ -29,21 +25,21 @@ MEANT = (
     CrashLoop,
 )
 
-LOST = "the server could not carry out this request; its log has the details under this id"
-COUNTS = (
+NOT_EXECUTED = "the server could not carry out this request; its log has the details under this id"
+EXECUTED_WITHOUT_RESULT = (
     "the request was carried out and counts, but the server could not make its result; its log has the "
     "details under this id"
 )
 
 
 def let_pass(error: BaseException) -> None:
-    """Raise an error again that is meant to go further. Foreign code may raise others than Exceptions."""
-    if isinstance(error, MEANT):
+    """Raise an intended error again. Others may be any BaseException, as foreign code raises them."""
+    if isinstance(error, INTENDED):
         raise error
 
 
-def report(error: BaseException, work: str, consequence: str = LOST) -> str:
-    """Write an unforeseen error of some work to the log: what to tell the client. Raises what is meant."""
+def report(error: BaseException, work: str, consequence: str = NOT_EXECUTED) -> str:
+    """Log an unforeseen error of some work; the result is the text for the client. Raises intended errors."""
     let_pass(error)
     metrics.INTERNAL_ERRORS.inc()
     number = secrets.token_hex(6)
@@ -53,7 +49,7 @@ def report(error: BaseException, work: str, consequence: str = LOST) -> str:
 
 @contextmanager
 def contained(work: str) -> Iterator[None]:
-    """For work that nobody waits for: an unforeseen error is in the log, and that is all."""
+    """Log an unforeseen error of work that nobody waits for, and go on."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Runs the coordinator in a loop made for many small requests, beside few threads."""
+"""Runs the coordinator in an event loop that is tuned for many small requests beside a few threads."""
 
 import asyncio
 import gc
@@ -13,15 +13,15 @@ Result = TypeVar("Result")
 # How long a thread that computes may keep the loop waiting. Python's default is 5 ms.
 SWITCH_SECONDS = 0.0005
 
-# New objects until a look for cycles among them, and how many of those looks until the next generation's.
-# Nearly nothing here is in a cycle; by default an eighth of the time of a busy loop went into looking.
-COLLECTIONS = (20_000, 20, 20)
+# Thresholds of the three generations of the garbage collector. Hardly anything here is in a cycle, and with
+# Python's defaults a busy loop spent an eighth of its time in the collector.
+GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """As asyncio.run does it."""
+    """Run work to its end, as asyncio.run does."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.freeze()  # what was imported stays
-    gc.set_threshold(*COLLECTIONS)
+    gc.freeze()  # imported modules are never garbage
+    gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)

@@ -1,12 +1,12 @@
-"""What the folder of a saved version is called. Pure."""
+"""Names the folders of saved versions. Pure."""
 
 import re
 from hashlib import blake2b
 
-LONGEST_READABLE = 100  # characters
+MAX_READABLE = 100  # characters
 
 
 def folder_name(version: str) -> str:
-    """What the folder of a version is called: readable, and unlike that of any other version."""
+    """The folder name of a version: readable, and unique by a digest."""
     digest = blake2b(version.encode(), digest_size=8).hexdigest()
-    return re.sub(r"[^\w.-]+", "_", version)[:LONGEST_READABLE] + "-" + digest
+    return re.sub(r"[^\w.-]+", "_", version)[:MAX_READABLE] + "-" + digest

@@ -1,4 +1,4 @@
-"""How the programs of a server log: a line per event, on standard error."""
+"""Sets up the log of the coordinator and of agents: a line per event, on standard error."""
 
 import logging
 

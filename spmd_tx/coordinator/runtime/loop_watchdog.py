@@ -1,7 +1,7 @@
-"""Notices when the event loop stands still: writes down where, and ends a process whose loop stands for good.
+"""Notices when the event loop is blocked: logs where, and ends a process whose loop is blocked for good.
 
-Whoever starts the server again, systemd or a kubelet, then finds a server that answers, and the next start
-knows from the log which requests were at work.
+Whatever starts the server again, such as systemd or a kubelet, then gets a server that answers, and the next
+start knows from the log which requests were at work.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from spmd_tx.coordinator.runtime import metrics
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.25
-STALL_SECONDS = 1.0  # for which the loop may stand without a word
+STALL_SECONDS = 1.0  # for which the loop may be blocked without an entry in the log
 
-# After which it is taken for dead. What requests may cost the loop is bounded far below that, also on a busy
-# machine.
+# After this time the loop is taken for dead. The limits on requests keep the loop far below it, even on a
+# busy machine.
 DEAD_SECONDS = 60.0
 
-# Of a process whose loop is dead: what a shell says of one that SIGPROF has ended. What starts killed servers
-# again starts this one, and no other end of a server has it.
+# The exit code of a process whose loop is dead: the one that a shell reports for a process ended by SIGPROF.
+# Supervisors that restart killed servers restart this one, and no other end of a server has this code.
 EXIT_CODE = 128 + signal.SIGPROF
 
 
 @dataclass
-class Stand:
-    """How long the loop has stood. Has no clock: only what it is told has passed counts."""
+class Standstill:
+    """Measures how long the loop has been blocked. Has no clock: the watchdog adds the seconds."""
 
     seconds: float = 0.0
 
@@ -50,39 +50,39 @@ class Stand:
 
 
 def end_process() -> NoReturn:
-    """Without the loop there is no orderly end; the log is made for that. Workers end with this process."""
+    """Exit at once, as an orderly end needs the loop. Requests are safe in the log; workers end, too."""
     faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
     os._exit(EXIT_CODE)
 
 
 class LoopWatchdog:
-    """Asks the loop for a sign of life, and looks in another thread whether it has come."""
+    """Schedules a callback in the loop, and checks from another thread whether it has run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, end: Callable[[], None] = end_process) -> None:
-        """Made in the thread of the loop."""
+        """Must be called in the thread of the loop."""
         self._loop = loop
         self._end = end
         self._thread_of_loop = threading.get_ident()
         self._has_turned = True
-        self._stand = Stand()
+        self._standstill = Standstill()
         self._longest = 0.0  # seconds
 
     def look(self, seconds: float) -> None:
-        """So many seconds have passed since the last look."""
+        """Check the loop, ``seconds`` after the last look."""
         if self._has_turned:
             self._note_end()
-            self._has_turned, self._stand = False, Stand()
+            self._has_turned, self._standstill = False, Standstill()
             self._loop.call_soon_threadsafe(self._turn)
             return
-        was_stall = self._stand.is_stall
-        self._stand.seconds += seconds
-        if self._stand.is_stall:
-            self._note_stall(seconds if was_stall else self._stand.seconds, is_new=not was_stall)
-        if self._stand.is_dead:
+        was_stall = self._standstill.is_stall
+        self._standstill.seconds += seconds
+        if self._standstill.is_stall:
+            self._note_stall(seconds if was_stall else self._standstill.seconds, is_new=not was_stall)
+        if self._standstill.is_dead:
             logger.critical(
                 "the event loop has stood for %.0f s and is taken for dead; the process ends with code %d, "
                 "to be started again",
-                self._stand.seconds,
+                self._standstill.seconds,
                 EXIT_CODE,
             )
             self._end()
@@ -92,48 +92,48 @@ class LoopWatchdog:
 
     def _note_stall(self, more: float, is_new: bool) -> None:
         metrics.LOOP_STALL_SECONDS.inc(more)
-        self._longest = max(self._longest, self._stand.seconds)
+        self._longest = max(self._longest, self._standstill.seconds)
         metrics.LONGEST_LOOP_STALL.set(self._longest)
         if is_new:
             metrics.LOOP_STALLS.inc()
             logger.error(
                 "the event loop has stood for %.1f s, and nobody is answered meanwhile. It is at:\n%s",
-                self._stand.seconds,
-                self._where(),
+                self._standstill.seconds,
+                self._stack(),
             )
 
     def _note_end(self) -> None:
-        if self._stand.is_stall:
-            logger.error("the event loop goes on; it stood for %.1f s", self._stand.seconds)
+        if self._standstill.is_stall:
+            logger.error("the event loop goes on; it stood for %.1f s", self._standstill.seconds)
 
-    def _where(self) -> str:
+    def _stack(self) -> str:
         frame = sys._current_frames().get(self._thread_of_loop)
         return "".join(traceback.format_stack(frame)).rstrip() if frame else "a thread that has ended"
 
 
-def passed(wall: float, computed: float) -> float:
-    """What counts of the time between two looks, by the clock on the wall and the CPU time of the process.
+def counted_seconds(wall: float, computed: float) -> float:
+    """How much of the time between two looks counts, given its wall time and the CPU time of the process.
 
-    A process that is stopped, or in a machine that is paused, computes nothing: its sleep is one look long.
-    Code that lets no other thread of Python run makes a look late, but computes all the while.
+    A process that is stopped, or whose machine is paused, computes nothing, so its sleep counts as one look.
+    Code that lets no other thread of Python run delays the look, but computes all the while.
     """
     return min(wall, max(SECONDS_BETWEEN_LOOKS, computed))
 
 
 @contextmanager
 def watching(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Watch a loop, in whose thread this is called, until the block ends."""
+    """Watch a loop until the block ends. Must be called in the thread of the loop."""
     watchdog, stopping = LoopWatchdog(loop), threading.Event()
 
-    def look_again_and_again() -> None:
+    def keep_looking() -> None:
         wall, computed = time.monotonic(), time.process_time()
         while not stopping.wait(SECONDS_BETWEEN_LOOKS):
             give_time_to_look()
             then = wall, computed
             wall, computed = time.monotonic(), time.process_time()
-            watchdog.look(passed(wall - then[0], computed - then[1]))
+            watchdog.look(counted_seconds(wall - then[0], computed - then[1]))
 
-    thread = threading.Thread(target=look_again_and_again, name="loop watchdog", daemon=True)
+    thread = threading.Thread(target=keep_looking, name="loop watchdog", daemon=True)
     with ended_if_nobody_looks():
         thread.start()
         try:
@@ -145,9 +145,9 @@ def watching(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 @contextmanager
 def ended_if_nobody_looks() -> Iterator[None]:
-    """End the process, with all stacks, when code keeps Python's lock for good, and the watchdog with it.
+    """End the process, with all stacks, when code keeps the GIL for good, so that the watchdog cannot look.
 
-    That is up to a signal of the kernel's: SIGPROF, after so much CPU time without a look.
+    The kernel then sends SIGPROF, since the process has used DEAD_SECONDS of CPU time without a look.
     """
     if sys.__stderr__ is not None:
         faulthandler.register(signal.SIGPROF, sys.__stderr__, all_threads=True, chain=True)
@@ -160,5 +160,5 @@ def ended_if_nobody_looks() -> Iterator[None]:
 
 
 def give_time_to_look(seconds: float = DEAD_SECONDS) -> None:
-    """Until the next call of this, the process may compute for so long."""
+    """Allow the process this much CPU time until the next call."""
     signal.setitimer(signal.ITIMER_PROF, seconds)

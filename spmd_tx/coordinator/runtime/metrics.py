@@ -1,4 +1,4 @@
-"""What the coordinator counts and measures, for Prometheus. Whoever knows a number sets it here."""
+"""The coordinator's Prometheus metrics. Whichever module knows a number sets it here."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -94,7 +94,7 @@ CACHED_PROMPT_TOKENS = Counter(
     registry=REGISTRY,
 )
 
-# By source "compiler" or "cache", which is the one on disk; program "other" is what no step is compiled for.
+# Source "cache" is the compilation cache on disk; program "other" holds programs that belong to no step.
 COMPILES = Counter(
     "spmd_tx_compiles",
     "Programs that worker 0 has compiled, or loaded from the compilation cache.",
@@ -129,7 +129,7 @@ PLANNED_TOKENS = Gauge(
 
 
 def show_plan(plan: MemoryPlan) -> None:
-    """What the workers of this generation have decided."""
+    """Publish the memory plan of the present generation of workers."""
     uses = {
         "base": plan.base_bytes,
         "adapters": plan.adapter_bytes,
@@ -144,5 +144,5 @@ def show_plan(plan: MemoryPlan) -> None:
 
 
 def exposition() -> bytes:
-    """All of it in the text format of Prometheus."""
+    """All metrics in the text format of Prometheus."""
     return generate_latest(REGISTRY)

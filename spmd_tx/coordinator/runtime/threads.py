@@ -1,7 +1,7 @@
-"""Where computing happens: small work at once, in the loop; large work in one of a few threads.
+"""Runs computing work: small work at once in the event loop, large work in one of a few threads.
 
-A thread costs a loop that is busy more than it saves: each time one of them is handed the interpreter,
-others wait for up to a switch interval. So what takes less than a millisecond is done where it is.
+For small work a thread costs a busy loop more than it saves: each time the interpreter is handed over, others
+wait for up to a switch interval. So work of less than a millisecond stays in the loop.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ _threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 1)), thread_name_p
 async def compute(
     size: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> Result:
-    """Do work that goes through ``size`` bytes, without keeping the loop from others for long.
+    """Do work on ``size`` bytes without blocking the loop for long.
 
-    In a thread it is marked as work for the request that it is done for. When one thing at a time is to be
-    done, because some request may end the process, it is done in the loop.
+    In a thread, the work carries the mark of the current request. It stays in the loop while requests must
+    run one at a time, because one of them may end the process.
     """
     mark = at_work.current()
     if size < SMALL_BYTES or (mark is not None and mark.is_careful):

@@ -20,7 +20,7 @@ from spmd_tx.coordinator.sampling.stops import Decoder, StopRule, StopWatch, sto
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import (
-    NOTHING,
+    NO_SCORES,
     PromptScores,
     SampledSequence,
     TopLogprobs,
@@ -170,7 +170,7 @@ class SampleJob:
             if sample.stop_reason is not None
         ]
         hits = self.cache_hits or 0
-        body = encode_sample_response(sequences, self.scores or NOTHING, hits)
+        body = encode_sample_response(sequences, self.scores or NO_SCORES, hits)
         notes = {}
         if self.samples[0].experts:
             experts = [np.concatenate(sample.experts) for sample in self.samples]

@@ -1,4 +1,4 @@
-"""tinker:// paths: what a checkpoint is called on the wire."""
+"""tinker:// paths, the names of checkpoints on the wire."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,16 +6,9 @@ from typing import NamedTuple
 from spmd_tx.errors import InvalidRequest
 
 WEIGHTS = "weights"  # weights and optimizer state, to train on
-
-
 SAMPLER_WEIGHTS = "sampler_weights"  # a PEFT folder, to sample from
-
-
 EXTERNAL_WEIGHTS = "external_weights"  # a PEFT folder, to be downloaded
-
-
 KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
-
 
 MAX_NAME_BYTES = 200  # file systems take 255
 
@@ -35,7 +28,7 @@ class CheckpointPath(NamedTuple):
 
 
 def parse(text: str) -> CheckpointPath:
-    """Read a tinker:// path. Raises InvalidRequest when it is none."""
+    """Read a tinker:// path. Raises InvalidRequest when the text is not one."""
     scheme, _, rest = text.partition("://")
     parts = rest.split("/")
     if scheme != "tinker" or len(parts) != 3 or parts[1] not in KINDS:
@@ -49,7 +42,7 @@ def parse(text: str) -> CheckpointPath:
 
 
 def parse_sampler_weights(text: str) -> CheckpointPath:
-    """Read the path of a checkpoint that can be sampled. Raises InvalidRequest when it is none."""
+    """Read the path of a checkpoint that can be sampled. Raises InvalidRequest for any other text."""
     path = parse(text)
     if path.kind != SAMPLER_WEIGHTS:
         raise InvalidRequest(f"{path} cannot be sampled; sample from one saved with save_weights_for_sampler")
@@ -57,7 +50,7 @@ def parse_sampler_weights(text: str) -> CheckpointPath:
 
 
 def check_name(of_what: str, name: str) -> None:
-    """Refuse a name that cannot be one folder's name."""
+    """Raise InvalidRequest for a name that cannot be the name of one folder."""
     is_usable = name and not name.startswith(".") and name.isprintable() and not {"/", "\\"} & set(name)
     if not is_usable:
         raise InvalidRequest(

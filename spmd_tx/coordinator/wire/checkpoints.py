@@ -1,4 +1,4 @@
-"""Checkpoints and training runs in JSON: listings, exports, copies and downloads."""
+"""The JSON of checkpoints and training runs: listings, exports, copies and downloads."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ class SaveWeightsExternalResult(msgspec.Struct, frozen=True, tag="save_weights_e
 
 
 class CopyWeightsRequest(msgspec.Struct, frozen=True):
-    """To a new session of a project, or to a model number of a session."""
+    """Names a checkpoint, and a project's new session or a session's model number to copy it to."""
 
     source_path: str
     destination_project_id: Label | None = None
     session_id: str | None = None
     model_seq_id: Number | None = None
-    ttl_seconds: int | None = None  # the source's does not matter
+    ttl_seconds: int | None = None  # of the copy, whatever the source has
     weights_access_token: str | None = None  # an API key with which the source can be read
 
 
@@ -36,7 +36,7 @@ class CopyWeightsResponse(msgspec.Struct, frozen=True):
 
 
 class ExternalWeightsUrlsResponse(msgspec.Struct, frozen=True):
-    urls: dict[str, str]  # by path within the checkpoint
+    urls: dict[str, str]  # by file path within the checkpoint
     expires: str  # RFC 3339
 
 

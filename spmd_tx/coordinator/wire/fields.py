@@ -1,18 +1,17 @@
-"""Fields that several messages of the wire format share. Unknown fields are ignored."""
+"""Types and structs that several JSON messages share, and the texts that databases can hold.
+
+Unknown fields of a message are ignored.
+"""
 
 from typing import Annotated
 
 import msgspec
 
-Text = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$")]  # what PostgreSQL can hold
+MAX_CHARACTERS = 10_000  # of a stored text that quotes a client
 
-
-Label = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$", max_length=1000)]  # kept in rows
-
-
+Text = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$")]  # PostgreSQL cannot store NUL
+Label = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$", max_length=1000)]  # stored in rows
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
 TrainingNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]  # 0 is the creation of the model
 
 
@@ -26,3 +25,9 @@ class TensorData(msgspec.Struct, frozen=True):
 
 class StatusResponse(msgspec.Struct, frozen=True):
     status: str
+
+
+def storable(text: str) -> str:
+    """The text as every database takes it: without NUL and lone surrogates, and of bounded length."""
+    cut = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} ..."
+    return cut.replace("\0", "\ufffd").encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Futures in JSON: what clients poll, one by one and many at once."""
+"""The JSON of futures: poll one, poll all of a sampling client, cancel."""
 
 from typing import Annotated
 
@@ -6,16 +6,14 @@ import msgspec
 
 from spmd_tx.coordinator.wire.fields import Number, Text
 
-SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK's numbering: which copy of a sampling client has sent a request
+SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK numbers requests so that they tell which client copy sent them
+MAX_CLIENTS = 2**63 // SEQ_IDS_PER_CLIENT  # of one sampler, so that request numbers fit into 64 bits
 
-
-MOST_CLIENTS = 2**63 // SEQ_IDS_PER_CLIENT  # of one sampler, so that their requests' numbers fit into 64 bits
-
-ClientNumber = Annotated[int, msgspec.Meta(ge=0, lt=MOST_CLIENTS)]
+ClientNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_CLIENTS)]
 
 
 class SamplingSessionTarget(msgspec.Struct, frozen=True, tag="sampling_session"):
-    """One client of a sampling session."""
+    """Names one client of a sampling session."""
 
     sampling_session_id: Text
     cloned_sampler_id: ClientNumber = 0
@@ -23,9 +21,9 @@ class SamplingSessionTarget(msgspec.Struct, frozen=True, tag="sampling_session")
 
 class RetrieveFuturesRequest(msgspec.Struct, frozen=True):
     target: SamplingSessionTarget
-    prev_cursor: Number = 0  # of the last answer; what it told is not told again
+    prev_cursor: Number = 0  # of the last answer; completions up to it are left out
     timeout: float | None = None  # seconds; 0: answer at once, None: wait as long as the server likes
-    retrieved_request_ids: list[Text] = []  # whose results the client has
+    retrieved_request_ids: list[Text] = []  # requests whose results the client has
 
 
 class FutureFinished(msgspec.Struct, frozen=True, tag="finished", tag_field="state", omit_defaults=True):

@@ -1,4 +1,4 @@
-"""What the served model and the options of the server allow a request. Pure."""
+"""The limits that the served model and the server's options set for requests. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ DEFAULT_BOUNDS = Bounds()
 
 @dataclass(frozen=True)
 class Limits:
-    """What the served model and the server's options allow."""
+    """Holds what requests are checked against."""
 
     vocab_size: int
     max_context: int  # tokens
@@ -19,7 +19,10 @@ class Limits:
 
 
 def check_number(name: str, number: int, bounds: Bounds, limit: str) -> None:
-    """Clients number what they make in a session from 0, so the number bounds how many there are."""
+    """Raise InvalidRequest for a number that is over a limit of the bounds.
+
+    Clients number what they create in a session from 0, so the number bounds how many there are.
+    """
     bound: int = getattr(bounds, limit)
     if number >= bound:
         raise InvalidRequest(

@@ -1,15 +1,15 @@
-"""Bounds what clients may attach to sessions, models and checkpoints: it is kept, and listed again."""
+"""Bounds the metadata of sessions, models and checkpoints, since it is stored and listed."""
 
 from typing import Any
 
 import msgspec
 
-MOST_BYTES = 64 << 10  # as JSON
-MOST_DEPTH = 20
+MAX_BYTES = 64 << 10  # as JSON
+MAX_DEPTH = 20
 
 
 class WithMetadata(msgspec.Struct, frozen=True):
-    """A body that may have the field ``user_metadata``."""
+    """Checks the field ``user_metadata`` of a body, if there is one."""
 
     def __post_init__(self) -> None:
         metadata = getattr(self, "user_metadata", None)
@@ -18,15 +18,15 @@ class WithMetadata(msgspec.Struct, frozen=True):
 
 
 def check(metadata: dict[str, Any]) -> None:
-    """Raises ValueError, which msgspec tells as an error of the body."""
+    """Raise ValueError, which msgspec reports as an error of the body, for metadata out of bounds."""
     level: list[Any] = [metadata]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
     if level:
-        raise ValueError(f"user_metadata is nested more than {MOST_DEPTH} levels deep")
+        raise ValueError(f"user_metadata is nested more than {MAX_DEPTH} levels deep")
     size = len(msgspec.json.encode(metadata))
-    if size > MOST_BYTES:
-        raise ValueError(f"user_metadata takes {size} bytes as JSON; at most {MOST_BYTES} are kept")
+    if size > MAX_BYTES:
+        raise ValueError(f"user_metadata takes {size} bytes as JSON; at most {MAX_BYTES} are kept")
 
 
 def _inside(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Times as clients write them: RFC 3339, with the offset from UTC."""
+"""Times on the wire: RFC 3339, with the offset from UTC."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -8,12 +8,12 @@ from msgspec import Meta
 
 from spmd_tx.errors import InvalidRequest
 
-# Kept as text until it is looked at: a number, which a looser parser takes too, may lie beyond the calendar.
+# Text until it is read: msgspec's datetime takes numbers too, and those may lie beyond the calendar.
 Moment = Annotated[str, Meta(max_length=64, extra_json_schema={"format": "date-time"})]
 
 
 def read_moment(name: str, text: str) -> datetime:
-    """Raises InvalidRequest for what is no time, or one without its offset."""
+    """Read the time in field ``name``. Raises InvalidRequest for no time, or one without its offset."""
     try:
         moment = msgspec.convert(text, datetime)
     except msgspec.ValidationError:
@@ -26,5 +26,5 @@ def read_moment(name: str, text: str) -> datetime:
 
 
 def write_moment(seconds: float) -> str:
-    """Of a time in seconds since the epoch."""
+    """Write a time, given in seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,44 +1,47 @@
-"""How many fields a body of forward_backward has, counted before it is parsed.
+"""Counts the fields of a forward_backward body before it is parsed, and refuses far too many. Pure.
 
-Two bytes are a message, for which the parser takes sixty, and a body may unpack from next to nothing: what
-has far more fields than any batch is refused while it is still bytes. Pure.
+An empty message takes two bytes in a body and sixty in the parser's memory, and a body may unpack from next
+to nothing. So a body with far more fields than any batch is refused while it is still bytes.
 """
 
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.errors import InvalidRequest
 
-FEW_BYTES = 1 << 20  # that can do no harm: they are parsed within 50 ms, and take 30 MiB
-MOST_FIELDS = 1 << 18
+HARMLESS_BYTES = 1 << 20  # parsed within 50 ms, into 30 MiB at most
+MAX_FIELDS = 1 << 18
 
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _DATA = pb.ForwardBackwardRequest.DESCRIPTOR.fields_by_name["data"].number
 
 
 def check_fields(body: bytes) -> None:
-    """Raises InvalidRequest when there are too many. What is no protobuf is left to the parser."""
-    if len(body) <= FEW_BYTES:
+    """Raise InvalidRequest for too many fields. A body that is no protobuf is left to the parser."""
+    if len(body) <= HARMLESS_BYTES:
         return
     try:
-        count = _count(body, 0, len(body), MOST_FIELDS, is_request=True)
+        count = _count(body, 0, len(body), MAX_FIELDS, is_request=True)
     except IndexError:
         return
-    if count > MOST_FIELDS:
+    if count > MAX_FIELDS:
         raise InvalidRequest(
-            f"the body has more than {MOST_FIELDS} datums and pieces of datums; send fewer datums at once"
+            f"the body has more than {MAX_FIELDS} datums and pieces of datums; send fewer datums at once"
         )
 
 
-def _count(body: bytes, place: int, end: int, room: int, is_request: bool = False) -> int:
-    """The fields from a place on, of a request with those of its datums; none beyond ``room`` are counted."""
+def _count(body: bytes, place: int, end: int, limit: int, is_request: bool = False) -> int:
+    """The number of fields between two offsets, with the fields of a request's datums.
+
+    Counting stops beyond ``limit``.
+    """
     count = 0
-    while place < end and count <= room:
+    while place < end and count <= limit:
         count += 1
         tag, place = _varint(body, place)
         kind = tag & 7
         if kind == _BYTES:
             size, place = _varint(body, place)
             if is_request and tag >> 3 == _DATA:
-                count += _count(body, place, min(end, place + size), room - count)
+                count += _count(body, place, min(end, place + size), limit - count)
             place += size
         elif kind == _VARINT:
             _, place = _varint(body, place)
@@ -52,7 +55,7 @@ def _count(body: bytes, place: int, end: int, room: int, is_request: bool = Fals
 
 
 def _varint(body: bytes, place: int) -> tuple[int, int]:
-    """A number, and the place behind it."""
+    """The number at an offset, and the offset behind it."""
     byte = body[place]
     place += 1
     if byte < 128:

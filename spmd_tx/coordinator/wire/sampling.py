@@ -1,4 +1,4 @@
-"""Samples and samplers in JSON, field for field, under the names of the SDK."""
+"""The JSON of sample requests, samplers and sampling sessions. Fields have the names of the SDK."""
 
 from typing import Literal
 
@@ -8,11 +8,11 @@ from spmd_tx.coordinator.wire.fields import Number, TensorData
 
 
 class ModelInputChunk(msgspec.Struct, frozen=True):
-    """A piece of a prompt. Exactly one of the first four is there; old clients send no type."""
+    """Holds a piece of a prompt: exactly one of its fields is set. Old clients send no type."""
 
     tokens: list[int] | None = None
     data: str | None = None  # an image, base64
-    location: str | None = None  # an image elsewhere
+    location: str | None = None  # where an image is
     dmel: str | None = None  # audio, base64
 
     @property

@@ -1,4 +1,4 @@
-"""The results of sample requests as protobuf bodies, and back. Dimension key: L prompt token, K choice."""
+"""Writes and reads the results of sample requests in protobuf. Dimension key: L prompt token, K choice."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from spmd_tx.coordinator.wire import tinker_pb2 as pb
 
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 
-NO_LOGPROB = np.float32(-99999.0)  # with token 0: an empty cell
+NO_LOGPROB = np.float32(-99999.0)  # beside token 0: an empty cell
 
 
 @dataclass(frozen=True)
 class TopLogprobs:
-    """The likeliest tokens of some positions, from the likeliest on. An empty row has token 0, NO_LOGPROB."""
+    """Holds the likeliest tokens of N positions, likeliest first. An empty row has token 0 and NO_LOGPROB."""
 
     tokens: np.ndarray  # int32 [N, K]
     logprobs: np.ndarray  # float32 [N, K]; nats
 
     @classmethod
     def none(cls, positions: int, count: int) -> TopLogprobs:
-        """Of positions that nothing is known of."""
+        """Empty rows for a number of positions."""
         return cls(
             np.zeros((positions, count), np.int32), np.full((positions, count), NO_LOGPROB, np.float32)
         )
 
     @classmethod
     def join(cls, parts: Sequence[TopLogprobs]) -> TopLogprobs:
-        """One after the other."""
+        """Concatenate along the positions."""
         return cls(
             np.concatenate([part.tokens for part in parts]), np.concatenate([part.logprobs for part in parts])
         )
@@ -45,27 +45,27 @@ class TopLogprobs:
 
 @dataclass(frozen=True)
 class SampledSequence:
-    """One sample: its tokens with their log-probabilities, and why it ended."""
+    """Holds one sample: its tokens with their log-probabilities, and why it ended."""
 
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[float]  # nats
     stop_reason: Literal["stop", "length"]
-    top: TopLogprobs | None = None  # of each token
+    top: TopLogprobs | None = None  # a row for each token
 
 
 @dataclass(frozen=True)
 class TargetLogprobs:
-    """Log-probabilities of the tokens that a request has named, laid out as it has named them."""
+    """Holds log-probabilities of the tokens that a request has named, in the layout of the request."""
 
     values: np.ndarray  # float32 [cells]; 0 where no token was named
     shape: tuple[int, ...]
-    row_starts: np.ndarray | None = None  # int64, of a sparse matrix
-    columns: np.ndarray | None = None
+    row_starts: np.ndarray | None = None  # int64, of a sparse matrix (CSR); None: dense
+    columns: np.ndarray | None = None  # int64
 
 
 @dataclass(frozen=True)
 class PromptScores:
-    """What is told about a prompt; None was not asked for."""
+    """Holds what a request has asked to know about its prompt; None: it has not asked."""
 
     logprobs: np.ndarray | None = None  # float32 [L]; NaN where there is none
     top: TopLogprobs | None = None  # of L positions
@@ -74,13 +74,13 @@ class PromptScores:
     drawn_logprobs: np.ndarray | None = None  # float32 [L - 1, K]
 
 
-NOTHING = PromptScores()
+NO_SCORES = PromptScores()
 
 
 def encode_sample_response(
-    sequences: Sequence[SampledSequence], prompt: PromptScores = NOTHING, cache_hits: int = 0
+    sequences: Sequence[SampledSequence], prompt: PromptScores = NO_SCORES, cache_hits: int = 0
 ) -> bytes:
-    """Write samples in order. ``cache_hits`` are tokens of the prompt whose keys and values were there."""
+    """Write samples in order. ``cache_hits`` counts the prompt tokens found in the prefix cache."""
     response = pb.SampleResponse(prompt_cache_hit_tokens=cache_hits)
     for sequence in sequences:
         is_cut = sequence.stop_reason == "length"
@@ -104,7 +104,7 @@ def encode_sample_response(
 
 
 def decode_sample_response(body: bytes) -> list[SampledSequence]:
-    """Read what ``encode_sample_response`` has written, without what it says about the prompt."""
+    """Read the samples that ``encode_sample_response`` has written, but not the prompt's scores."""
     return [
         SampledSequence(
             tokens=np.frombuffer(sequence.tokens, _INT32).tolist(),

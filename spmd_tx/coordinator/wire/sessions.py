@@ -1,7 +1,7 @@
-"""Sessions, traces and the health of the server in JSON, field for field, under the names of the SDK.
+"""The JSON of sessions, their search and traces, and of the server's configuration and health.
 
-Nullable fields are those that some released SDK sends as null. The ``type`` tags that clients send
-are not read: the route, or the keys of a chunk, say the same.
+Fields have the names of the SDK. Nullable fields are those that some released SDK sends as null. The ``type``
+tags of clients are not read where the route says the same.
 """
 
 from datetime import datetime
@@ -17,23 +17,23 @@ FinishType = Literal["success", "errored", "interrupted"]
 
 
 class ProgramsHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far the warm-up is."""
+    """Tells how far the warm-up is."""
 
-    ready: int
+    ready: int  # programs, as below
     planned: int
     compiling: str | None = None  # "forward_backward 4x256"
 
 
 class OwnSearchOwner(msgspec.Struct, frozen=True, tag="own"):
-    """The caller's own sessions."""
+    """Selects the caller's own sessions."""
 
 
 class AccessibleSearchOwner(msgspec.Struct, frozen=True, tag="accessible"):
-    """All that the caller may see."""
+    """Selects all sessions that the caller may see."""
 
 
 class UserSearchOwner(msgspec.Struct, frozen=True, tag="user"):
-    """Those of some owners, as far as the caller may see them."""
+    """Selects the sessions of some owners, as far as the caller may see them."""
 
     owner_urns: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=10)]
 
@@ -43,11 +43,11 @@ class ActiveQuery(msgspec.Struct, frozen=True, tag="active"):
 
 
 class CancelledQuery(msgspec.Struct, frozen=True, tag="cancelled"):
-    """Nothing cancels a session here."""
+    """Matches no session: nothing cancels a session here."""
 
 
 class FailedQuery(msgspec.Struct, frozen=True, tag="failed"):
-    """Nothing but its client ends a session with an error here."""
+    """Matches no session: only its client ends a session with an error here."""
 
 
 class ClientFinishedQuery(msgspec.Struct, frozen=True, tag="client_finished"):
@@ -58,7 +58,7 @@ StatusQuery = ActiveQuery | CancelledQuery | FailedQuery | ClientFinishedQuery
 
 
 class SessionSearchCursor(msgspec.Struct, frozen=True):
-    """The last session of a page."""
+    """Names the last session of a page."""
 
     last_created_at: Moment
     last_session_id: Text
@@ -93,7 +93,7 @@ class SessionSummary(msgspec.Struct, frozen=True):
     created_at: datetime
     owner: str
     project_id: str  # "": none
-    status: Active | ClientFinished | None  # None: its client fell silent
+    status: Active | ClientFinished | None  # None: ended because its client fell silent
     checkpoints_count: int
     checkpoint_storage_bytes: int
     display_name: str | None
@@ -109,16 +109,6 @@ class TraceExportResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     status: Literal["pending", "ready", "failed"]
     url: str | None = None
     error: str | None = None
-
-
-def as_texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """The SDK reads texts only; what else a client has sent is given as JSON."""
-    if metadata is None:
-        return None
-    return {
-        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        for name, value in metadata.items()
-    }
 
 
 class CreateSessionRequest(WithMetadata, frozen=True):
@@ -143,7 +133,7 @@ class SessionHeartbeatResponse(msgspec.Struct, frozen=True, tag="session_heartbe
 
 
 class FinishReason(msgspec.Struct, frozen=True):
-    type: Literal["success", "errored", "interrupted"] = "success"
+    type: FinishType = "success"
 
 
 class FinishSessionRequest(msgspec.Struct, frozen=True):
@@ -167,7 +157,7 @@ class SessionsResponse(msgspec.Struct, frozen=True):
 
 
 class ClientConfigResponse(msgspec.Struct, frozen=True):
-    """Flags that steer the SDK; those not named here keep the SDK's defaults."""
+    """Sets flags of the SDK; flags that are not named here keep the SDK's defaults."""
 
     pjwt_auth_enabled: bool = False
     proto_compress_fwdbwd: bool = True
@@ -176,7 +166,7 @@ class ClientConfigResponse(msgspec.Struct, frozen=True):
     fwd_via_fwdbwd: bool = True  # 0.22 - 0.24
     create_model_via_load_weights: bool = True  # 0.24.1 - 0.36
     custom_loss_server_side: bool = True
-    sample_use_retrieve_futures: bool = True  # one poll for all samples of a client (completions.py)
+    sample_use_retrieve_futures: bool = True  # one poll for all samples of a client
     sample_join_sampling_session: bool = True
 
 
@@ -201,3 +191,13 @@ class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str
     detail: str | None = None
     programs: ProgramsHealth | None = None
+
+
+def as_texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:
+    """Metadata as the SDK reads it: values that are not texts become JSON."""
+    if metadata is None:
+        return None
+    return {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in metadata.items()
+    }

@@ -1,4 +1,7 @@
-"""Models and their training in JSON, field for field, under the names of the SDK."""
+"""The JSON of models: creating them, training steps, saving and loading weights, custom losses.
+
+Fields have the names of the SDK.
+"""
 
 from typing import Any, Literal
 
@@ -61,7 +64,7 @@ class OptimStepRequest(msgspec.Struct, frozen=True):
     model_id: str
     seq_id: TrainingNumber
     adam_params: AdamParams | None = None  # None and no optimizer_params: all defaults
-    optimizer_params: dict[str, Any] | None = None  # of another optimizer than AdamW
+    optimizer_params: dict[str, Any] | None = None  # of an optimizer other than AdamW
 
 
 class SaveWeightsRequest(WithMetadata, frozen=True):
@@ -74,7 +77,7 @@ class SaveWeightsRequest(WithMetadata, frozen=True):
 
 
 class LoadWeightsRequest(WithMetadata, frozen=True):
-    """Into an existing model (model_id, seq_id), or creating one (session_id, model_seq_id)."""
+    """Loads into an existing model (model_id, seq_id), or creates one (session_id, model_seq_id)."""
 
     path: str
     optimizer: bool = False
@@ -89,13 +92,13 @@ class LoadWeightsRequest(WithMetadata, frozen=True):
 
 
 class SaveWeightsForSamplerRequest(WithMetadata, frozen=True):
-    """Under a name (path), or for one sampling session only (sampling_session_seq_id)."""
+    """Saves under a name (path), or for one sampling session only (sampling_session_seq_id)."""
 
     model_id: str
     seq_id: TrainingNumber
     path: str | None = None  # a bare name
     sampling_session_seq_id: Number | None = None
-    kind: Literal["snapshot", "inflight"] = "snapshot"  # inflight: moves on with later saves; without path
+    kind: Literal["snapshot", "inflight"] = "snapshot"  # inflight: follows later saves; has no path
     ttl_seconds: int | None = None
     overwrite: bool = False
     user_metadata: dict[str, Any] | None = None

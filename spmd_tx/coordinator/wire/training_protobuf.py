@@ -1,4 +1,4 @@
-"""Protobuf bodies of training to plain numpy structs, and results back. Judges framing, not values."""
+"""Reads protobuf bodies of training into numpy structs, and writes results. Checks framing, not values."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +15,8 @@ from spmd_tx.errors import InvalidRequest
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
-MAX_ELEMENTS = 1 << 26  # of a tensor, and of all sparse ones of a request, which could claim any shape
-MAX_RANK = 4  # numpy itself knows an end; nothing here has a use for more than 2
+MAX_ELEMENTS = 1 << 26  # of a tensor, and of all sparse tensors of a request, which could claim any shape
+MAX_RANK = 4  # numpy has a limit of its own; nothing here uses more than 2
 
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 _DTYPES = {
@@ -28,29 +28,29 @@ _DTYPES = {
 
 
 class Span(NamedTuple):
-    """Where a run of a datum's tokens comes from."""
+    """Says where a run of a datum's tokens comes from."""
 
     sequence_id: str
-    is_sampled: bool  # whether the offset counts within the sampled tokens, not within the prompt
+    is_sampled: bool  # the offset counts within the sampled tokens, otherwise within the prompt
     offset: int
     length: int
 
 
 @dataclass(frozen=True)
 class Datum:
-    """One training example. A datum with a ``problem`` cannot be used, and says why."""
+    """Holds one training example. A datum with a ``problem`` cannot be used, for that reason."""
 
     tokens: np.ndarray  # int32 [N]
     loss_inputs: dict[str, np.ndarray]  # dense float32 or int64, in the shape that was sent
     problem: str | None = None
-    spans: tuple[Span, ...] = ()  # of the tokens, one after the other; none if they were not sent
-    target_spans: tuple[Span, ...] = ()  # of the targets
-    span_problem: str | None = None  # why there are none, although some were sent; few losses need them
+    spans: tuple[Span, ...] = ()  # tile the tokens; empty if none were sent
+    target_spans: tuple[Span, ...] = ()  # tile the targets
+    span_problem: str | None = None  # why the spans that were sent are unusable; few losses need them
 
 
 @dataclass(frozen=True)
 class ForwardBackwardRequest:
-    """The body of forward_backward; with ``forward_only`` no gradient is wanted."""
+    """Holds the body of forward_backward; with ``forward_only`` no gradient is wanted."""
 
     model_id: str
     seq_id: int  # 0: not set
@@ -62,7 +62,7 @@ class ForwardBackwardRequest:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a forward_backward body belongs; all that is read of it before it is stored."""
+    """Holds the fields of a forward_backward body that are read before it is stored."""
 
     model_id: str
     seq_id: int  # 0: not set
@@ -71,11 +71,11 @@ class Address:
 
 
 class _Unusable(Exception):
-    """This datum cannot be used."""
+    """A datum cannot be used."""
 
 
 def decode_address(body: bytes) -> Address:
-    """Read whom a forward_backward body is for. Raises InvalidRequest when the bytes do not parse."""
+    """Read where a forward_backward body belongs. Raises InvalidRequest when the bytes do not parse."""
     message = _parse(body)
     return Address(message.model_id, message.seq_id, message.forward_only, message.loss_fn)
 
@@ -123,12 +123,12 @@ def _loss_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
 
 
 def _datums(messages: Iterable[pb.Datum]) -> Iterator[Datum]:
-    room = MAX_ELEMENTS
+    elements_left = MAX_ELEMENTS
     for message in messages:
-        room -= sum(_sparse_elements(tensor) for tensor in message.loss_fn_inputs.values())
+        elements_left -= sum(_sparse_elements(tensor) for tensor in message.loss_fn_inputs.values())
         yield (
             _datum(message)
-            if room >= 0
+            if elements_left >= 0
             else _unusable(
                 f"with it, the sparse tensors of this request stand for more than {MAX_ELEMENTS} elements; "
                 "send fewer datums at once"
@@ -159,7 +159,7 @@ def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tup
     for message in messages:
         kind = message.WhichOneof("span")
         span = message.sampled_tokens if kind == "sampled_tokens" else message.prompt_tokens
-        if span.length:  # others say nothing, and could be millions
+        if span.length:  # empty spans say nothing, and there could be millions
             spans.append(Span(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
     covered = sum(span.length for span in spans)
     if spans and (covered != length or any(span.offset < 0 or span.length < 0 for span in spans)):
@@ -201,7 +201,7 @@ def _tensor(name: str, tensor: pb.Tensor) -> np.ndarray:
 
 
 def _shape(name: str, tensor: pb.Tensor) -> tuple[int, ...]:
-    """What it claims, each size checked by itself: beside a 0 even an impossible one has no elements."""
+    """The shape that a tensor claims. Each size is checked, since a 0 beside it hides a huge one."""
     if len(tensor.shape) > MAX_RANK:
         raise _Unusable(f"{name} claims {len(tensor.shape)} dimensions; at most {MAX_RANK} are taken")
     shape = tuple(tensor.shape)
@@ -211,7 +211,7 @@ def _shape(name: str, tensor: pb.Tensor) -> tuple[int, ...]:
 
 
 def _sparse_elements(tensor: pb.Tensor) -> int:
-    """How much it becomes; what claims to be larger than a tensor may be never becomes anything."""
+    """How many elements a sparse tensor has when dense; 0 for a shape that is refused later."""
     if tensor.WhichOneof("encoding") != "sparse_csr":
         return 0
     try:
@@ -221,7 +221,7 @@ def _sparse_elements(tensor: pb.Tensor) -> int:
 
 
 def _densify(name: str, csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Spread a sparse matrix out; cells that are not listed are 0."""
+    """Make a sparse matrix dense; unlisted cells are 0."""
     if len(shape) != 2:
         raise _Unusable(f"{name} is sparse with shape {list(shape)}; a sparse tensor has two dimensions")
     values = _widen(_array(name, csr.values, dtype), dtype)
@@ -254,7 +254,7 @@ def _array(name: str, buffer: bytes, dtype: np.dtype) -> np.ndarray:
 
 
 def _widen(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The four dtypes of the wire become two: float32 and int64."""
+    """Widen the four dtypes of the wire to two: float32 and int64."""
     if dtype == _INT32:
         return array.astype(np.int64)
     if dtype.kind == "u":  # bfloat16 is the upper half of a float32

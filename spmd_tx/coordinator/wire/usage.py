@@ -1,4 +1,4 @@
-"""The wire format of usage and of the audit log, under the SDK's names. All costs are 0."""
+"""The JSON of usage and of the audit log. Fields have the names of the SDK. All costs are 0."""
 
 from datetime import datetime
 from typing import Any
@@ -33,7 +33,7 @@ EventInfo = TrainingEvent | PrefillEvent | SampleEvent | CheckpointEvent | Stora
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
-    """What was used of one kind within an hour."""
+    """Tells how much of one kind was used within an hour."""
 
     bucket_start: datetime
     bucket_end: datetime
@@ -43,8 +43,8 @@ class UsageEvent(msgspec.Struct, frozen=True):
     user_name: str
     session_id: str | None
     project_id: str | None
-    training_run_id: str | None  # not in the SDK; null: of the base model
-    api_key_id: str | None  # not in the SDK: with which the session was opened
+    training_run_id: str | None  # not in the SDK; null: the base model
+    api_key_id: str | None  # not in the SDK; the key that opened the session
     estimated_cost_usd: float = 0.0
     effective_rate_usd_per_million_tokens: float | None = None
     effective_rate_usd_per_gigabyte_month: float | None = None
@@ -61,7 +61,7 @@ class UsageResponse(msgspec.Struct, frozen=True):
 
 
 class StorageItem(msgspec.Struct, frozen=True):
-    """What the checkpoints of an owner in a project take now."""
+    """Tells how much storage an owner's checkpoints in a project take now."""
 
     project_id: str | None
     org_user_urn: str
@@ -82,9 +82,9 @@ class AuditEntry(msgspec.Struct, frozen=True):
     timestamp: datetime
     event: str
     event_details: dict[str, Any]
-    model_id: str | None = None  # of events of checkpoints
+    model_id: str | None = None  # for events of checkpoints
     tinker_path: str | None = None
-    purpose: str | None = None  # of reading
+    purpose: str | None = None  # for reads
 
 
 class AuditResponse(msgspec.Struct, frozen=True):

@@ -88,8 +88,8 @@ def test_files_are_left_for_the_log(files, most, per_address):
     [
         ((256, 4096), 4096),
         ((4096, 4096), 4096),
-        ((1024, resource.RLIM_INFINITY), open_files.MOST),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), open_files.MOST),
+        ((1024, resource.RLIM_INFINITY), open_files.MAX_FILES),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), open_files.MAX_FILES),
     ],
 )
 def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch, limits, raised):

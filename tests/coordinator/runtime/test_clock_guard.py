@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from spmd_tx.coordinator.runtime.clock_guard import BELIEVED_SECONDS, FILE, ClockGuard, Known, look
+from spmd_tx.coordinator.runtime.clock_guard import BELIEVED_SECONDS, FILE, ClockGuard, ClockState, look
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -117,5 +117,5 @@ def test_a_jump_is_told_once_with_both_times(machine, caplog):
 
 
 def test_the_time_for_deletions_is_the_earlier_one():
-    doubted = look(Known(wall=NOON, believed=NOON), NOON - DAY, 60.0)
+    doubted = look(ClockState(wall=NOON, believed=NOON), NOON - DAY, 60.0)
     assert doubted.for_deletions == NOON - DAY

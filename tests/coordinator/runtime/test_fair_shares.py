@@ -6,7 +6,7 @@ from spmd_tx.coordinator.runtime.fair_shares import FairShares
 
 
 def serve(shares: FairShares, costs: dict[str, int], tokens: int) -> Counter:
-    """Serve everybody in ``costs``, all always waiting, one turn of that cost at a time."""
+    """Serve all names in ``costs``, which always wait, in turns of that cost. Returns the tokens of each."""
     used = Counter()
     while used.total() < tokens:
         first = shares.ranking(costs)[0]

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from spmd_tx.coordinator.runtime import loop_watchdog, metrics
-from spmd_tx.coordinator.runtime.loop_watchdog import DEAD_SECONDS, EXIT_CODE, LoopWatchdog, passed
+from spmd_tx.coordinator.runtime.loop_watchdog import DEAD_SECONDS, EXIT_CODE, LoopWatchdog, counted_seconds
 
 LOOK = loop_watchdog.SECONDS_BETWEEN_LOOKS
 
@@ -98,7 +98,7 @@ async def test_a_loop_that_stands_for_good_ends_the_process(watchdog, ending, ca
     ],
 )
 def test_time_in_which_the_process_did_not_run_does_not_count(wall, computed, counts):
-    assert passed(wall, computed) == counts
+    assert counted_seconds(wall, computed) == counts
 
 
 def run(program):
