@@ -164,7 +164,7 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         keyring=await open_keyring(database, data_dir),
         signed_urls=open_signed_urls(data_dir),
         traces=TraceExports(database, data_dir),
-        allowances=Quotas(database, catalog, queue, config.bounds),
+        quotas=Quotas(database, catalog, queue, config.bounds),
         tokenizer=tiny_tokenizer(),
         prompt_texts=tiny_prompt_texts(data_dir / "model", config),
         progress=Progress(),

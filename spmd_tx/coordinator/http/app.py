@@ -13,7 +13,7 @@ from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
-from spmd_tx.coordinator.http.services import Services, give_access, give_address, give_services
+from spmd_tx.coordinator.http.services import Services, provide_access, provide_address, provide_services
 from spmd_tx.coordinator.http.tinker.checkpoints import CheckpointsController
 from spmd_tx.coordinator.http.tinker.downloads import DownloadsController
 from spmd_tx.coordinator.http.tinker.futures import FuturesController
@@ -46,9 +46,9 @@ def make_app(services: Services) -> Litestar:
         ],
         guards=[authenticate],
         dependencies={
-            "services": Provide(give_services, sync_to_thread=False),
-            "access": Provide(give_access, sync_to_thread=False),
-            "address": Provide(give_address, sync_to_thread=False),
+            "services": Provide(provide_services, sync_to_thread=False),
+            "access": Provide(provide_access, sync_to_thread=False),
+            "address": Provide(provide_address, sync_to_thread=False),
         },
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services}),

@@ -59,9 +59,9 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
             "use a key with the role user"
         )
     if IS_UNMETERED in route.opt:
-        services.allowances.count_poll(caller)
+        services.quotas.count_poll(caller)
     else:
-        services.allowances.count_request(caller)
+        services.quotas.count_request(caller)
     connection.scope["auth"] = caller
 
 

@@ -90,8 +90,14 @@ async def _place(request: CopyWeightsRequest, key: str | None, own: Access) -> t
         return request.session_id, request.model_seq_id
     if key is None:
         return str(uuid.uuid4()), 0
-    told = [own.caller.owner, key, request.source_path, request.destination_project_id, request.ttl_seconds]
-    return str(uuid.UUID(bytes=blake2b(msgspec.json.encode(told), digest_size=16).digest(), version=4)), 0
+    named = [
+        own.caller.owner,
+        key,
+        request.source_path,
+        request.destination_project_id,
+        request.ttl_seconds,
+    ]
+    return str(uuid.UUID(bytes=blake2b(msgspec.json.encode(named), digest_size=16).digest(), version=4)), 0
 
 
 def _new_session(session_id: str, project_id: str | None, owner: str) -> Executable:

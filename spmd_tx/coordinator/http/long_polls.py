@@ -9,7 +9,7 @@ from spmd_tx.errors import TooManyRequests
 
 Result = TypeVar("Result")
 
-SECONDS_LATER = 1.0
+RETRY_SECONDS = 1.0
 
 
 class Polls:
@@ -36,7 +36,7 @@ class Polls:
             raise TooManyRequests(
                 f"{owner!r} waits for {self._most_per_owner} results at a time, as many as may be (the "
                 "operator raises the limit polls)",
-                SECONDS_LATER,
+                RETRY_SECONDS,
             )
         self._of_owner[owner] += 1
         if not self._is_watching:

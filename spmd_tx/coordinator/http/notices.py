@@ -14,11 +14,11 @@ class Notices:
     """Remembers which sessions know."""
 
     def __init__(self) -> None:
-        self._told: ByteLru[bool] = ByteLru(MEMORY_BYTES)
+        self._notified: ByteLru[bool] = ByteLru(MEMORY_BYTES)
 
     def of_training(self, session_id: str, loss_fn: str) -> dict[str, str]:
         """The headers of the answer to a request that trains with this loss."""
-        if loss_fn != "stable_reinforce" or self._told.get(session_id):
+        if loss_fn != "stable_reinforce" or self._notified.get(session_id):
             return {}
-        self._told.put(session_id, True, len(session_id))
+        self._notified.put(session_id, True, len(session_id))
         return {HEADER: STABLE_REINFORCE}

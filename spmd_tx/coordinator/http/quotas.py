@@ -29,7 +29,7 @@ MOST_QUEUED_TOKENS = 32 << 20
 
 
 @dataclass
-class _Bucket:
+class _TokenBucket:
     """What a key, or an owner, may have now."""
 
     left: float
@@ -62,7 +62,7 @@ class Quotas:
         self._queue = queue
         self._bounds = bounds
         self._clock = clock
-        self._buckets: dict[tuple[str, str], _Bucket] = {}  # by what is counted, and id of key or owner
+        self._buckets: dict[tuple[str, str], _TokenBucket] = {}  # by what is counted, and id of key or owner
         self._coming: Counter[str] = Counter()  # sample requests on their way into the queue, by owner
         self._coming_tokens: Counter[str] = Counter()  # of those
         self._creating = asyncio.Lock()
@@ -91,7 +91,7 @@ class Quotas:
 
     def _take(self, what: str, whose: str, per_second: float, full: float, count: float = 1) -> float:
         now = self._clock()
-        bucket = self._buckets.setdefault((what, whose), _Bucket(full, now))
+        bucket = self._buckets.setdefault((what, whose), _TokenBucket(full, now))
         return bucket.take(now, per_second, full, count)
 
     async def check_session(self, caller: Caller, size: int) -> None:

@@ -104,7 +104,7 @@ class Services:
     keyring: Keyring
     signed_urls: SignedUrls
     traces: TraceExports
-    allowances: Quotas
+    quotas: Quotas
     tokenizer: Tokenizer
     prompt_texts: PromptTexts
     progress: Progress
@@ -129,16 +129,16 @@ Accessible = NamedDependency[Access]
 Addressed = NamedDependency[CheckpointPath]
 
 
-def give_services(state: State) -> Services:
+def provide_services(state: State) -> Services:
     return state.services
 
 
-def give_access(request: Request, services: Service) -> Access:
+def provide_access(request: Request, services: Service) -> Access:
     """Asks for the services, so that the two are not looked up side by side, in tasks of their own."""
     return Access(request.auth, services.catalog, services.checkpoints, services.queue)
 
 
-def give_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]) -> CheckpointPath:
+def provide_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]) -> CheckpointPath:
     """The checkpoint that the address of a route names; it need not exist."""
     return checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
 

@@ -92,7 +92,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_admitted:
-            self._calm()
+            self._cancel_alarm()
             self._all.leave(self)
             super().connection_lost(exc)
 
@@ -120,7 +120,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_header = False
-        self._calm()
+        self._cancel_alarm()
         assert self.parser is not None, "it is there until the connection is lost"
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
@@ -130,7 +130,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._calm()
+        self._cancel_alarm()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -151,10 +151,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._set_alarm(HEADER_SECONDS)
 
     def _set_alarm(self, seconds: float) -> None:
-        self._calm()
+        self._cancel_alarm()
         self._alarm = self.loop.call_later(seconds, self.transport.close)
 
-    def _calm(self) -> None:
+    def _cancel_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

@@ -7,8 +7,8 @@ that finds too few pages may be passed over a number of times; then nobody start
 Whose programs are not ready waits for them, without being in anybody's way: a few of those behind it in its
 sampler's line may start before it.
 
-A long prompt is read piece by piece. It takes turns with those that come after it, so that it delays them by
-one piece at most.
+A long prompt is read chunk by chunk. It takes turns with those that come after it, so that it delays them by
+one chunk at most.
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Admitted:
     plan: PrefillPlan
     before: list[AnyCommand] = field(default_factory=list)
     # Whether more is wanted of a segment than keys and values
-    read: list[tuple[ChunkedPrefill, Segment, bool]] = field(default_factory=list)
+    chunks: list[tuple[ChunkedPrefill, Segment, bool]] = field(default_factory=list)
     started: set[SampleJob] = field(default_factory=set)
     tokens: int = 0  # of prompts whose first samples start,
     found: int = 0  # and those of them that were found in the prefix cache
@@ -56,16 +56,16 @@ class Admission:
         self._sampling = sampling
         self._bank = bank
         self._shards = shards
-        self._menu = sampling.menu
-        self._readings: list[
+        self._shapes = sampling.shapes
+        self._prefills: list[
             ChunkedPrefill
         ] = []  # that are not planned to their end; whose turn it is comes first
-        self._is_turn_of_readings = False
+        self._is_turn_of_prefills = False
 
     @property
     def has_open_rows(self) -> bool:
-        """Whether someone waits although rows are free, or waits for pieces of its prompt."""
-        if any(not reading.is_given_up for reading in self._readings):
+        """Whether someone waits although rows are free, or waits for chunks of its prompt."""
+        if any(not prefill.is_given_up for prefill in self._prefills):
             return True
         return bool(self.line) and any(len(shard.residents) < shard.rows for shard in self._shards)
 
@@ -86,18 +86,18 @@ class Admission:
     def admit(self) -> Admitted:
         """Make samples resident and read their prompts, as much as one Prefill takes."""
         admitted = Admitted(self._new_plan())
-        self._readings = [reading for reading in self._readings if not reading.is_given_up]
-        waiting = self._readings
-        if self._is_turn_of_readings:
-            self._read_on(waiting, admitted)
+        self._prefills = [prefill for prefill in self._prefills if not prefill.is_given_up]
+        waiting = self._prefills
+        if self._is_turn_of_prefills:
+            self._continue_prefills(waiting, admitted)
         self._admit_newcomers(admitted)
-        if not self._is_turn_of_readings:
-            self._read_on(waiting, admitted)
-        was_read = {reading for reading, _, _ in admitted.read}
-        self._is_turn_of_readings = was_read.isdisjoint(waiting)
+        if not self._is_turn_of_prefills:
+            self._continue_prefills(waiting, admitted)
+        was_read = {prefill for prefill, _, _ in admitted.chunks}
+        self._is_turn_of_prefills = was_read.isdisjoint(waiting)
         # Those that were not read now come first the next time.
-        self._readings.sort(key=was_read.__contains__)
-        self._readings = [reading for reading in self._readings if not reading.is_read]
+        self._prefills.sort(key=was_read.__contains__)
+        self._prefills = [prefill for prefill in self._prefills if not prefill.is_planned]
         return admitted
 
     def _admit_newcomers(self, admitted: Admitted) -> None:
@@ -114,32 +114,32 @@ class Admission:
             if all(sample.tokens for sample in job.waiting):
                 self._forget_prompts(job)
 
-    def _read_on(self, readings: list[ChunkedPrefill], admitted: Admitted) -> None:
-        """Read the next pieces of prompts as far as there is room; each has one in a Prefill."""
-        for reading in readings:
-            copies_left, piece = admitted.plan.copies_left(reading.owner.shard), self._next_piece(reading)
-            if len(reading.copies) > copies_left or not admitted.plan.fits(piece):
+    def _continue_prefills(self, prefills: list[ChunkedPrefill], admitted: Admitted) -> None:
+        """Read the next chunks of prompts as far as there is room; each has one in a Prefill."""
+        for prefill in prefills:
+            copies_left, chunk = admitted.plan.copies_left(prefill.owner.shard), self._next_chunk(prefill)
+            if len(prefill.copies) > copies_left or not admitted.plan.fits(chunk):
                 continue
-            self._note_missing(reading.job, self._missing_for(reading.job, piece))
-            if not reading.job.missing and self._may_join(reading.job, piece, admitted):
-                self._read(reading, admitted)
+            self._note_missing(prefill.job, self._missing_for(prefill.job, chunk))
+            if not prefill.job.missing and self._may_join(prefill.job, chunk, admitted):
+                self._plan_chunk(prefill, admitted)
 
-    def _read(self, reading: ChunkedPrefill, admitted: Admitted) -> None:
-        """Plan a piece; with the last one the samples are ready for Decodes."""
-        piece, job = self._next_piece(reading), reading.job
-        is_scored = reading.is_scored(piece)
-        segment = admitted.plan.add(piece, self._scores(job, piece))
-        admitted.read.append((reading, segment, is_scored))
-        reading.first = piece.end
-        self._shards[piece.shard].remember_read(reading.owner, reading.pages, piece.end)
-        if reading.is_read:
-            admitted.plan.copy(piece.shard, list(reading.copies.values()))
+    def _plan_chunk(self, prefill: ChunkedPrefill, admitted: Admitted) -> None:
+        """Plan a chunk; with the last one the samples are ready for Decodes."""
+        chunk, job = self._next_chunk(prefill), prefill.job
+        is_scored = prefill.is_scored(chunk)
+        segment = admitted.plan.add(chunk, self._scores(job, chunk))
+        admitted.chunks.append((prefill, segment, is_scored))
+        prefill.first = chunk.end
+        self._shards[chunk.shard].remember_read(prefill.owner, prefill.pages, chunk.end)
+        if prefill.is_planned:
+            admitted.plan.copy(chunk.shard, list(prefill.copies.values()))
             job.needs_scores = False
-            for sample in reading.part:
-                sample.reading = None
+            for sample in prefill.part:
+                sample.prefill = None
 
-    def _next_piece(self, reading: ChunkedPrefill) -> PrefillChunk:
-        return reading.next_piece(self._menu.end_of_piece(reading.first, reading.end))
+    def _next_chunk(self, prefill: ChunkedPrefill) -> PrefillChunk:
+        return prefill.next_chunk(self._shapes.end_of_chunk(prefill.first, prefill.end))
 
     def _overdue(self) -> SampleJob | None:
         """The job that nobody may start before; once it has started, nobody drives it out either."""
@@ -172,21 +172,21 @@ class Admission:
     def _start_part(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
         part = job.next_part()
         job.scope = f"{self._bank.weights(job.version)} {job.session}"
-        if any(reading.job is job and not reading.is_given_up for reading in self._readings):
+        if any(prefill.job is job and not prefill.is_given_up for prefill in self._prefills):
             job.obstacle = NOT_READ  # its pages are of no use to other samples yet
             return False
         number, count = self._best_shard(job, part, share, admitted)
         if not count:
             return False
-        piece = self._first_piece(job, part, number)
+        chunk = self._first_chunk(job, part, number)
         decode = self._sampling.first_decode(part)
-        missing = [*self._missing_for(job, piece), *([] if decode is None else [decode])]
+        missing = [*self._missing_for(job, chunk), *([] if decode is None else [decode])]
         is_ready = self._sampling.programs.is_ready
         missing += [each for each in self._bank.programs_to_place(job.version) if not is_ready(each)]
         self._note_missing(job, missing)
         if missing:
             return False
-        if not (admitted.plan.fits(piece) and self._may_join(job, piece, admitted)):
+        if not (admitted.plan.fits(chunk) and self._may_join(job, chunk, admitted)):
             job.obstacle = NO_TURN
             return False
         placement = self._bank.place(job.version)
@@ -198,14 +198,14 @@ class Admission:
         self._update_line(job, is_cut=count < len(part))
         return True
 
-    def _missing_for(self, job: SampleJob, piece: PrefillChunk) -> list[ProgramShape]:
-        """What is missing to read a piece with nobody beside it."""
-        alone = self._new_plan().program_with(piece, self._scores(job, piece))
+    def _missing_for(self, job: SampleJob, chunk: PrefillChunk) -> list[ProgramShape]:
+        """What is missing to read a chunk with nobody beside it."""
+        alone = self._new_plan().program_with(chunk, self._scores(job, chunk))
         return [] if self._sampling.prefill(alone) is not None else [alone]
 
-    def _may_join(self, job: SampleJob, piece: PrefillChunk, admitted: Admitted) -> bool:
-        """Whether there is a program for all that is to be read with this piece."""
-        needed = admitted.plan.program_with(piece, self._scores(job, piece))
+    def _may_join(self, job: SampleJob, chunk: PrefillChunk, admitted: Admitted) -> bool:
+        """Whether there is a program for all that is to be read with this chunk."""
+        needed = admitted.plan.program_with(chunk, self._scores(job, chunk))
         found = self._sampling.prefill(needed)
         if found != needed:
             self._sampling.programs.prefer(needed)
@@ -218,18 +218,18 @@ class Admission:
         else:
             self.without_program.pop(job, None)
 
-    def _scores(self, job: SampleJob, piece: PrefillChunk) -> Scores:
-        is_scored = job.needs_scores and piece.end > job.wishes.first_scored
-        return self._sampling.scores(job.wishes) if is_scored else Scores()
+    def _scores(self, job: SampleJob, chunk: PrefillChunk) -> Scores:
+        is_scored = job.needs_scores and chunk.end > job.scoring.first_scored
+        return self._sampling.scores(job.scoring) if is_scored else Scores()
 
     def _new_plan(self) -> PrefillPlan:
-        return PrefillPlan(self._menu, copies=self._shards[0].rows)
+        return PrefillPlan(self._shapes, copies=self._shards[0].rows)
 
-    def _first_piece(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
+    def _first_chunk(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
         """What would be read first, if the part starts on this data shard."""
         shard, end = self._shards[number], part[0].position
-        first = end if shard.kept_prompt(part) else len(shard.cached(part)) * self._menu.page_size
-        return PrefillChunk(number, job.version, 0, [], [], first, self._menu.end_of_piece(first, end))
+        first = end if shard.kept_prompt(part) else len(shard.cached(part)) * self._shapes.page_size
+        return PrefillChunk(number, job.version, 0, [], [], first, self._shapes.end_of_chunk(first, end))
 
     def _best_shard(
         self, job: SampleJob, part: list[Sample], share: int | None, admitted: Admitted
@@ -265,16 +265,16 @@ class Admission:
             admitted.tokens += len(job.prompt)
             admitted.found += start.found
         admitted.started.add(job)
-        reading = ChunkedPrefill(part, part[0].content, start.pages, start.written, start.copies)
-        if not reading.is_read:
+        prefill = ChunkedPrefill(part, part[0].content, start.pages, start.written, start.copies)
+        if not prefill.is_planned:
             for sample in part:
-                sample.reading = reading
-            self._read(reading, admitted)
-            self._readings += [] if reading.is_read else [reading]
+                sample.prefill = prefill
+            self._plan_chunk(prefill, admitted)
+            self._prefills += [] if prefill.is_planned else [prefill]
             return
         admitted.plan.copy(number, list(start.copies.values()))
         if job.needs_scores:
-            job.scores = job.wishes.scores_of_one_token()
+            job.scores = job.scoring.scores_of_one_token()
         job.needs_scores = False
 
     def _update_line(self, job: SampleJob, is_cut: bool) -> None:

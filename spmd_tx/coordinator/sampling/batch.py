@@ -55,7 +55,7 @@ Listener = Callable[[Sample], None]
 class SamplingLimits:
     """What the device has room for."""
 
-    menu: SamplingShapes
+    shapes: SamplingShapes
     pages_per_shard: int  # page 0 included
     decode_steps: int  # most of one Decode
 
@@ -86,8 +86,8 @@ class SampleBatch:
         programs: Programs | None = None,
     ) -> None:
         """The listener hears of every sample that has got tokens. Without ``programs`` all are ready."""
-        menu = limits.menu
-        longest = (limits.pages_per_shard - 1) * menu.page_size
+        shapes = limits.shapes
+        longest = (limits.pages_per_shard - 1) * shapes.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
         self._model = model
         self._bank = bank
@@ -96,16 +96,16 @@ class SampleBatch:
         self._at_work = at_work or AtWork()
         self._shards = [
             Shard(
-                rows=menu.decode_rows,
-                page_size=menu.page_size,
+                rows=shapes.decode_rows,
+                page_size=shapes.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
                 has_cache=not model.config.n_experts,  # what a prompt's tokens went through is to be told
             )
-            for _ in range(menu.shards)
+            for _ in range(shapes.shards)
         ]
         self._programs = SamplingPrograms(
-            programs or EverythingReady(), menu, bank.size, limits.decode_steps, model.config.vocab_size
+            programs or EverythingReady(), shapes, bank.size, limits.decode_steps, model.config.vocab_size
         )
         self._admission = Admission(bank, self._shards, self._programs)
         self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, and what they wait for
@@ -158,7 +158,7 @@ class SampleBatch:
             else job.obstacle
         )
 
-    def wishes(self) -> list[ProgramRequest]:
+    def program_requests(self) -> list[ProgramRequest]:
         """The programs that requests wait for."""
         jobs = dict.fromkeys([*self._admission.without_program, *self._left_out])
         return [
@@ -169,7 +169,7 @@ class SampleBatch:
 
     def not_compiled(self, program: ProgramShape, error: str) -> list[tuple[str, Outcome]]:
         """Let those requests fail that cannot do without a program."""
-        if program.step == "decode" and program.rows > self._limits.menu.shards:
+        if program.step == "decode" and program.rows > self._limits.shapes.shards:
             return []  # they can do with fewer rows
         jobs = [job for job in self._jobs.values() if program in self._missing(job)]
         for job in jobs:
@@ -201,15 +201,17 @@ class SampleBatch:
         self._planned.extend(Dispatch(command, 0, _nothing) for command in admitted.before)
         if admitted.plan.is_empty:
             return
-        wishes = [(reading.job.wishes, segment) for reading, segment, is_scored in admitted.read if is_scored]
+        scored = [
+            (prefill.job.scoring, segment) for prefill, segment, is_scored in admitted.chunks if is_scored
+        ]
         program = self._programs.prefill(admitted.plan.program)
         assert program is not None, "a Prefill was planned whose program is not ready"
-        command = admitted.plan.command(wishes, program, self._model.config.vocab_size)
+        command = admitted.plan.command(scored, program, self._model.config.vocab_size)
         written = [
-            (reading, segment, admitted.plan.row_of(segment, program), is_scored)
-            for reading, segment, is_scored in admitted.read
+            (prefill, segment, admitted.plan.row_of(segment, program), is_scored)
+            for prefill, segment, is_scored in admitted.chunks
         ]
-        jobs = admitted.started | {reading.job for reading, _, _ in admitted.read}
+        jobs = admitted.started | {prefill.job for prefill, _, _ in admitted.chunks}
         requests = frozenset(job.request_id for job in jobs)
         absorb = partial(self._absorb_prefill, written)
         self._planned.append(Dispatch(command, command.rows.tokens.size, absorb, requests))
@@ -225,9 +227,9 @@ class SampleBatch:
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
         if choice.program is None or not any(chosen):
             return
-        menu, vocab_size = self._limits.menu, self._model.config.vocab_size
+        shapes, vocab_size = self._limits.shapes, self._model.config.vocab_size
         command = decode_command(chosen, steps, choice.program, self._decodes, vocab_size)
-        rows = len(command.source) // menu.shards
+        rows = len(command.source) // shapes.shards
         self._decodes += 1
         self._unanswered += 1
         self._hurried = max(0, self._hurried - 1)
@@ -243,7 +245,7 @@ class SampleBatch:
 
     def _choose(self, candidates: list[list[Sample]], steps: int) -> Choice:
         """Who takes part as far as programs go, when all are to have the pages for so many steps."""
-        page_size = self._limits.menu.page_size
+        page_size = self._limits.shapes.page_size
         pages = {
             sample: max(len(sample.pages), pages_for(sample.last_position(steps) + 1, page_size))
             for samples in candidates
@@ -320,14 +322,14 @@ class SampleBatch:
 
     def _absorb_prefill(self, written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
         ended: list[tuple[str, Outcome]] = []
-        for reading, segment, row, is_scored in written:
+        for prefill, segment, row, is_scored in written:
             try:
-                with self._at_work.on(reading.job.request_id):
-                    reading.absorb(segment, row, reply.arrays, is_scored)
+                with self._at_work.on(prefill.job.request_id):
+                    prefill.absorb(segment, row, reply.arrays, is_scored)
             except BaseException as error:
                 let_pass(error)
-                if not reading.job.is_over:
-                    ended.append((reading.job.request_id, self._fail(reading.job, error)))
+                if not prefill.job.is_over:
+                    ended.append((prefill.job.request_id, self._fail(prefill.job, error)))
         return ended
 
     def _result(self, job: SampleJob) -> Outcome:

@@ -67,7 +67,7 @@ def _carried(
     numbered = [(number, sample) for number, shard in enumerate(candidates) for sample in shard]
     for number, sample in sorted(numbered, key=lambda each: (each[1].decode, each[1].age)):
         fits = pages[sample] <= program.table and width(sample.job.top, sampling.vocab_size) <= program.top
-        is_place = counts[number] < program.rows // sampling.menu.shards
+        is_place = counts[number] < program.rows // sampling.shapes.shards
         if fits and is_place and len(banks | {sample.bank}) <= program.active:
             banks.add(sample.bank)
             counts[number] += 1

@@ -51,7 +51,7 @@ class Sample:
 
     outstanding: int = 0  # tokens that sent commands will draw unless it stops earlier
     is_resident: bool = False  # holds pages, and takes part in Decodes
-    reading: ChunkedPrefill | None = (
+    prefill: ChunkedPrefill | None = (
         None  # while a part of its content is still to be read, before its first Decode
     )
     pages: list[int] = field(default_factory=list)  # in the order of positions
@@ -127,7 +127,7 @@ class SampleJob:
     top_k: int
     top_p: float
     rule: StopRule
-    wishes: PromptScoring
+    scoring: PromptScoring
     top: int  # how many of the likeliest tokens are wanted in the place of each token that is drawn
     records_stability: bool = False  # for stable_reinforce
     samples: list[Sample] = field(default_factory=list)
@@ -150,9 +150,9 @@ class SampleJob:
         self.number = number
         for sample in self.samples:
             sample.outstanding, sample.decode = 0, NEVER
-            sample.is_resident, sample.pages, sample.reading = False, [], None
+            sample.is_resident, sample.pages, sample.prefill = False, [], None
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
-        self.needs_scores = not self.wishes.is_empty and self.scores is None
+        self.needs_scores = not self.scoring.is_empty and self.scores is None
         self.has_started = self.is_overdue = False
         self.missing = ()
         self.passed_over = 0
@@ -208,20 +208,20 @@ class ChunkedPrefill:
         return len(self.content) - 1
 
     @property
-    def is_read(self) -> bool:
-        """Whether all pieces are planned."""
+    def is_planned(self) -> bool:
+        """Whether all chunks are planned."""
         return self.first == self.end
 
-    def next_piece(self, end: int) -> PrefillChunk:
+    def next_chunk(self, end: int) -> PrefillChunk:
         """What is read next, up to a position."""
         owner = self.owner
         return PrefillChunk(
             owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end
         )
 
-    def is_scored(self, piece: PrefillChunk) -> bool:
-        """Whether more is wanted of this piece than keys and values."""
-        return self.job.needs_scores and piece.end > self.job.wishes.first_scored
+    def is_scored(self, chunk: PrefillChunk) -> bool:
+        """Whether more is wanted of this chunk than keys and values."""
+        return self.job.needs_scores and chunk.end > self.job.scoring.first_scored
 
     def give_up(self, sample: Sample) -> None:
         """One of the samples leaves before all is read; without the owner nobody has the pages."""
@@ -229,21 +229,21 @@ class ChunkedPrefill:
         self.is_given_up |= sample is self.owner
 
     def absorb(self, segment: Segment, row: int, arrays: Mapping[str, np.ndarray], is_scored: bool) -> None:
-        """Take the reply to a piece. What is wanted of the prompt is there with the last one."""
+        """Take the reply to a chunk. What is wanted of the prompt is there with the last one."""
         if self.is_given_up:
             return
         mine = {name: array[row, segment.place].copy() for name, array in arrays.items()}
         if not is_scored:
             mine = {name: array for name, array in mine.items() if name == "experts"}
-        self._known.append((segment.piece.first, mine))
-        if segment.piece.end < self.end:
+        self._known.append((segment.chunk.first, mine))
+        if segment.chunk.end < self.end:
             return
         whole = {name: self._whole(name) for name in mine}
         experts = whole.pop("experts", None)
         if experts is not None and len(self.content) == len(self.job.prompt):
             self.job.prompt_experts = experts
         if is_scored:
-            self.job.scores = self.job.wishes.scores(whole)
+            self.job.scores = self.job.scoring.scores(whole)
 
     def _whole(self, name: str) -> np.ndarray:
         """All that is known, with something for the positions before, which nothing is wanted of."""
@@ -281,13 +281,13 @@ def make_job(
         top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
         top_p=params.top_p,
         rule=stop_rule(params.stop, model.config.eos_token_ids),
-        wishes=prompt_scores.of(
+        scoring=prompt_scores.of(
             body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
         ),
         top=body.topk_sample_logprobs or 0,
         records_stability=bool(body.record_stability_info),
     )
-    job.needs_scores = not job.wishes.is_empty
+    job.needs_scores = not job.scoring.is_empty
     job.samples = [
         Sample(job, index, draw_seeds(params.seed, request_id, index), StopWatch(job.rule, model.decoder))
         for index in range(body.num_samples)

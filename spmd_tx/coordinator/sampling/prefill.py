@@ -1,4 +1,4 @@
-"""Packs prompts, or pieces of them, first fit, into the rows of one Prefill. Pure."""
+"""Packs prompts, or chunks of them, first fit, into the rows of one Prefill. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class Segment:
-    """The place of a piece."""
+    """The place of a chunk."""
 
-    piece: PrefillChunk
+    chunk: PrefillChunk
     row: int  # within the shard
     start: int
 
     @property
     def length(self) -> int:
-        return self.piece.length
+        return self.chunk.length
 
     @property
     def place(self) -> slice:
@@ -58,18 +58,18 @@ class _Row:
 
 
 class PrefillPlan:
-    """Collects pieces and copies; a row holds segments of one version on one data shard.
+    """Collects chunks and copies; a row holds segments of one version on one data shard.
 
-    When the first piece goes on behind what its pages hold, every row has one segment only.
+    When the first chunk goes on behind what its pages hold, every row has one segment only.
     """
 
-    def __init__(self, menu: SamplingShapes, *, copies: int) -> None:
-        self._menu = menu
+    def __init__(self, shapes: SamplingShapes, *, copies: int) -> None:
+        self._shapes = shapes
         self._most_copies = copies  # per data shard; all are sent, so that the shape is always the same
-        self._rows: list[list[_Row]] = [[] for _ in range(menu.shards)]
-        self._copies: list[list[tuple[int, int]]] = [[] for _ in range(menu.shards)]
+        self._rows: list[list[_Row]] = [[] for _ in range(shapes.shards)]
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in range(shapes.shards)]
         self._segments: list[Segment] = []
-        self._row_length = menu.row_lengths[0]
+        self._row_length = shapes.row_lengths[0]
         self._table = 0  # pages of a row's table; 0: there are none
         self._scores = Scores()
 
@@ -80,17 +80,17 @@ class PrefillPlan:
     def copies_left(self, shard: int) -> int:
         return self._most_copies - len(self._copies[shard])
 
-    def fits(self, piece: PrefillChunk) -> bool:
-        """Whether a piece can join without making the Prefill too large."""
-        if not self._segments or not piece.length:
+    def fits(self, chunk: PrefillChunk) -> bool:
+        """Whether a chunk can join without making the Prefill too large."""
+        if not self._segments or not chunk.length:
             return True
-        if piece.first and not self._table:
+        if chunk.first and not self._table:
             return False
-        return self._menu.may_prefill(*self._size_with(piece))
+        return self._shapes.may_prefill(*self._size_with(chunk))
 
-    def program_with(self, piece: PrefillChunk, scores: Scores) -> ProgramShape:
-        """What the Prefill needs if a piece joins that fits."""
-        return self._program(*self._size_with(piece), self._scores.and_of(scores))
+    def program_with(self, chunk: PrefillChunk, scores: Scores) -> ProgramShape:
+        """What the Prefill needs if a chunk joins that fits."""
+        return self._program(*self._size_with(chunk), self._scores.and_of(scores))
 
     @property
     def program(self) -> ProgramShape:
@@ -98,37 +98,37 @@ class PrefillPlan:
         rows = power_of_four(max(len(rows) for rows in self._rows))
         return self._program(rows, self._row_length, self._table, self._scores)
 
-    def _size_with(self, piece: PrefillChunk) -> tuple[int, int, int]:
-        """Rows of each data shard, their length, and the width of their tables, if a piece joins."""
-        row_length = self._menu.row_length(max(self._row_length, piece.length))
+    def _size_with(self, chunk: PrefillChunk) -> tuple[int, int, int]:
+        """Rows of each data shard, their length, and the width of their tables, if a chunk joins."""
+        row_length = self._shapes.row_length(max(self._row_length, chunk.length))
         counts, table = [len(rows) for rows in self._rows], self._table
-        if piece.length:
-            counts[piece.shard] += self._row_for(piece, row_length) is None
-            table = self._wide_enough(piece, row_length) if self._table or piece.first else 0
+        if chunk.length:
+            counts[chunk.shard] += self._row_for(chunk, row_length) is None
+            table = self._wide_enough(chunk, row_length) if self._table or chunk.first else 0
         return power_of_four(max(counts)), row_length, table
 
     def _program(self, rows: int, row_length: int, table: int, scores: Scores) -> ProgramShape:
         return ProgramShape(
             step="prefill",
-            rows=rows * self._menu.shards,
+            rows=rows * self._shapes.shards,
             row_length=row_length,
             table=table,
             **scores._asdict(),
         )
 
-    def add(self, piece: PrefillChunk, scores: Scores) -> Segment:
-        """Place a piece that fits."""
+    def add(self, chunk: PrefillChunk, scores: Scores) -> Segment:
+        """Place a chunk that fits."""
         self._scores = self._scores.and_of(scores)
-        self._row_length = self._menu.row_length(max(self._row_length, piece.length))
-        if self._table or piece.first:
-            self._table = self._wide_enough(piece, self._row_length)
-        row = self._row_for(piece, self._row_length)
+        self._row_length = self._shapes.row_length(max(self._row_length, chunk.length))
+        if self._table or chunk.first:
+            self._table = self._wide_enough(chunk, self._row_length)
+        row = self._row_for(chunk, self._row_length)
         if row is None:
-            row = len(self._rows[piece.shard])
-            self._rows[piece.shard].append(_Row(piece.version, piece.bank))
-        place = self._rows[piece.shard][row]
-        segment = Segment(piece, row, place.used)
-        place.used += piece.length
+            row = len(self._rows[chunk.shard])
+            self._rows[chunk.shard].append(_Row(chunk.version, chunk.bank))
+        place = self._rows[chunk.shard][row]
+        segment = Segment(chunk, row, place.used)
+        place.used += chunk.length
         place.segments += 1
         self._segments.append(segment)
         return segment
@@ -139,7 +139,7 @@ class PrefillPlan:
 
     def row_of(self, segment: Segment, program: ProgramShape) -> int:
         """The segment's row in the command for a program, once all segments are there."""
-        return segment.piece.shard * (program.rows // self._menu.shards) + segment.row
+        return segment.chunk.shard * (program.rows // self._shapes.shards) + segment.row
 
     def command(
         self, scored: Sequence[tuple[PromptScoring, Segment]], program: ProgramShape, vocab_size: int
@@ -154,16 +154,16 @@ class PrefillPlan:
         numbers = np.zeros(shape[0], np.int32)
         tables = np.full((shape[0], width), TRASH_PAGE, np.int32) if width else None
         for segment in self._segments:
-            piece, row = segment.piece, self.row_of(segment, program)
+            chunk, row = segment.chunk, self.row_of(segment, program)
             place = row, segment.place
-            counter = np.arange(piece.first, piece.end)
+            counter = np.arange(chunk.first, chunk.end)
             numbers[row] += 1
-            tokens[place] = piece.content[piece.first : piece.end]
-            targets[place] = piece.content[piece.first + 1 : piece.end + 1]
+            tokens[place] = chunk.content[chunk.first : chunk.end]
+            targets[place] = chunk.content[chunk.first + 1 : chunk.end + 1]
             segments[place], positions[place] = numbers[row], counter
-            pages[place] = np.asarray(piece.pages, np.int32)[counter // self._menu.page_size]
+            pages[place] = np.asarray(chunk.pages, np.int32)[counter // self._shapes.page_size]
             if tables is not None:
-                read = piece.pages[: pages_for(piece.end, self._menu.page_size)]
+                read = chunk.pages[: pages_for(chunk.end, self._shapes.page_size)]
                 tables[row, : len(read)] = read
         packed = PackedRows(
             tokens=tokens,
@@ -173,8 +173,8 @@ class PrefillPlan:
             slots=self._slots(shape[0]),
         )
         placed = [
-            (wishes, (self.row_of(segment, program), segment.place), segment.piece.first)
-            for wishes, segment in scored
+            (scoring, (self.row_of(segment, program), segment.place), segment.chunk.first)
+            for scoring, segment in scored
         ]
         return Prefill(
             rows=packed,
@@ -185,16 +185,16 @@ class PrefillPlan:
             tables=tables,
         )
 
-    def _wide_enough(self, piece: PrefillChunk, row_length: int) -> int:
-        """The width of tables if there is one with the pages of this piece, and rows are so long."""
-        pages = pages_for(piece.end, self._menu.page_size)
-        return self._menu.prefill_table(max(self._table, pages), row_length)
+    def _wide_enough(self, chunk: PrefillChunk, row_length: int) -> int:
+        """The width of tables if there is one with the pages of this chunk, and rows are so long."""
+        pages = pages_for(chunk.end, self._shapes.page_size)
+        return self._shapes.prefill_table(max(self._table, pages), row_length)
 
     def _slots(self, count: int) -> np.ndarray:
         slots = np.zeros(count, np.int32)
         for shard, rows in enumerate(self._rows):
             for number, row in enumerate(rows):
-                slots[shard * (count // self._menu.shards) + number] = row.bank
+                slots[shard * (count // self._shapes.shards) + number] = row.bank
         return slots
 
     def _copy_array(self) -> np.ndarray:
@@ -204,14 +204,14 @@ class PrefillPlan:
                 copies[shard, : len(pairs)] = pairs
         return copies.reshape(-1, 2)
 
-    def _row_for(self, piece: PrefillChunk, row_length: int) -> int | None:
+    def _row_for(self, chunk: PrefillChunk, row_length: int) -> int | None:
         if self._table:
             return None
         fitting = (
             number
-            for number, row in enumerate(self._rows[piece.shard])
-            if row.version == piece.version
-            and row.used + piece.length <= row_length
+            for number, row in enumerate(self._rows[chunk.shard])
+            if row.version == chunk.version
+            and row.used + chunk.length <= row_length
             and row.segments < SEGMENTS_PER_ROW
         )
         return next(fitting, None)

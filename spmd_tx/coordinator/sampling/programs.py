@@ -53,19 +53,19 @@ class SamplingPrograms:
     """Of one generation of workers."""
 
     programs: Programs
-    menu: SamplingShapes
+    shapes: SamplingShapes
     bank_slots: int
     decode_steps: int  # most of one Decode
     vocab_size: int
 
-    def scores(self, wishes: PromptScoring) -> Scores:
+    def scores(self, scoring: PromptScoring) -> Scores:
         """Of a Prefill that brings what is wished for."""
-        named = wishes.targets.width if wishes.targets is not None else 0
+        named = scoring.targets.width if scoring.targets is not None else 0
         return Scores(
             True,
-            width(wishes.top, self.vocab_size),
+            width(scoring.top, self.vocab_size),
             power_of_two(NARROWEST, named) if named else 0,
-            power_of_two(NARROWEST, wishes.draws) if wishes.draws else 0,
+            power_of_two(NARROWEST, scoring.draws) if scoring.draws else 0,
         )
 
     def prefill(self, needed: ProgramShape) -> ProgramShape | None:
@@ -86,25 +86,25 @@ class SamplingPrograms:
     def first_decode(self, part: Sequence[Sample]) -> ProgramShape | None:
         """What is missing for the first Decode of samples that are to start together; None: nothing."""
         first = part[0]
-        pages = pages_for(first.last_position(self.decode_steps) + 1, self.menu.page_size)
+        pages = pages_for(first.last_position(self.decode_steps) + 1, self.shapes.page_size)
         alone = self.decode([[first]], {first: pages})
         if self.programs.is_ready(alone) or any(
             covers(each, alone) for each in self.programs.ready("decode")
         ):
             return None
-        rows = self.menu.rows_of_decode(min(len(part), self.menu.decode_rows))
+        rows = self.shapes.rows_of_decode(min(len(part), self.shapes.decode_rows))
         together = self.decode([list(part[:rows])], dict.fromkeys(part, pages))
         return alone if self.programs.has_failed(together) else together
 
     def decode(self, samples: Sequence[Sequence[Sample]], pages: dict[Sample, int]) -> ProgramShape:
         """What a Decode of these samples of each data shard needs, with so many pages each."""
         everybody = [sample for each in samples for sample in each]
-        rows = self.menu.rows_of_decode(max(map(len, samples))) * self.menu.shards
+        rows = self.shapes.rows_of_decode(max(map(len, samples))) * self.shapes.shards
         used = len({sample.bank for sample in everybody})
         return ProgramShape(
             step="decode",
             rows=rows,
-            table=self.menu.decode_table(max(pages[sample] for sample in everybody)),
+            table=self.shapes.decode_table(max(pages[sample] for sample in everybody)),
             active=next(size for size in active_sizes(rows, self.bank_slots) if size >= used),
             top=width(max(sample.job.top for sample in everybody), self.vocab_size),
         )

@@ -171,14 +171,14 @@ def for_device(
 
     Each has its row, its place there, and the position of its first token that is read.
     """
-    wishes = [each for each, _, _ in placed]
-    if all(each.needs_only_logprobs for each in wishes):
+    scorings = [each for each, _, _ in placed]
+    if all(each.needs_only_logprobs for each in scorings):
         return None
-    named = max((each.targets.width for each in wishes if each.targets is not None), default=0)
+    named = max((each.targets.width for each in scorings if each.targets is not None), default=0)
     device = PromptWishes(
-        top=width(max(each.top for each in wishes), vocab_size),
+        top=width(max(each.top for each in scorings), vocab_size),
         targets=np.full((*shape, power_of_two(NARROWEST, named) if named else 0), NOBODY, np.int32),
-        draws=power_of_two(NARROWEST, most) if (most := max(each.draws for each in wishes)) else 0,
+        draws=power_of_two(NARROWEST, most) if (most := max(each.draws for each in scorings)) else 0,
         seeds=np.zeros((*shape, 2), np.uint32),
         temperatures=np.ones(shape, np.float32),
     )

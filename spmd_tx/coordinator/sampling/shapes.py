@@ -7,11 +7,11 @@ from functools import cached_property
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
 
-PIECE = PREFILL_TOKENS  # the most of a Prefill on each data shard
+CHUNK_TOKENS = PREFILL_TOKENS  # the most of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
 NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
 NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
-MOST_SEEN = 8  # pieces: what all tables of a Prefill hold, unless it has one row only
+MOST_SEEN = 8  # chunks: what all tables of a Prefill hold, unless it has one row only
 GROWTH = 4  # rows come in 1, 4, 16, ..., and so do their lengths
 FEW_ROWS = 16  # of a Decode
 FEWEST_STEPS = 4  # of a Decode
@@ -25,14 +25,14 @@ class SamplingShapes:
     context: int  # tokens: the most of prompt and sample together
     page_size: int  # tokens
     decode_rows: int  # most of one Decode
-    piece: int = PIECE
+    chunk_tokens: int = CHUNK_TOKENS
 
     @cached_property
     def row_lengths(self) -> list[int]:
         """Of prefill rows, in tokens; none longer than the context needs."""
-        lengths = [min(SHORTEST_ROW, self.piece)]
-        while lengths[-1] < min(self.piece, self.context - 1):
-            lengths.append(min(lengths[-1] * GROWTH, self.piece))
+        lengths = [min(SHORTEST_ROW, self.chunk_tokens)]
+        while lengths[-1] < min(self.chunk_tokens, self.context - 1):
+            lengths.append(min(lengths[-1] * GROWTH, self.chunk_tokens))
         return lengths
 
     @cached_property
@@ -49,12 +49,12 @@ class SamplingShapes:
             widths.insert(0, pages_for(widths[0], GROWTH))
         return widths
 
-    def end_of_piece(self, first: int, end: int) -> int:
-        """How far a prompt, which ends here, is read at once from a position on: to a multiple of pieces.
+    def end_of_chunk(self, first: int, end: int) -> int:
+        """How far a prompt, which ends here, is read at once from a position on: to a multiple of chunks.
 
         Where a prompt is cut follows from the prompt, not from those beside it.
         """
-        return min(end, (first // self.piece + 1) * self.piece)
+        return min(end, (first // self.chunk_tokens + 1) * self.chunk_tokens)
 
     def row_length(self, tokens: int) -> int:
         return _smallest(self.row_lengths, tokens)
@@ -69,8 +69,8 @@ class SamplingShapes:
 
     def may_prefill(self, rows: int, row_length: int, table: int) -> bool:
         """Whether a Prefill may have so many rows; ``table`` is 0 where rows do not go on."""
-        is_short = rows * row_length <= self.piece
-        return rows == 1 or (is_short and rows * table * self.page_size <= MOST_SEEN * self.piece)
+        is_short = rows * row_length <= self.chunk_tokens
+        return rows == 1 or (is_short and rows * table * self.page_size <= MOST_SEEN * self.chunk_tokens)
 
     def prefills(self) -> list[tuple[int, int, int]]:
         """(rows of all data shards, their length, width of their tables or 0) of every possible Prefill."""
@@ -78,7 +78,7 @@ class SamplingShapes:
             (rows * self.shards, length, table)
             for length in self.row_lengths
             for table in [0, *sorted({self.prefill_table(pages, length) for pages in self.tables})]
-            for rows in _powers_of_four(self.piece // self.row_lengths[0])
+            for rows in _powers_of_four(self.chunk_tokens // self.row_lengths[0])
             if self.may_prefill(rows, length, table)
         ]
 

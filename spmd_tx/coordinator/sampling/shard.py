@@ -88,7 +88,7 @@ class Shard:
         first = part[0]
         if not self._has_cache or self.kept_prompt(part) is not None:
             return []
-        most = first.position if not first.job.needs_scores else first.job.wishes.first_scored
+        most = first.position if not first.job.needs_scores else first.job.scoring.first_scored
         count = min(most, first.position) // self._page_size
         return self._cache.find(self._keys(first).first(count, first.content))
 
@@ -109,7 +109,7 @@ class Shard:
     @property
     def has_rows(self) -> bool:
         """Whether any sample is ready for Decodes."""
-        return any(sample.reading is None for sample in self.residents)
+        return any(sample.prefill is None for sample in self.residents)
 
     def sort_residents(self) -> None:
         self.residents.sort(key=lambda sample: sample.age)
@@ -117,14 +117,14 @@ class Shard:
     def leave(self, sample: Sample) -> None:
         """Give a sample's pages back; no later command may use them for it."""
         self.residents.remove(sample)
-        if sample.reading is None:
+        if sample.prefill is None:
             # Commands on their way write behind this position only.
             self._remember(sample, sample.pages, sample.position // self._page_size)
         else:
-            sample.reading.give_up(sample)
-            if sample.reading.is_given_up:
+            sample.prefill.give_up(sample)
+            if sample.prefill.is_given_up:
                 self.forget_prompt(sample.job)
-            sample.reading = None
+            sample.prefill = None
         if sample.outstanding:
             sample.left = [(page, self.pool.takes(page)) for page in sample.pages]
         self.pool.release(sample.pages)
@@ -149,7 +149,7 @@ class Shard:
         able = [
             each
             for each in self.residents
-            if each.reading is None and (each.decode == last_decode or not each.outstanding)
+            if each.prefill is None and (each.decode == last_decode or not each.outstanding)
         ]
         if len(able) <= self.rows:
             return able

@@ -96,7 +96,7 @@ class Execution:
         )
         self._bug: BaseException | None = None
         self._loss: MeshError | None = None
-        shards, slots = self._training.grid.data_shards, self._training.slots
+        shards, slots = self._training.shapes.data_shards, self._training.slots
         self._dispatcher = Dispatcher(
             self._workers, sampling, slots, shards, self._wake, log.note, suspects, equipment.compilation
         )
@@ -304,7 +304,7 @@ class Execution:
 
         ``counts``: its commands are out, so that it has an effect whatever becomes of it.
         """
-        layout = self._training.grid.layout if counts and request.kind in CHUNKED_KINDS else None
+        layout = self._training.shapes.layout if counts and request.kind in CHUNKED_KINDS else None
         try:
             return await retry_through_outages(lambda: self._marks.during(request.id, work), self._is_lost)
         except MeshError:

@@ -16,17 +16,17 @@ BEGINNING = "prefill", "decode", *FIRST, "forward_backward", "forward"
 SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
 
 
-def program_menu(grid: TrainingShapes, sampling: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
+def program_menu(shapes: TrainingShapes, sampling: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
     """Every program once; the first few are enough to begin with."""
     of_adapters = [ProgramShape(step=step) for step in (*FIRST, *LAST)]
-    of_rows = [*_training(grid), *_prefills(sampling), *_decodes(sampling, bank_slots)]
+    of_rows = [*_training(shapes), *_prefills(sampling), *_decodes(sampling, bank_slots)]
     return sorted([*of_adapters, *of_rows], key=lambda shape: _rank(shape, sampling))
 
 
-def _training(grid: TrainingShapes) -> list[ProgramShape]:
+def _training(shapes: TrainingShapes) -> list[ProgramShape]:
     return [
         ProgramShape(step=step, rows=rows, row_length=row_length)
-        for rows, row_length in grid.menu()
+        for rows, row_length in shapes.micro_batches()
         for step in ("forward_backward", "forward")
     ]
 

@@ -188,7 +188,7 @@ async def open_parts(
         keyring=await open_keyring(database, config.data_dir),
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         traces=TraceExports(database, config.data_dir),
-        allowances=Quotas(database, catalog, queue, config.bounds),
+        quotas=Quotas(database, catalog, queue, config.bounds),
         tokenizer=model.tokenizer,
         prompt_texts=PromptTexts(
             model.directory, model.tokenizer, model.chat_template, model.max_context, config.bounds
@@ -235,7 +235,7 @@ def make_equipment(
         versions=versions,
         slots=TrainingSlots(config.max_lora_adapters),
         limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank, config.bounds),
-        grid=training_grid(config, model.config, model.max_context, plan),
+        shapes=training_shapes(config, model.config, model.max_context, plan),
         base_model=config.model_name,
         snapshots=snapshots,
         stability=StabilityFiles(config.data_dir),
@@ -243,8 +243,8 @@ def make_equipment(
         loss_runs=LossRuns(loss_limits(config.bounds)),
         routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
     )
-    menu = sampling_menu(config, model.max_context, plan.decode_rows)
-    limits = SamplingLimits(menu=menu, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
+    shapes = sampling_shapes(config, model.max_context, plan.decode_rows)
+    limits = SamplingLimits(shapes=shapes, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
     sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
     ahead = make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
     orders = ProgramOrders(program for program in ahead if program not in workers.avoided)
@@ -252,12 +252,12 @@ def make_equipment(
     return GenerationParts(workers, training, versions, batch, Compilation(workers, orders))
 
 
-def sampling_menu(config: ServerConfig, max_context: int, decode_rows: int) -> SamplingShapes:
+def sampling_shapes(config: ServerConfig, max_context: int, decode_rows: int) -> SamplingShapes:
     """The sizes of sampling commands."""
     return SamplingShapes(config.data_shards, max_context, config.page_size, decode_rows)
 
 
-def training_grid(
+def training_shapes(
     config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
 ) -> TrainingShapes:
     """The sizes of training commands."""
@@ -268,5 +268,5 @@ def make_menu(
     config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
 ) -> list[ProgramShape]:
     """What is to be compiled ahead of need."""
-    grid = training_grid(config, model, max_context, plan)
-    return program_menu(grid, sampling_menu(config, max_context, plan.decode_rows), bank_slots(config))
+    shapes = training_shapes(config, model, max_context, plan)
+    return program_menu(shapes, sampling_shapes(config, max_context, plan.decode_rows), bank_slots(config))

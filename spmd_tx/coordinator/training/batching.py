@@ -174,12 +174,12 @@ def pack(
     datums: list[Datum],
     loss: LossSettings,
     forward_only: bool,
-    grid: TrainingShapes,
+    shapes: TrainingShapes,
     experts: Experts = (),
 ) -> PackedRequest:
     """Pack the datums of one request, which must be valid, into chunks; their slot is chosen later."""
     lengths = np.array([len(datum.tokens) for datum in datums])
-    layout = lay_out(lengths, grid)
+    layout = lay_out(lengths, shapes)
     within = _counters(lengths)  # of each token: its place in its datum
     destination = np.repeat(layout.rows * layout.row_length + layout.starts, lengths) + within
     shape = (int(layout.rows.max()) + 1, layout.row_length)

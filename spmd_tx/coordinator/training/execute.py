@@ -96,7 +96,7 @@ class Training:
     versions: Versions
     slots: TrainingSlots
     limits: Limits
-    grid: TrainingShapes
+    shapes: TrainingShapes
     base_model: str
     snapshots: Snapshots
     stability: StabilityFiles
@@ -155,33 +155,33 @@ class Training:
             case "save_weights":
                 return await self._saves.state(model, request, read_body(body, training.SaveWeightsRequest))
             case "save_weights_for_sampler":
-                wish = read_body(body, training.SaveWeightsForSamplerRequest)
-                if wish.path is None:
-                    return await self._saves.ephemeral(model, request, wish)
-                return await self._saves.named(model, request, wish, wish.path)
+                save = read_body(body, training.SaveWeightsForSamplerRequest)
+                if save.path is None:
+                    return await self._saves.ephemeral(model, request, save)
+                return await self._saves.named(model, request, save, save.path)
             case "save_weights_external":
                 return await self._saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
             case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
     async def _loss(self, model: TrainedModel, sent: ForwardBackwardRequest, layout: str | None) -> Begun:
-        grid = self.grid.as_recorded(layout)
-        packed = await compute(self._size(sent), self._pack, model, sent, grid, layout is not None)
+        shapes = self.shapes.as_recorded(layout)
+        packed = await compute(self._size(sent), self._pack, model, sent, shapes, layout is not None)
         outputs = model.put_chunks(packed.chunks)
-        return Begun(partial(outcome_of_loss, packed, outputs, grid.layout))
+        return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout))
 
     async def begin_again(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None
     ) -> Begun | None:
         """The same for a request with an effect and a known outcome; None when the state needs nothing."""
         if request.kind == "save_weights_for_sampler":
-            wish = read_body(body, training.SaveWeightsForSamplerRequest)
-            if wish.path is not None:
+            save = read_body(body, training.SaveWeightsForSamplerRequest)
+            if save.path is not None:
                 return None
-            assert wish.sampling_session_seq_id is not None
-            version = sampler_id(model.session_id, wish.sampling_session_seq_id)
+            assert save.sampling_session_seq_id is not None
+            version = sampler_id(model.session_id, save.sampling_session_seq_id)
             self.versions.answered(model.id, request.seq_id)
-            if wish.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
+            if save.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout, is_again=True)
 
@@ -219,11 +219,11 @@ class Training:
         """The model is not wanted any more, and all of its steps have been sent."""
         self.slots.free(model)
 
-    def _create(self, model: TrainedModel, wish: training.CreateModelRequest) -> Begun:
-        adapter = check_lora(wish.lora_config, wish.optimizer_config, self.limits)
-        assert wish.lora_config is not None
+    def _create(self, model: TrainedModel, body: training.CreateModelRequest) -> Begun:
+        adapter = check_lora(body.lora_config, body.optimizer_config, self.limits)
+        assert body.lora_config is not None
         model.become(adapter)
-        seed = adapter_seed(wish.lora_config, model.id)
+        seed = adapter_seed(body.lora_config, model.id)
 
         def commands() -> list[AnyCommand]:
             return [CreateAdapter(slot=model.slot, seed=seed, adapter=adapter)]
@@ -231,9 +231,9 @@ class Training:
         reply = model.put_later(commands, lambda: [CREATE], fills_slot=True)
         return Begun(partial(json_after, reply, training.CreateModelResult(model.id)))
 
-    async def _load(self, model: TrainedModel, request: Request, wish: training.LoadWeightsRequest) -> Begun:
-        check_optimizer(wish.optimizer_config)
-        path = parse(wish.path)
+    async def _load(self, model: TrainedModel, request: Request, body: training.LoadWeightsRequest) -> Begun:
+        check_optimizer(body.optimizer_config)
+        path = parse(body.path)
         if path.kind != WEIGHTS:
             raise InvalidRequest(
                 f"checkpoint {path} cannot be trained; use one that save_state has saved "
@@ -246,13 +246,13 @@ class Training:
         # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. What
         # is behind a request that has no result yet, like this one, does not count (snapshots.py).
         await self.snapshots.record(
-            model.id, request.seq_id, place, manifest.adapter, optimizer=wish.optimizer
+            model.id, request.seq_id, place, manifest.adapter, optimizer=body.optimizer
         )
         adapter = manifest.adapter
         model.become(adapter)
 
         def commands() -> list[AnyCommand]:
-            load = LoadState(slot=model.slot, path=str(place), optimizer=wish.optimizer, adapter=adapter)
+            load = LoadState(slot=model.slot, path=str(place), optimizer=body.optimizer, adapter=adapter)
             return [*self.versions.write_out(model.id), load]
 
         reply = model.put_later(commands, partial(self._to_write, model, LOAD_STATE), fills_slot=True)
@@ -261,7 +261,7 @@ class Training:
             await reply
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
-            return json_result(training.LoadWeightsResult(wish.path, model.id))
+            return json_result(training.LoadWeightsResult(body.path, model.id))
 
         return Begun(outcome, next_waits=True)
 
@@ -298,12 +298,12 @@ class Training:
 
         What is run again was within the limits when it was run first; it has none, and must not fail now.
         """
-        grid, is_again = self.grid.as_recorded(layout), limits is None
+        shapes, is_again = self.shapes.as_recorded(layout), limits is None
         loss_id = custom_loss.loss_id(sent)
         stored = await self.custom_losses.open(loss_id, model.session_id)
         if stored.refusal is not None and not is_again:
             raise InvalidRequest(stored.refusal)
-        pack, run = partial(self._pack, model, grid=grid), partial(self.loss_runs.run, model)
+        pack, run = partial(self._pack, model, shapes=shapes), partial(self.loss_runs.run, model)
         try:
             done = await custom_loss.differentiate(model, sent, stored, pack, limits, run)
         except LossGivenUp as error:
@@ -318,7 +318,7 @@ class Training:
             packed = await compute(SMALL_BYTES, custom_loss.backward, sent, found, pack)
             model.request_id = request.id
             outputs = model.put_chunks(packed.chunks)
-        return Begun(partial(outcome_of_loss, packed, outputs, grid.layout, found))
+        return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout, found))
 
     def _size(self, request: ForwardBackwardRequest) -> int:
         """Bytes that packing goes through; what has to read files counts as large."""
@@ -330,7 +330,7 @@ class Training:
         self,
         model: TrainedModel,
         request: ForwardBackwardRequest,
-        grid: TrainingShapes,
+        shapes: TrainingShapes,
         is_again: bool = False,
     ) -> PackedRequest:
         loss, data = check_forward_backward(request, self.limits), request.data
@@ -340,10 +340,10 @@ class Training:
         if self.routing is not None:
             for datum in data:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
-        return pack(data, loss, request.forward_only, grid, experts)
+        return pack(data, loss, request.forward_only, shapes, experts)
 
-    def _optim_step(self, model: TrainedModel, wish: training.OptimStepRequest) -> Begun:
-        adam = check_adam(wish)
+    def _optim_step(self, model: TrainedModel, body: training.OptimStepRequest) -> Begun:
+        adam = check_adam(body)
 
         def step() -> list[AnyCommand]:
             return [

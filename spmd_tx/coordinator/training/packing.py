@@ -63,7 +63,7 @@ class TrainingShapes:
         return f"{self.data_shards}x{self.train_tokens}x{self.max_context}x{self.attention_share}"
 
     def as_recorded(self, layout: str | None) -> "TrainingShapes":
-        """The grid with this layout, unless it is of another number of data shards or an earlier version.
+        """The shapes with this layout, unless it is of another number of data shards or an earlier version.
 
         Then requests are cut as new ones are: their sums may have other last bits.
         """
@@ -73,7 +73,7 @@ class TrainingShapes:
         recorded = TrainingShapes(int(shards), int(tokens), int(context), float(share))
         return recorded if recorded.data_shards == self.data_shards else self
 
-    def menu(self) -> list[tuple[int, int]]:
+    def micro_batches(self) -> list[tuple[int, int]]:
         """All shapes: rows over all data shards, and row length."""
         return [(size, length) for length in self.row_lengths for size in self.sizes(length)]
 
@@ -124,18 +124,18 @@ class Layout:
     chunks: list[tuple[int, int]]  # (rows in use, rows of the micro-batch); in order of the rows
 
 
-def lay_out(lengths: np.ndarray, grid: TrainingShapes) -> Layout:
+def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> Layout:
     """Choose the row length that costs least, and place segments of these lengths (tokens)."""
     longest, total = int(lengths.max()), int(lengths.sum())
-    is_small = total <= grid.data_shards * SMALL_ROW
+    is_small = total <= shapes.data_shards * SMALL_ROW
     best: Layout | None = None
     best_cost = float("inf")
-    for row_length in grid.row_lengths if is_small else grid.row_lengths[1:]:
-        if row_length < longest or best_cost <= grid.least_cost(total, row_length):
+    for row_length in shapes.row_lengths if is_small else shapes.row_lengths[1:]:
+        if row_length < longest or best_cost <= shapes.least_cost(total, row_length):
             continue  # too short, or no better even without any padding
         rows, starts = _first_fit_decreasing(lengths, row_length)
-        chunks = grid.chunks(int(rows.max()) + 1, row_length)
-        cost = grid.cost(chunks, row_length)
+        chunks = shapes.chunks(int(rows.max()) + 1, row_length)
+        cost = shapes.cost(chunks, row_length)
         if cost < best_cost:
             best, best_cost = Layout(row_length, rows, starts, chunks), cost
     assert best is not None, f"a segment of {longest} tokens is longer than the longest row"

@@ -15,7 +15,7 @@ from spmd_tx.protocol.programs import ProgramShape
 class Wishing(Protocol):
     """What is used of the sample batch."""
 
-    def wishes(self) -> list[ProgramRequest]: ...
+    def program_requests(self) -> list[ProgramRequest]: ...
 
 
 class StepPrograms:
@@ -81,17 +81,17 @@ class StepPrograms:
         """Have compiled what models and samples wait for, or ahead of need what they may."""
         if self._compilation is None:
             return
-        wishes = [
+        wanted = [
             ProgramRequest(program, model.session_id, model.unsent[0].request_id)
             for model in models
             for program in model.missing
         ]
-        wishes += sampling.wishes()
+        wanted += sampling.program_requests()
         for model in models:
-            wishes += self._wishes_ahead(model)
-        self._compilation.advance(wishes, on_answer, only_awaited=only_awaited)
+            wanted += self._wanted_ahead(model)
+        self._compilation.advance(wanted, on_answer, only_awaited=only_awaited)
 
-    def _wishes_ahead(self, model: TrainedModel) -> list[ProgramRequest]:
+    def _wanted_ahead(self, model: TrainedModel) -> list[ProgramRequest]:
         """What the steps behind the next one will wait for."""
         assert self._compilation is not None
         is_ready = self._compilation.orders.is_ready

@@ -78,9 +78,9 @@ class Saves:
     base_model: str
     children: asyncio.Semaphore  # processes at a time
 
-    async def state(self, model: TrainedModel, request: Request, wish: training.SaveWeightsRequest) -> Begun:
-        path = CheckpointPath(model.id, WEIGHTS, wish.path or f"request-{request.seq_id}")
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
+    async def state(self, model: TrainedModel, request: Request, body: training.SaveWeightsRequest) -> Begun:
+        path = CheckpointPath(model.id, WEIGHTS, body.path or f"request-{request.seq_id}")
+        options = SaveOptions(body.overwrite, body.ttl_seconds, body.user_metadata, request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
 
@@ -100,11 +100,11 @@ class Saves:
         self,
         model: TrainedModel,
         request: Request,
-        wish: training.SaveWeightsForSamplerRequest,
+        body: training.SaveWeightsForSamplerRequest,
         name: str,
     ) -> Begun:
         path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
-        options = SaveOptions(wish.overwrite, wish.ttl_seconds, wish.user_metadata, request.id)
+        options = SaveOptions(body.overwrite, body.ttl_seconds, body.user_metadata, request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         reply = self._to_bank(model, version=request.id, path=str(staged))
 
@@ -118,13 +118,13 @@ class Saves:
         return Begun(outcome, next_waits=True)
 
     async def external(
-        self, model: TrainedModel, request: Request, wish: SaveWeightsExternalRequest
+        self, model: TrainedModel, request: Request, body: SaveWeightsExternalRequest
     ) -> Begun:
-        recipients = age_recipients.check_recipients(wish.age_encryption_recipients or [])
+        recipients = age_recipients.check_recipients(body.age_encryption_recipients or [])
         if recipients and (failed := await self._outside("check", CHECK_SECONDS, recipients=recipients)):
             return Begun(partial(_at_once, failed))
-        path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, wish.path)
-        options = SaveOptions(ttl_seconds=wish.ttl_seconds, request_id=request.id)
+        path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, body.path)
+        options = SaveOptions(ttl_seconds=body.ttl_seconds, request_id=request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
 
@@ -147,15 +147,15 @@ class Saves:
         return Begun(outcome, next_waits=True)
 
     async def ephemeral(
-        self, model: TrainedModel, request: Request, wish: training.SaveWeightsForSamplerRequest
+        self, model: TrainedModel, request: Request, body: training.SaveWeightsForSamplerRequest
     ) -> Begun:
-        if wish.sampling_session_seq_id is None:
+        if body.sampling_session_seq_id is None:
             raise InvalidRequest(
                 "neither path nor sampling_session_seq_id is set; name the checkpoint with path"
             )
-        inflight = wish.kind == "inflight"
+        inflight = body.kind == "inflight"
         sampler = await self.samplers.add_sampler(
-            model.session_id, wish.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
+            model.session_id, body.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
         )
         republishes = request.seq_id if inflight else None
         reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)

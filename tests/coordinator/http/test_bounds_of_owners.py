@@ -16,7 +16,7 @@ ADAPTER = AdapterSpec(rank=4)
 @pytest.fixture
 def bound(services, monkeypatch):
     def bound(**bounds):
-        monkeypatch.setattr(services.allowances, "_bounds", Bounds(**bounds))
+        monkeypatch.setattr(services.quotas, "_bounds", Bounds(**bounds))
 
     return bound
 

@@ -19,7 +19,7 @@ def clock():
 
 
 @pytest.fixture
-def allowances(clock):
+def quotas(clock):
     return Quotas(None, None, None, Bounds(polls_per_second=100), clock=lambda: clock.now)
 
 
@@ -27,29 +27,29 @@ def caller(rate, key_id="k"):
     return Caller("alice", "user", key_id, KeyLimits(requests_per_second=rate))
 
 
-def accepted(allowances: Quotas, who: Caller, tries: int = 50) -> int:
+def accepted(quotas: Quotas, who: Caller, tries: int = 50) -> int:
     """How many requests get through until one does not."""
     for number in range(tries):
         try:
-            allowances.count_request(who)
+            quotas.count_request(who)
         except TooManyRequests:
             return number
     return tries
 
 
 @pytest.mark.parametrize("rate, burst", [(10.0, 10), (2.5, 2), (0.1, 1)])
-def test_a_key_may_send_a_seconds_worth_at_once_and_then_its_rate(allowances, clock, rate, burst):
-    assert accepted(allowances, caller(rate)) == burst
+def test_a_key_may_send_a_seconds_worth_at_once_and_then_its_rate(quotas, clock, rate, burst):
+    assert accepted(quotas, caller(rate)) == burst
     clock.now += 1 / rate
-    assert accepted(allowances, caller(rate)) == 1
+    assert accepted(quotas, caller(rate)) == 1
     clock.now += 1000.0
-    assert accepted(allowances, caller(rate)) == burst
+    assert accepted(quotas, caller(rate)) == burst
 
 
-def test_each_key_has_a_rate_of_its_own(allowances):
-    assert accepted(allowances, caller(1.0, "first")) == 1
-    assert accepted(allowances, caller(1.0, "second")) == 1
-    assert accepted(allowances, caller(None)) == 50
+def test_each_key_has_a_rate_of_its_own(quotas):
+    assert accepted(quotas, caller(1.0, "first")) == 1
+    assert accepted(quotas, caller(1.0, "second")) == 1
+    assert accepted(quotas, caller(None)) == 50
 
 
 async def create_session(client):
@@ -178,7 +178,7 @@ async def ask(client, session_id, number, max_tokens):
 
 
 async def test_too_much_queued_work_asks_those_to_wait_who_gave_more_than_their_share(client_for, services):
-    services.allowances.most_queued_tokens = 1000
+    services.quotas.most_queued_tokens = 1000
     services.scheduler.is_paused = True
     alice, bob = await client_for("alice"), await client_for("bob")
     hers, his = await create_session(alice), await create_session(bob)
@@ -197,7 +197,7 @@ async def test_too_much_queued_work_asks_those_to_wait_who_gave_more_than_their_
 
 
 async def test_what_is_larger_than_the_queue_is_taken_when_nothing_else_is_there(client_for, services):
-    services.allowances.most_queued_tokens = 10
+    services.quotas.most_queued_tokens = 10
     alice = await client_for("alice")
     session_id = await create_session(alice)
     await add_sampler(alice, session_id)
@@ -227,23 +227,23 @@ async def test_samples_of_an_earlier_run_are_in_the_queue(database, tmp_path, ru
 
 
 @pytest.mark.parametrize("rate, burst", [(None, 1000), (1.0, 300), (100.0, 1000)])
-def test_polls_are_counted_apart_and_generously(allowances, clock, rate, burst):
+def test_polls_are_counted_apart_and_generously(quotas, clock, rate, burst):
     who = caller(rate)
 
     for expected in (burst, burst / 10):
         polls = 0
         with suppress(TooManyRequests):
             while polls < 2000:
-                allowances.count_poll(who)
+                quotas.count_poll(who)
                 polls += 1
         assert polls == expected
         clock.now += 1.0
-    assert accepted(allowances, who, 1) == 1
+    assert accepted(quotas, who, 1) == 1
 
 
-def test_without_keys_polls_are_not_counted(allowances):
+def test_without_keys_polls_are_not_counted(quotas):
     for _ in range(2000):
-        allowances.count_poll(EVERYONE)
+        quotas.count_poll(EVERYONE)
 
 
 async def test_heartbeats_and_polls_beyond_all_need_wait(client_for, services, monkeypatch):
@@ -254,7 +254,7 @@ async def test_heartbeats_and_polls_beyond_all_need_wait(client_for, services, m
     for path, body in paths.items():
         answers = [await client.post(path, json=body) for _ in range(3)]
         assert 429 not in [answer.status_code for answer in answers]
-    (bucket,) = (bucket for (what, _), bucket in services.allowances._buckets.items() if what == "polls")
+    (bucket,) = (bucket for (what, _), bucket in services.quotas._buckets.items() if what == "polls")
     for path, body in paths.items():
         bucket.left = -1e6
         answer = await client.post(path, json=body)

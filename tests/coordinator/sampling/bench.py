@@ -63,7 +63,7 @@ class Bench:
         programs=None,
     ):
         limits = SamplingLimits(
-            menu=SamplingShapes(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
+            shapes=SamplingShapes(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
             pages_per_shard=pages,
             decode_steps=decode_steps,
         )
@@ -71,8 +71,8 @@ class Bench:
         self.batch = SampleBatch(
             SamplingModel(model, MAX_CONTEXT, Words()), self.bank, limits, listener, programs=programs
         )
-        self.prefills = set(limits.menu.prefills())
-        self.decodes = {(rows, table) for rows, table, _ in limits.menu.decodes(slots)}
+        self.prefills = set(limits.shapes.prefills())
+        self.decodes = {(rows, table) for rows, table, _ in limits.shapes.decodes(slots)}
         self.device = FakeDevice(shards, pages, PAGE_SIZE)
         self.rows = rows
         self.in_flight = deque()

@@ -52,7 +52,7 @@ def test_nothing_of_a_request_starts_before_it_can_go_on():
     bench, orders = bench_with()
     bench.admit("a", prompt_of(5), max_tokens=20)
     assert not bench.send()
-    (wish,) = bench.batch.wishes()
+    (wish,) = bench.batch.program_requests()
     assert (wish.program.step, wish.request_id) == ("decode", "a")
     assert bench.batch.status("a").startswith("waiting for its program: compiling decode 1x")
     carry_out(orders, wish.program, LARGE)

@@ -30,7 +30,7 @@ def test_every_piece_of_every_prompt_has_a_size(menu):
     for length in range(1, menu.context):
         first = 0
         while first < length:
-            end = menu.end_of_piece(first, length)
+            end = menu.end_of_chunk(first, length)
             row_length = menu.row_length(end - first)
             table = menu.prefill_table(pages_for(end, menu.page_size), row_length) if first else 0
             assert (row_length, table) in sizes
@@ -44,7 +44,7 @@ def test_every_prompt_behind_every_cached_page_has_a_size(menu):
     sizes = {(length, table) for _, length, table in menu.prefills()}
     for first in range(menu.page_size, menu.context, menu.page_size):
         for length in (1, 65, 300, menu.context):
-            end = menu.end_of_piece(first, min(first + length, menu.context - 1))
+            end = menu.end_of_chunk(first, min(first + length, menu.context - 1))
             row_length = menu.row_length(max(1, end - first))
             assert (row_length, menu.prefill_table(pages_for(end, menu.page_size), row_length)) in sizes
 
@@ -78,7 +78,7 @@ def test_no_row_is_longer_than_a_short_context_needs():
     "first, end, cut", [(0, 5000, 1024), (16, 5000, 1024), (1024, 1030, 1030), (1024, 5000, 2048)]
 )
 def test_pieces_end_at_multiples_of_their_size(first, end, cut):
-    assert SamplingShapes(1, 8192, 16, 64).end_of_piece(first, end) == cut
+    assert SamplingShapes(1, 8192, 16, 64).end_of_chunk(first, end) == cut
 
 
 def test_few_rows_use_few_adapters():

@@ -30,7 +30,7 @@ def samples_of(number, sampler, *, prompt=5, count=1):
         top_k=10,
         top_p=1.0,
         rule=rule,
-        wishes=prompt_scores.of(SampleRequest(ModelInput([])), prompt, 100, (0, 0)),
+        scoring=prompt_scores.of(SampleRequest(ModelInput([])), prompt, 100, (0, 0)),
         top=0,
     )
     job.samples = [Sample(job, index, (0, 0), StopWatch(rule, None)) for index in range(count)]

@@ -79,7 +79,7 @@ async def test_a_sample_that_arrives_waits_for_two_micro_batches_at_most(bench, 
 
 
 async def test_models_share_a_micro_batch_but_requests_of_one_model_never_do(tmp_path):
-    async with running(tmp_path, grid=SHORT_ROWS) as bench:
+    async with running(tmp_path, shapes=SHORT_ROWS) as bench:
         bench.create(A)
         bench.create(B)
         seq_id = await bench.hold(A, 1)

@@ -30,7 +30,7 @@ def is_new(program):
 
 def sample_batch(bank, orders):
     limits = SamplingLimits(
-        menu=SamplingShapes(2, MAX_CONTEXT, PAGE_SIZE, decode_rows=4), pages_per_shard=PAGES, decode_steps=4
+        shapes=SamplingShapes(2, MAX_CONTEXT, PAGE_SIZE, decode_rows=4), pages_per_shard=PAGES, decode_steps=4
     )
     return SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), bank, limits, programs=orders)
 

@@ -36,7 +36,7 @@ from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTraine
 BASE_MODEL = "tiny"
 SHARDS = 2
 LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
-GRID = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
+SHAPES = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
 SHORT_ROWS = TrainingShapes(data_shards=SHARDS, train_tokens=1024, max_context=64, attention_share=5e-4)
 HALF = [60] * 8  # of a micro-batch of short rows: two models meet in it
 
@@ -80,11 +80,11 @@ class TrainingBench:
     """Sessions are named by what stands before the first ``:`` of a model."""
 
     def __init__(
-        self, directory: Path, database, catalog: Catalog, checkpoints, slots: int, workers, sampling, grid
+        self, directory: Path, database, catalog: Catalog, checkpoints, slots: int, workers, sampling, shapes
     ):
         self.log, self.workers = FakeLog(), workers
         self.catalog, self.checkpoints, self.directory = catalog, checkpoints, directory
-        self.slots, self.sampling, self.grid = slots, sampling, grid
+        self.slots, self.sampling, self.shapes = slots, sampling, shapes
         clock = asyncio.get_running_loop().time
         self.snapshots = Snapshots(database, directory / "snapshots", 3600.0, clock)
         self.models = BenchModels(self.log)
@@ -102,7 +102,7 @@ class TrainingBench:
             versions=versions,
             slots=TrainingSlots(self.slots),
             limits=LIMITS,
-            grid=self.grid,
+            shapes=self.shapes,
             base_model=BASE_MODEL,
             snapshots=self.snapshots,
             stability=StabilityFiles(self.directory),
@@ -214,13 +214,13 @@ class TrainingBench:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, slots: int = 2, sampling=None, workers=None, grid=GRID):
+async def running(directory: Path, slots: int = 2, sampling=None, workers=None, shapes=SHAPES):
     """A bench whose scheduler runs. ``sampling`` may be a function of the bank."""
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
     bench = TrainingBench(
-        directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling, grid
+        directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling, shapes
     )
     await bench.start()
     try:

@@ -12,8 +12,8 @@ from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.protocol.commands import LOSS_NAMES, LossInputs, PackedRows
 
 SHARDS = 4
-GRID = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=5e-4)
-SHORT_ROWS = replace(GRID, max_context=64)  # all of 64 tokens, in micro-batches of 4, 32 or 128
+SHAPES = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=512, attention_share=5e-4)
+SHORT_ROWS = replace(SHAPES, max_context=64)  # all of 64 tokens, in micro-batches of 4, 32 or 128
 CROSS_ENTROPY = LossSettings(LOSS_NAMES.index("cross_entropy"))
 PPO = LossSettings(LOSS_NAMES.index("ppo"), clip_low=0.8, clip_high=1.2)
 GSPO = LossSettings(LOSS_NAMES.index("gspo"), clip_low=0.8, clip_high=1.2)
@@ -63,15 +63,15 @@ def packed(
     slot: int = 0,
     loss: LossSettings = CROSS_ENTROPY,
     forward_only: bool = False,
-    grid: TrainingShapes = GRID,
+    shapes: TrainingShapes = SHAPES,
 ):
-    request = pack(datums, loss, forward_only, grid)
+    request = pack(datums, loss, forward_only, shapes)
     return replace(request, chunks=[chunk.in_slot(slot) for chunk in request.chunks])
 
 
 def half_a_batch(slot: int) -> PackedRequest:
     """Sixteen rows of a micro-batch of 32."""
-    return packed(sixteen(slot), slot, grid=SHORT_ROWS)
+    return packed(sixteen(slot), slot, shapes=SHORT_ROWS)
 
 
 def sixteen(seed: int) -> list[Datum]:
@@ -152,7 +152,7 @@ def fields_of(arrays: PackedRows | LossInputs) -> dict[str, np.ndarray]:
 
 
 def test_rows_are_dealt_to_the_data_shards_in_turn():
-    (chunk,) = packed([supervised(64, seed) for seed in range(20)], grid=SHORT_ROWS).chunks
+    (chunk,) = packed([supervised(64, seed) for seed in range(20)], shapes=SHORT_ROWS).chunks
     assert (chunk.used, chunk.size) == (20, 32)
     batch = MicroBatch(chunk, SHARDS)
     places = chunk.size // SHARDS
@@ -198,18 +198,18 @@ def test_what_differs_does_not_share_a_micro_batch(slot, lengths, forward_only):
 @pytest.mark.parametrize(
     "request_",
     [
-        lambda slot: packed([distilled(60, 3)] * 16, slot, grid=SHORT_ROWS),
-        lambda slot: packed([of_sequences(60)] * 16, slot, GSPO, grid=SHORT_ROWS),
+        lambda slot: packed([distilled(60, 3)] * 16, slot, shapes=SHORT_ROWS),
+        lambda slot: packed([of_sequences(60)] * 16, slot, GSPO, shapes=SHORT_ROWS),
     ],
     ids=["several targets", "sequences"],
 )
 def test_requests_for_different_programs_do_not_share_a_micro_batch(request_):
-    plain = packed([reinforced(60)] * 16, 1, PPO, grid=SHORT_ROWS).chunks[0]
+    plain = packed([reinforced(60)] * 16, 1, PPO, shapes=SHORT_ROWS).chunks[0]
     special = request_(2).chunks[0]
     assert not MicroBatch(plain, SHARDS).join(special)
     batch = MicroBatch(special, SHARDS)
     assert not batch.join(plain)
-    assert not batch.join(packed([distilled(60, 5)] * 16, 1, grid=SHORT_ROWS).chunks[0])
+    assert not batch.join(packed([distilled(60, 5)] * 16, 1, shapes=SHORT_ROWS).chunks[0])
     assert batch.join(request_(1).chunks[0])
 
 

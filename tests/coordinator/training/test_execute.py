@@ -117,7 +117,7 @@ async def test_gradients_are_summed_over_datums_passes_and_chunks(bench):
 
 
 async def test_the_loss_of_a_request_is_the_same_number_alone_and_in_company(tmp_path):
-    async with running(tmp_path, grid=SHORT_ROWS) as bench:
+    async with running(tmp_path, shapes=SHORT_ROWS) as bench:
         bench.create(A)
         bench.create(B)
         alone = await bench.result(bench.train(A, 1, *HALF))

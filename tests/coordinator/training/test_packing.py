@@ -9,7 +9,7 @@ from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from tests.support.model_shapes import TINY_OF_BENCH
 
-GRID = TrainingShapes(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
+SHAPES = TrainingShapes(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
 NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
 
 
@@ -18,7 +18,7 @@ NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
     [(10, []), (65, [96]), (97, [96, 128]), (1000, [96, 128, 192, 256, 384, 512, 1024])],
 )
 def test_row_lengths_double_in_two_steps_when_short_and_reach_the_context(max_context, longer):
-    assert replace(GRID, max_context=max_context).row_lengths == (16, 64, *longer)
+    assert replace(SHAPES, max_context=max_context).row_lengths == (16, 64, *longer)
 
 
 @pytest.mark.parametrize(
@@ -26,25 +26,25 @@ def test_row_lengths_double_in_two_steps_when_short_and_reach_the_context(max_co
     [(16, [2]), (64, [2, 16]), (96, [2, 16]), (128, [2, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
 )
 def test_sizes_fill_the_token_budget_of_each_shard(row_length, sizes):
-    assert GRID.sizes(row_length) == sizes
+    assert SHAPES.sizes(row_length) == sizes
 
 
 def test_the_menu_names_every_shape_that_a_request_can_lead_to():
-    menu = GRID.menu()
+    menu = SHAPES.micro_batches()
     assert len(menu) == len(set(menu)) == 14
     for seed in range(50):
         random = np.random.default_rng(seed)
         longest, most = random.integers(2, 1000), random.integers(1, 40)
-        layout = lay_out(random.integers(1, longest, most), GRID)
+        layout = lay_out(random.integers(1, longest, most), SHAPES)
         assert {(size, layout.row_length) for _, size in layout.chunks} <= set(menu)
 
 
 def test_a_server_has_few_programs():
-    assert len(TrainingShapes(1, 8192, 4096, 5e-4).menu()) == 25
+    assert len(TrainingShapes(1, 8192, 4096, 5e-4).micro_batches()) == 25
 
 
-def row_length_of(lengths, grid=GRID):
-    return lay_out(np.array(lengths), grid).row_length
+def row_length_of(lengths, shapes=SHAPES):
+    return lay_out(np.array(lengths), shapes).row_length
 
 
 def test_a_few_words_take_a_small_row_and_whatever_fills_more_of_them_a_usual_one():
@@ -94,17 +94,17 @@ def test_attention_counts_less_the_wider_a_model_is():
 
 def test_a_recorded_layout_is_read_back():
     other = TrainingShapes(data_shards=2, train_tokens=64, max_context=64, attention_share=NEARLY_FREE)
-    assert other.as_recorded(GRID.layout) == GRID
+    assert other.as_recorded(SHAPES.layout) == SHAPES
     assert other.as_recorded(None) == other
 
 
 def test_requests_of_an_earlier_version_are_cut_as_new_ones_are():
-    assert GRID.as_recorded("2x1024x1000") == GRID
+    assert SHAPES.as_recorded("2x1024x1000") == SHAPES
 
 
 def test_rows_cannot_be_split_over_another_number_of_data_shards():
-    other = replace(GRID, data_shards=1, train_tokens=64)
-    assert other.as_recorded(GRID.layout) == other
+    other = replace(SHAPES, data_shards=1, train_tokens=64)
+    assert other.as_recorded(SHAPES.layout) == other
 
 
 def test_samples_of_one_length_just_above_a_power_of_two_take_rows_that_fit():
@@ -114,7 +114,7 @@ def test_samples_of_one_length_just_above_a_power_of_two_take_rows_that_fit():
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60))
 def test_segments_lie_within_their_rows_and_do_not_overlap(lengths):
-    layout = lay_out(np.array(lengths), GRID)
+    layout = lay_out(np.array(lengths), SHAPES)
     taken = np.zeros((int(layout.rows.max()) + 1, layout.row_length), int)
     for row, start, length in zip(layout.rows, layout.starts, lengths, strict=True):
         assert start + length <= layout.row_length
@@ -125,12 +125,12 @@ def test_segments_lie_within_their_rows_and_do_not_overlap(lengths):
 
 
 def test_a_row_has_no_more_segments_than_workers_can_tell_apart():
-    layout = lay_out(np.array([800, *[1] * (3 * SEGMENTS_PER_ROW)]), GRID)
+    layout = lay_out(np.array([800, *[1] * (3 * SEGMENTS_PER_ROW)]), SHAPES)
     assert np.bincount(layout.rows).max() == SEGMENTS_PER_ROW
 
 
 def test_short_segments_share_a_row():
-    layout = lay_out(np.array([30, 20, 14]), GRID)
+    layout = lay_out(np.array([30, 20, 14]), SHAPES)
     assert layout.row_length == 64
     assert layout.rows.tolist() == [0, 0, 0]
     assert layout.starts.tolist() == [0, 30, 50]

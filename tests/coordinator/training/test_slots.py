@@ -129,7 +129,7 @@ async def test_those_who_wait_for_a_slot_are_told_so(bench):
 
 
 async def test_who_comes_from_the_host_joins_others_and_takes_none_of_their_slots(tmp_path):
-    async with running(tmp_path, grid=SHORT_ROWS) as bench:
+    async with running(tmp_path, shapes=SHORT_ROWS) as bench:
         await create(bench, *MODELS)
         await bench.settled()
         bench.workers.is_holding = True

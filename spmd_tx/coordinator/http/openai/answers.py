@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from spmd_tx.coordinator.http.openai import schemas as oai
+from spmd_tx.coordinator.http.openai import schemas
 from spmd_tx.coordinator.http.openai.stream import Delta
 from spmd_tx.coordinator.sampling.stops import HALF_CHARACTER, Decoder
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
@@ -21,17 +21,17 @@ SIGN_OF_LIFE = b": still working\n\n"  # a comment; clients skip it
 class Form(Protocol):
     """How one kind of request is answered."""
 
-    def answer(self, pieces: Sequence[Delta], usage: oai.Usage) -> msgspec.Struct:
-        """The pieces are whole choices."""
+    def answer(self, deltas: Sequence[Delta], usage: schemas.Usage) -> msgspec.Struct:
+        """The deltas are whole choices."""
         ...
 
     def opening(self, index: int) -> msgspec.Struct | None:
-        """The first event of a choice, if it has one before its first piece."""
+        """The first event of a choice, if it has one before its first delta."""
         ...
 
-    def event(self, piece: Delta) -> msgspec.Struct: ...
+    def event(self, delta: Delta) -> msgspec.Struct: ...
 
-    def last(self, usage: oai.Usage) -> msgspec.Struct:
+    def last(self, usage: schemas.Usage) -> msgspec.Struct:
         """The event that tells the usage."""
         ...
 
@@ -47,8 +47,8 @@ class Answering:
     has_logprobs: bool
     has_token_ids: bool
 
-    def token_ids(self, piece: Delta) -> list[int] | UnsetType:
-        return piece.tokens if self.has_token_ids else UNSET
+    def token_ids(self, delta: Delta) -> list[int] | UnsetType:
+        return delta.tokens if self.has_token_ids else UNSET
 
     def token(self, token: int) -> str:
         return self.decoder.decode([token], skip_special_tokens=False)
@@ -65,41 +65,43 @@ class CompletionForm:
 
     answering: Answering
 
-    def answer(self, pieces: Sequence[Delta], usage: oai.Usage) -> oai.Completion:
-        return self._completion([self._choice(piece) for piece in pieces], usage)
+    def answer(self, deltas: Sequence[Delta], usage: schemas.Usage) -> schemas.Completion:
+        return self._completion([self._choice(delta) for delta in deltas], usage)
 
     def opening(self, index: int) -> None:
         return None
 
-    def event(self, piece: Delta) -> oai.Completion:
-        return self._completion([self._choice(piece)])
+    def event(self, delta: Delta) -> schemas.Completion:
+        return self._completion([self._choice(delta)])
 
-    def last(self, usage: oai.Usage) -> oai.Completion:
+    def last(self, usage: schemas.Usage) -> schemas.Completion:
         return self._completion([], usage)
 
     def _completion(
-        self, choices: list[oai.CompletionChoice], usage: oai.Usage | UnsetType = UNSET
-    ) -> oai.Completion:
+        self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType = UNSET
+    ) -> schemas.Completion:
         common = self.answering
-        return oai.Completion(
+        return schemas.Completion(
             id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
         )
 
-    def _choice(self, piece: Delta) -> oai.CompletionChoice:
+    def _choice(self, delta: Delta) -> schemas.CompletionChoice:
         common, logprobs = self.answering, None
         if common.has_logprobs:
-            tokens = [common.token(token) for token in piece.tokens]
-            logprobs = oai.CompletionLogprobs(tokens, piece.logprobs, piece.offsets, self._top(piece, tokens))
-        return oai.CompletionChoice(
-            piece.index, piece.text, piece.finish_reason, logprobs, common.token_ids(piece)
+            tokens = [common.token(token) for token in delta.tokens]
+            logprobs = schemas.CompletionLogprobs(
+                tokens, delta.logprobs, delta.offsets, self._top(delta, tokens)
+            )
+        return schemas.CompletionChoice(
+            delta.index, delta.text, delta.finish_reason, logprobs, common.token_ids(delta)
         )
 
-    def _top(self, piece: Delta, drawn: list[str]) -> list[dict[str, float]] | None:
-        if piece.top is None:
+    def _top(self, delta: Delta, drawn: list[str]) -> list[dict[str, float]] | None:
+        if delta.top is None:
             return None
         by_text: list[dict[str, float]] = [{} for _ in drawn]
-        for place, (token, logprob) in enumerate(zip(drawn, piece.logprobs, strict=True)):
-            for other, its_logprob in self.answering.likeliest(piece.top, place):
+        for place, (token, logprob) in enumerate(zip(drawn, delta.logprobs, strict=True)):
+            for other, its_logprob in self.answering.likeliest(delta.top, place):
                 by_text[place].setdefault(other, its_logprob)  # of tokens with one text the likeliest
             by_text[place].setdefault(token, logprob)
         return by_text
@@ -111,72 +113,72 @@ class ChatForm:
 
     answering: Answering
 
-    def answer(self, pieces: Sequence[Delta], usage: oai.Usage) -> oai.ChatCompletion:
+    def answer(self, deltas: Sequence[Delta], usage: schemas.Usage) -> schemas.ChatCompletion:
         common = self.answering
         choices = [
-            oai.ChatChoice(
-                piece.index,
-                oai.ChatMessage("assistant", piece.text),
-                piece.finish_reason,
-                self._logprobs(piece),
-                common.token_ids(piece),
+            schemas.ChatChoice(
+                delta.index,
+                schemas.ChatMessage("assistant", delta.text),
+                delta.finish_reason,
+                self._logprobs(delta),
+                common.token_ids(delta),
             )
-            for piece in pieces
+            for delta in deltas
         ]
-        return oai.ChatCompletion(
+        return schemas.ChatCompletion(
             id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
         )
 
-    def opening(self, index: int) -> oai.ChatChunk:
-        return self._chunk([oai.ChatChunkChoice(index, oai.ChatDelta(role="assistant", content=""))])
+    def opening(self, index: int) -> schemas.ChatChunk:
+        return self._chunk([schemas.ChatChunkChoice(index, schemas.ChatDelta(role="assistant", content=""))])
 
-    def event(self, piece: Delta) -> oai.ChatChunk:
-        delta = oai.ChatDelta(content=piece.text or UNSET)
-        logprobs, token_ids = self._logprobs(piece), self.answering.token_ids(piece)
+    def event(self, delta: Delta) -> schemas.ChatChunk:
+        content = schemas.ChatDelta(content=delta.text or UNSET)
+        logprobs, token_ids = self._logprobs(delta), self.answering.token_ids(delta)
         return self._chunk(
-            [oai.ChatChunkChoice(piece.index, delta, piece.finish_reason, logprobs, token_ids)]
+            [schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, token_ids)]
         )
 
-    def last(self, usage: oai.Usage) -> oai.ChatChunk:
+    def last(self, usage: schemas.Usage) -> schemas.ChatChunk:
         return self._chunk([], usage)
 
     def _chunk(
-        self, choices: list[oai.ChatChunkChoice], usage: oai.Usage | UnsetType = UNSET
-    ) -> oai.ChatChunk:
+        self, choices: list[schemas.ChatChunkChoice], usage: schemas.Usage | UnsetType = UNSET
+    ) -> schemas.ChatChunk:
         common = self.answering
-        return oai.ChatChunk(
+        return schemas.ChatChunk(
             id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
         )
 
-    def _logprobs(self, piece: Delta) -> oai.ChatLogprobs | None:
+    def _logprobs(self, delta: Delta) -> schemas.ChatLogprobs | None:
         if not self.answering.has_logprobs:
             return None
-        texts = [self.answering.token(token) for token in piece.tokens]
-        return oai.ChatLogprobs(
+        texts = [self.answering.token(token) for token in delta.tokens]
+        return schemas.ChatLogprobs(
             [
-                oai.TokenLogprob(text, logprob, _whole_bytes(text), self._top(piece, place))
-                for place, (text, logprob) in enumerate(zip(texts, piece.logprobs, strict=True))
+                schemas.TokenLogprob(text, logprob, _whole_bytes(text), self._top(delta, place))
+                for place, (text, logprob) in enumerate(zip(texts, delta.logprobs, strict=True))
             ]
         )
 
-    def _top(self, piece: Delta, place: int) -> list[oai.TopLogprob]:
-        likeliest = [] if piece.top is None else self.answering.likeliest(piece.top, place)
-        return [oai.TopLogprob(text, logprob, _whole_bytes(text)) for text, logprob in likeliest]
+    def _top(self, delta: Delta, place: int) -> list[schemas.TopLogprob]:
+        likeliest = [] if delta.top is None else self.answering.likeliest(delta.top, place)
+        return [schemas.TopLogprob(text, logprob, _whole_bytes(text)) for text, logprob in likeliest]
 
 
 def _whole_bytes(text: str) -> list[int] | None:
     return None if HALF_CHARACTER in text else list(text.encode())
 
 
-def is_worth_telling(piece: Delta, answering: Answering) -> bool:
+def is_worth_sending(delta: Delta, answering: Answering) -> bool:
     """Whether an event would say anything: tokens without text do only where tokens are asked for."""
     has_tokens = answering.has_logprobs or answering.has_token_ids
-    return bool(piece.text) or piece.finish_reason is not None or (has_tokens and bool(piece.tokens))
+    return bool(delta.text) or delta.finish_reason is not None or (has_tokens and bool(delta.tokens))
 
 
-def usage(prompts: Sequence[Sequence[int]], drawn: int) -> oai.Usage:
+def usage(prompts: Sequence[Sequence[int]], drawn: int) -> schemas.Usage:
     read = sum(map(len, prompts))
-    return oai.Usage(read, drawn, read + drawn)
+    return schemas.Usage(read, drawn, read + drawn)
 
 
 def event(content: msgspec.Struct) -> bytes:

@@ -13,14 +13,19 @@ from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.catalog import listings
-from spmd_tx.coordinator.http import errors
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import PROMPTS
-from spmd_tx.coordinator.http.openai import answers, requests
-from spmd_tx.coordinator.http.openai import errors as openai_errors
+from spmd_tx.coordinator.http.errors import status_of
+from spmd_tx.coordinator.http.openai import answers, errors, requests
 from spmd_tx.coordinator.http.openai.answers import Answering, ChatForm, CompletionForm, Form
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
-from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, ModelCard, ModelList
+from spmd_tx.coordinator.http.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    ModelCard,
+    ModelList,
+    Usage,
+)
 from spmd_tx.coordinator.http.openai.stream import Choice, SampleStream, submit_samples
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
@@ -33,18 +38,18 @@ class Call:
 
     request: CompletionRequest | ChatRequest
     prompts: list[list[int]]
-    drawing: SampleStream
+    stream: SampleStream
     choices: list[Choice]
     answering: Answering
     form: Form
 
-    def usage(self) -> answers.oai.Usage:
-        return answers.usage(self.prompts, sum(choice.told for choice in self.choices))
+    def usage(self) -> Usage:
+        return answers.usage(self.prompts, sum(choice.sent for choice in self.choices))
 
 
 class OpenAIController(Controller):
     path = "/oai/api/v1"
-    exception_handlers = openai_errors.EXCEPTION_HANDLERS
+    exception_handlers = errors.EXCEPTION_HANDLERS
 
     @get("/models")
     async def models(self, services: Service, access: Accessible) -> ModelList:
@@ -82,11 +87,11 @@ async def _begin(
     end_of_text = services.model.eos_token_ids
     wanted = requests.sample_requests(request, prompts, end_of_text, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
-    async with services.allowances.room_for_sample(access.caller, tokens, len(wanted)):
-        drawing = await submit_samples(services, sampler, wanted)
+    async with services.quotas.room_for_sample(access.caller, tokens, len(wanted)):
+        stream = await submit_samples(services, sampler, wanted)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
-        id=f"{'cmpl' if is_completion else 'chatcmpl'}-{drawing.request_ids[0]}",
+        id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
         decoder=services.tokenizer,
@@ -99,23 +104,23 @@ async def _begin(
         for index in range((request.n or 1) * len(prompts))
     ]
     form = CompletionForm(answering) if is_completion else ChatForm(answering)
-    return Call(request, prompts, drawing, choices, answering, form)
+    return Call(request, prompts, stream, choices, answering, form)
 
 
 async def _answer(call: Call, request: Request) -> Response[Any]:
     if call.request.stream:
-        closing = BackgroundTask(call.drawing.close)  # also of a stream that nobody begins to read
+        closing = BackgroundTask(call.stream.close)  # also of a stream that nobody begins to read
         return Stream(_events(call), media_type="text/event-stream", background=closing)
     try:
-        results = await call.drawing.results(_hung_up(request))
+        results = await call.stream.results(_hung_up(request))
     finally:
-        call.drawing.close()
+        call.stream.close()
     return Response(await asyncio.to_thread(_whole, call, results))
 
 
 def _whole(call: Call, results: list[Any]) -> Any:
-    pieces = [choice.advance(sample) for choice, sample in zip(call.choices, results, strict=True)]
-    return call.form.answer([piece for piece in pieces if piece is not None], call.usage())
+    deltas = [choice.advance(sample) for choice, sample in zip(call.choices, results, strict=True)]
+    return call.form.answer([delta for delta in deltas if delta is not None], call.usage())
 
 
 async def _events(call: Call) -> AsyncIterator[bytes]:
@@ -125,19 +130,19 @@ async def _events(call: Call) -> AsyncIterator[bytes]:
             opening = call.form.opening(choice.index)
             if opening is not None:
                 yield answers.event(opening)
-        async for piece in call.drawing.pieces(call.choices):
-            if piece is None:
+        async for delta in call.stream.deltas(call.choices):
+            if delta is None:
                 yield answers.SIGN_OF_LIFE
-            elif answers.is_worth_telling(piece, call.answering):
-                yield answers.event(call.form.event(piece))
+            elif answers.is_worth_sending(delta, call.answering):
+                yield answers.event(call.form.event(delta))
         options = call.request.stream_options
         if options is not None and options.include_usage:
             yield answers.event(call.form.last(call.usage()))
     except SpmdTxError as error:
-        body = openai_errors.error_body(str(error), errors.status_of(error))
+        body = errors.error_body(str(error), status_of(error))
         yield answers.event(body)
     finally:
-        call.drawing.close()
+        call.stream.close()
     yield answers.DONE
 
 

@@ -1,4 +1,4 @@
-"""The sample requests of one HTTP call, from their submission to the last token: in pieces or at once."""
+"""The sample requests of one HTTP call, from their submission to the last token: in deltas or at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -19,12 +19,12 @@ from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogpr
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 WAIT_SECONDS = 3600.0  # for a result, until it is asked for again
-SECONDS_BETWEEN_SIGNS = 15.0  # of life, to a client whose next piece is not there yet
+SECONDS_BETWEEN_SIGNS = 15.0  # of life, to a client whose next delta is not there yet
 ENDING = "the server is shutting down; send the request again when it is back"
 
 
-class Drawn(Protocol):
-    """A sample as far as it is known: while it is drawn, and from its result."""
+class PartialSample(Protocol):
+    """A sample as far as it is known: while it is sample, and from its result."""
 
     @property
     def tokens(self) -> list[int]: ...
@@ -53,29 +53,29 @@ class Delta:
 
 
 class Choice:
-    """One sample of a call, and how much of it was told."""
+    """One sample of a call, and how much of it was sent."""
 
     def __init__(self, index: int, text: SampleText, has_offsets: bool) -> None:
         self.index = index
-        self.told = 0  # tokens
+        self.sent = 0  # tokens
         self._text = text
         self._has_offsets = has_offsets
         self._is_over = False
 
-    def advance(self, drawn: Drawn | None) -> Delta | None:
+    def advance(self, sample: PartialSample | None) -> Delta | None:
         """What is new, if anything."""
-        if drawn is None or self._is_over:
+        if sample is None or self._is_over:
             return None
-        tokens, logprobs = drawn.tokens[self.told :], drawn.logprobs[self.told :]
-        self._is_over = drawn.stop_reason is not None
+        tokens, logprobs = sample.tokens[self.sent :], sample.logprobs[self.sent :]
+        self._is_over = sample.stop_reason is not None
         if not tokens and not self._is_over:
             return None
-        top = None if drawn.top is None else drawn.top[self.told : self.told + len(tokens)]
-        self.told += len(tokens)
+        top = None if sample.top is None else sample.top[self.sent : self.sent + len(tokens)]
+        self.sent += len(tokens)
         text, offsets = self._add(tokens)
         if self._is_over:
             text += self._text.end()
-        return Delta(self.index, text, tokens, logprobs, offsets, drawn.stop_reason, top)
+        return Delta(self.index, text, tokens, logprobs, offsets, sample.stop_reason, top)
 
     def _add(self, tokens: list[int]) -> tuple[str, list[int]]:
         if not self._has_offsets:
@@ -128,28 +128,28 @@ class SampleStream:
             leaving.cancel()
             everything.cancel()
 
-    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Delta | None]:
+    async def deltas(self, choices: Sequence[Choice]) -> AsyncIterator[Delta | None]:
         """Of all samples, as they come; None when there was none for a while."""
         while not all(outcome.done() for outcome in self._outcomes):
             self._watch.changed.clear()
-            for piece in self._news(choices):
-                yield piece
+            for delta in self._news(choices):
+                yield delta
             if self._closing.done():
                 raise Unavailable(ENDING)
             try:
                 await asyncio.wait_for(self._watch.changed.wait(), SECONDS_BETWEEN_SIGNS)
             except TimeoutError:
                 yield None
-        for piece in self._news(choices):
-            yield piece
+        for delta in self._news(choices):
+            yield delta
 
     def _news(self, choices: Sequence[Choice]) -> list[Delta]:
         per_request = len(choices) // len(self.request_ids)
         known = (self._known(*divmod(place, per_request)) for place in range(len(choices)))
-        pieces = [choice.advance(drawn) for choice, drawn in zip(choices, known, strict=True)]
-        return [piece for piece in pieces if piece is not None]
+        deltas = [choice.advance(sample) for choice, sample in zip(choices, known, strict=True)]
+        return [delta for delta in deltas if delta is not None]
 
-    def _known(self, request: int, index: int) -> Drawn | None:
+    def _known(self, request: int, index: int) -> PartialSample | None:
         outcome = self._outcomes[request]
         if outcome.done():
             return outcome.result()[index]

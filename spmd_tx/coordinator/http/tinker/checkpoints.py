@@ -104,7 +104,7 @@ class CheckpointsController(Controller):
         reader = access.reading_with(token, services.keyring)
         key = request.headers.get("x-idempotency-key")
         if data.session_id is None:  # then the copy has a session of its own
-            await services.allowances.check_session(access.caller, len(data.destination_project_id or ""))
+            await services.quotas.check_session(access.caller, len(data.destination_project_id or ""))
         bounds = services.config.bounds
         limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
         path = await services.copies.make(data, key, access, reader)
@@ -226,8 +226,8 @@ async def _own(access: Access, address: CheckpointPath) -> _Own:
 
 
 async def _note(services: Services, access: Access, event: str, of: _Own, **details: object) -> None:
-    deed = audit.AuditEvent(event, access.caller, of.owner, {"tinker_path": str(of.path), **details})
-    await audit.note(services.database, deed)
+    noted = audit.AuditEvent(event, access.caller, of.owner, {"tinker_path": str(of.path), **details})
+    await audit.note(services.database, noted)
 
 
 async def _create_from_checkpoint(

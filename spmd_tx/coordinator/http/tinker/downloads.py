@@ -143,8 +143,8 @@ async def _version(access: Access, address: CheckpointPath, version: str) -> _Fo
 async def _note_reading(services: Services, access: Access, found: _Found) -> None:
     """That the links were given out; who uses them need not say who they are."""
     details = {"tinker_path": str(found.path), "purpose": "download"}
-    deed = audit.AuditEvent("checkpoint_read", access.caller, found.manifest.owner, details)
-    await audit.note(services.database, deed)
+    event = audit.AuditEvent("checkpoint_read", access.caller, found.manifest.owner, details)
+    await audit.note(services.database, event)
 
 
 def _link(request: Request, services: Services, access: Access, found: _Found, route: str, *file: str) -> str:

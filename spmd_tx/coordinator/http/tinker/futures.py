@@ -75,15 +75,15 @@ class FuturesController(Controller):
         services.queue.let_go(data.retrieved_request_ids)
         target = Target(data.target.sampling_session_id, data.target.cloned_sampler_id)
         completions = services.queue.completions
-        news = await completions.after(target, data.prev_cursor)
+        ended = await completions.after(target, data.prev_cursor)
         seconds = LONG_POLL_SECONDS if data.timeout is None else min(data.timeout, LONG_POLL_SECONDS)
-        if not news and seconds > 0:
+        if not ended and seconds > 0:
             waiting = completions.wait(target)
             owner, closing = access.caller.owner, services.health.closing
             if await services.polls.wait(owner, waiting, closing, seconds) is None:
                 _check_not_closing(services)
-            news = await completions.after(target, data.prev_cursor)
-        return RetrieveFuturesResponse([_told(each) for each in news], newest(news, data.prev_cursor))
+            ended = await completions.after(target, data.prev_cursor)
+        return RetrieveFuturesResponse([_entry(each) for each in ended], newest(ended, data.prev_cursor))
 
     @post("/cancel_future", status_code=HTTP_200_OK)
     async def cancel_future(
@@ -103,7 +103,7 @@ def _check_not_closing(services: Services) -> None:
         raise Unavailable("the server is closing; ask again")
 
 
-def _told(completion: Completion) -> FutureFinished | FutureFailed:
+def _entry(completion: Completion) -> FutureFinished | FutureFailed:
     if completion.failed:
         return FutureFailed(completion.request_id)
     return FutureFinished(completion.request_id, completion.size)

@@ -93,7 +93,7 @@ async def queue_model(
     limits.check_number("model_seq_id", seq_id, services.config.bounds, "models_per_session")
     await access.open_session(session_id)
     if request.user_metadata is not None:
-        services.allowances.check_metadata(access.caller, len(msgspec.json.encode(request.user_metadata)))
+        services.quotas.check_metadata(access.caller, len(msgspec.json.encode(request.user_metadata)))
     model_id = catalog.model_id(session_id, seq_id)
     row = insert(Model).values(
         id=model_id,
@@ -108,6 +108,6 @@ async def queue_model(
         created_at=time.time(),
     )
     payload = msgspec.json.encode(request)
-    async with services.allowances.room_for_adapter(access.caller, model_id):
+    async with services.quotas.room_for_adapter(access.caller, model_id):
         request_id = await services.queue.submit(kind, model_id, 0, session_id, payload, also=[row])
     return FutureResponse(request_id, model_id=model_id)

@@ -86,7 +86,7 @@ class SamplingController(Controller):
         )
         payload = msgspec.json.encode(sample)
         tokens = most_tokens(sample, services.max_context)
-        async with services.allowances.room_for_sample(access.caller, tokens):
+        async with services.quotas.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(
                 "sample", sampler.id, data.seq_id, sampler.session_id, payload, tokens=tokens
             )

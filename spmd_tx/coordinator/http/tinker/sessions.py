@@ -92,7 +92,7 @@ class SessionsController(Controller):
     async def create_session(
         self, data: JSONBody[CreateSessionRequest], services: Service, access: Accessible
     ) -> CreateSessionResponse:
-        await services.allowances.check_session(access.caller, len(msgspec.json.encode(data)))
+        await services.quotas.check_session(access.caller, len(msgspec.json.encode(data)))
         session = await services.catalog.create_session(data, access.caller)
         message = f"the server is still {services.health.phase}; until it is ready, requests wait"
         return CreateSessionResponse(session.id, info_message=None if services.health.ready else message)

@@ -36,16 +36,16 @@ class CustomLossesController(Controller):
 
         The same (session_id, custom_loss_seq_id) is the same loss.
         """
-        wish = _read(await request.body())
-        await access.open_session(wish.session_id)
-        definition = Definition(wish.name, wish.inputs, wish.graph)
-        number, bounds = wish.custom_loss_seq_id, services.config.bounds
+        loss = _read(await request.body())
+        await access.open_session(loss.session_id)
+        definition = Definition(loss.name, loss.inputs, loss.graph)
+        number, bounds = loss.custom_loss_seq_id, services.config.bounds
         problem = await asyncio.to_thread(_problem, definition, number, bounds)
         request_id = await services.queue.submit(
             KIND,
-            line_of(wish.session_id),
-            wish.custom_loss_seq_id,
-            wish.session_id,
+            line_of(loss.session_id),
+            loss.custom_loss_seq_id,
+            loss.session_id,
             msgspec.json.encode(definition),
             refused=None if problem is None else Failed(problem, "user"),
         )

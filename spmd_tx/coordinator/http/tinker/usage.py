@@ -50,9 +50,9 @@ class UsageController(Controller):
         day: FromQuery[date | None] = None,
     ) -> AuditResponse:
         """Of one day, UTC; of today unless another one is named."""
-        question = audit.AuditQuery(event_type, day or datetime.now(UTC).date())
+        query = audit.AuditQuery(event_type, day or datetime.now(UTC).date())
         async with services.database.reading() as db:
-            return AuditResponse([_entry(row) for row in await audit.entries(db, question, access.caller)])
+            return AuditResponse([_entry(row) for row in await audit.entries(db, query, access.caller)])
 
 
 def _entry(row: AuditRow) -> AuditEntry:

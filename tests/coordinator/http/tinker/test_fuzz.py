@@ -17,7 +17,7 @@ from spmd_tx.errors import RequestError
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))  # of each test; `make fuzz` wants more
 LIMITS = Limits(vocab_size=512, max_context=128, max_rank=16)
-GRID = TrainingShapes(1, 256, 128, 5e-4)
+SHAPES = TrainingShapes(1, 256, 128, 5e-4)
 LOSSES = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom nonsense".split()
 INPUTS = "target_tokens weights logprobs advantages clip_low_threshold clip_high_threshold mask \xf6".split()
 WANTED = {
@@ -147,12 +147,12 @@ def take(body: bytes) -> bool:
         decode_address(body)
         request = decode_forward_backward(body)
         loss = check_forward_backward(request, LIMITS)
-        packed = pack(request.data, loss, request.forward_only, GRID, [])
+        packed = pack(request.data, loss, request.forward_only, SHAPES, [])
     except RequestError:
         return False
     tokens = np.concatenate([chunk.rows.tokens.ravel() for chunk in packed.chunks])
     assert ((tokens >= 0) & (tokens < LIMITS.vocab_size)).all()
-    assert all(math.prod(chunk.rows.tokens.shape) <= GRID.train_tokens for chunk in packed.chunks)
+    assert all(math.prod(chunk.rows.tokens.shape) <= SHAPES.train_tokens for chunk in packed.chunks)
     return True
 
 
