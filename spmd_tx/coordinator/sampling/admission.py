@@ -1,14 +1,13 @@
-"""Which waiting samples start next, on which data shard, and the Prefill that this takes. No I/O, no clock.
+"""Admission: chooses the samples that start next, their data shard, and plans the Prefill. No I/O, no clock.
 
-Samplers take turns. Each may have an even share of a data shard's rows whatever the others hold (with more
-residents than rows the shard lets them take turns), and what nobody claims goes to whoever waits. A request
+Samplers take turns. Each may have an even share of a data shard's rows whatever the others hold (a shard with
+more residents than rows lets them take turns), and rows that nobody claims go to whoever waits. A request
 that finds too few pages may be passed over a number of times; then nobody starts before it.
 
-Whose programs are not ready waits for them, without being in anybody's way: a few of those behind it in its
-sampler's line may start before it.
+A request whose programs are not ready waits for them without blocking others: a few of the requests behind
+it in its sampler's line may start before it.
 
-A long prompt is read chunk by chunk. It takes turns with those that come after it, so that it delays them by
-one chunk at most.
+Long prompts are prefilled in chunks. They take turns with later requests and delay them by one chunk at most.
 """
 
 from dataclasses import dataclass, field
@@ -23,8 +22,8 @@ from spmd_tx.coordinator.sampling.waiting_line import WaitingLine
 from spmd_tx.protocol.commands import AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 
-MOST_PASSED_OVER = 64  # starts of others
-MOST_LOOKED_AT = 16  # jobs of a sampler that wait for programs, until those behind them wait, too
+MOST_PASSED_OVER = 64  # starts of others before a request blocks them
+MOST_LOOKED_AT = 16  # jobs at the head of a sampler's line that may start before one without a program
 
 NO_ROW = "waiting for a free row; all rows of the decode batch are in use"
 NO_PAGES = "waiting for room in the key-value cache"
@@ -35,20 +34,20 @@ NOT_READ = "waiting for its prompt, which is being read"
 
 @dataclass
 class Admitted:
-    """Commands for the samples that start: first ``before``, then the plan's, unless that is empty."""
+    """Holds the commands for the samples that start: ``before``, then the plan's unless it is empty."""
 
     plan: PrefillPlan
     before: list[AnyCommand] = field(default_factory=list)
-    # Whether more is wanted of a segment than keys and values
+    # The flag: whether the request wants scores of the segment besides keys and values
     chunks: list[tuple[ChunkedPrefill, Segment, bool]] = field(default_factory=list)
     started: set[SampleJob] = field(default_factory=set)
-    tokens: int = 0  # of prompts whose first samples start,
-    found: int = 0  # and those of them that were found in the prefix cache
+    tokens: int = 0  # prompt tokens of jobs whose first samples start
+    found: int = 0  # those of them that were found in the prefix cache
     short_of_pages: set[SampleJob] = field(default_factory=set)
 
 
 class Admission:
-    """The line of waiting samples, and the rules by which they start."""
+    """Holds the line of waiting samples and decides which of them start."""
 
     def __init__(self, bank: VersionBank, shards: list[Shard], sampling: SamplingPrograms) -> None:
         self.line = WaitingLine()
@@ -57,34 +56,32 @@ class Admission:
         self._bank = bank
         self._shards = shards
         self._shapes = sampling.shapes
-        self._prefills: list[
-            ChunkedPrefill
-        ] = []  # that are not planned to their end; whose turn it is comes first
-        self._is_turn_of_prefills = False
+        self._prefills: list[ChunkedPrefill] = []  # not planned to their end; the next one comes first
+        self._is_turn_of_prefills = False  # they go before newcomers
 
     @property
     def has_open_rows(self) -> bool:
-        """Whether someone waits although rows are free, or waits for chunks of its prompt."""
+        """Whether a sample waits although rows are free, or waits for chunks of its prompt."""
         if any(not prefill.is_given_up for prefill in self._prefills):
             return True
         return bool(self.line) and any(len(shard.residents) < shard.rows for shard in self._shards)
 
     def put_back(self, sample: Sample) -> None:
-        """A sample that had to leave waits again."""
+        """Let a preempted sample wait again."""
         waiting = sample.job.waiting
         waiting.append(sample)
         waiting.sort(key=lambda each: each.index)
         self.line.add(sample.job)
 
     def withdraw(self, job: SampleJob) -> None:
-        """Nothing of this job is to start any more."""
+        """Start no more samples of this job."""
         job.waiting.clear()
         self.without_program.pop(job, None)
         self.line.remove(job)
         self._forget_prompts(job)
 
     def admit(self) -> Admitted:
-        """Make samples resident and read their prompts, as much as one Prefill takes."""
+        """Make samples resident and plan their prompts, as much as one Prefill takes."""
         admitted = Admitted(self._new_plan())
         self._prefills = [prefill for prefill in self._prefills if not prefill.is_given_up]
         waiting = self._prefills
@@ -93,10 +90,10 @@ class Admission:
         self._admit_newcomers(admitted)
         if not self._is_turn_of_prefills:
             self._continue_prefills(waiting, admitted)
-        was_read = {prefill for prefill, _, _ in admitted.chunks}
-        self._is_turn_of_prefills = was_read.isdisjoint(waiting)
-        # Those that were not read now come first the next time.
-        self._prefills.sort(key=was_read.__contains__)
+        planned = {prefill for prefill, _, _ in admitted.chunks}
+        self._is_turn_of_prefills = planned.isdisjoint(waiting)
+        # Those without a chunk in this Prefill come first in the next one.
+        self._prefills.sort(key=planned.__contains__)
         self._prefills = [prefill for prefill in self._prefills if not prefill.is_planned]
         return admitted
 
@@ -109,13 +106,13 @@ class Admission:
                     pass
         for job in admitted.short_of_pages - admitted.started:
             job.passed_over += len(admitted.started)
-        # Not earlier: a page that this Prefill copies from must not be written to by the same Prefill.
+        # Not earlier: this Prefill must not write to a page that it copies from.
         for job in admitted.started:
             if all(sample.tokens for sample in job.waiting):
                 self._forget_prompts(job)
 
     def _continue_prefills(self, prefills: list[ChunkedPrefill], admitted: Admitted) -> None:
-        """Read the next chunks of prompts as far as there is room; each has one in a Prefill."""
+        """Plan the next chunks of prompts as far as there is room, one per prompt and Prefill."""
         for prefill in prefills:
             copies_left, chunk = admitted.plan.copies_left(prefill.owner.shard), self._next_chunk(prefill)
             if len(prefill.copies) > copies_left or not admitted.plan.fits(chunk):
@@ -142,7 +139,7 @@ class Admission:
         return prefill.next_chunk(self._shapes.end_of_chunk(prefill.first, prefill.end))
 
     def _overdue(self) -> SampleJob | None:
-        """The job that nobody may start before; once it has started, nobody drives it out either."""
+        """Return the job that nobody may start before; once it runs, nobody preempts it either."""
         first = (self.line.first(sampler) for sampler in self.line.samplers())
         job = next((job for job in first if job is not None and job.passed_over >= MOST_PASSED_OVER), None)
         if job is not None and not job.is_overdue:
@@ -152,12 +149,12 @@ class Admission:
         return job
 
     def _share(self) -> int:
-        """Rows of a data shard that each sampler may have whatever the others hold."""
+        """Return how many rows of a data shard each sampler may have whatever the others hold."""
         samplers = {sample.job.sampler for shard in self._shards for sample in shard.residents}
         return max(1, self._shards[0].rows // max(1, len(samplers | set(self.line.samplers()))))
 
     def _go_round(self, share: int | None, admitted: Admitted) -> bool:
-        """Give each sampler a turn; False when none could start anything."""
+        """Give each sampler a turn; return False when none could start anything."""
         any_started = False
         for sampler in self.line.samplers():
             for job in self.line.jobs(sampler, MOST_LOOKED_AT):
@@ -173,7 +170,7 @@ class Admission:
         part = job.next_part()
         job.scope = f"{self._bank.weights(job.version)} {job.session}"
         if any(prefill.job is job and not prefill.is_given_up for prefill in self._prefills):
-            job.obstacle = NOT_READ  # its pages are of no use to other samples yet
+            job.obstacle = NOT_READ  # other samples cannot use its pages yet
             return False
         number, count = self._best_shard(job, part, share, admitted)
         if not count:
@@ -199,12 +196,12 @@ class Admission:
         return True
 
     def _missing_for(self, job: SampleJob, chunk: PrefillChunk) -> list[ProgramShape]:
-        """What is missing to read a chunk with nobody beside it."""
+        """Return the programs that are missing to prefill a chunk alone."""
         alone = self._new_plan().program_with(chunk, self._scores(job, chunk))
         return [] if self._sampling.prefill(alone) is not None else [alone]
 
     def _may_join(self, job: SampleJob, chunk: PrefillChunk, admitted: Admitted) -> bool:
-        """Whether there is a program for all that is to be read with this chunk."""
+        """Return whether there is a program for the plan together with this chunk."""
         needed = admitted.plan.program_with(chunk, self._scores(job, chunk))
         found = self._sampling.prefill(needed)
         if found != needed:
@@ -226,7 +223,7 @@ class Admission:
         return PrefillPlan(self._shapes, copies=self._shards[0].rows)
 
     def _first_chunk(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
-        """What would be read first, if the part starts on this data shard."""
+        """Return the first chunk of a part that starts on this data shard."""
         shard, end = self._shards[number], part[0].position
         first = end if shard.kept_prompt(part) else len(shard.cached(part)) * self._shapes.page_size
         return PrefillChunk(number, job.version, 0, [], [], first, self._shapes.end_of_chunk(first, end))
@@ -234,7 +231,7 @@ class Admission:
     def _best_shard(
         self, job: SampleJob, part: list[Sample], share: int | None, admitted: Admitted
     ) -> tuple[int, int]:
-        """The data shard that has room for most samples of the part, and for how many."""
+        """Return the data shard with room for most samples of the part, and their number."""
         best, best_rank = (0, 0), (0, False, 0, 0)
         job.obstacle = NO_ROW
         for number, shard in enumerate(self._shards):
@@ -283,7 +280,7 @@ class Admission:
         if not job.waiting:
             self.line.remove(job)
         elif is_cut and len(job.samples) > sum(shard.rows for shard in self._shards):
-            self.line.step_back(job)  # it would keep its sampler's other requests waiting for very long
+            self.line.step_back(job)  # its sampler's other requests would wait for very long
 
     def _forget_prompts(self, job: SampleJob) -> None:
         for shard in self._shards:

@@ -1,7 +1,7 @@
-"""Which saved versions sit in the sampler bank on the device. No I/O: it only says what to send.
+"""The sampler bank: LoRA versions in device slots, replaced least recently used first. Does no I/O.
 
-Bank slot 0 is the base model. Rows may use all other slots but one, so that a save always finds a place.
-Versions that were never written to disk are written out before their slot is given to another one.
+Bank slot 0 is the base model. Rows may use all other slots but one, so that a save always finds a slot.
+A version that is only on the device is paged out before its slot is given to another one.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, LoadSampler, PageOut
 from spmd_tx.protocol.programs import ProgramShape
 
-# One frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
-# tinker:// path for a named one, BASE_MODEL for the base model itself.
+# Names one frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
+# tinker:// path for a named one, BASE_MODEL for the base model.
 VersionKey = str
 BASE_MODEL: VersionKey = "base"
 
@@ -25,9 +25,9 @@ PAGE_OUT, LOAD_SAMPLER = ProgramShape(step="page_out"), ProgramShape(step="load_
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a version sits, and what must be sent, in this order, before the first command that uses it."""
+    """Holds a version's slot and the commands to send, in order, before the first one that uses it."""
 
-    bank: int  # -1: every slot is in use, ask again later
+    bank: int  # UNPLACED: every slot is in use, ask again later
     before: list[AnyCommand] = field(default_factory=list)
 
 
@@ -35,22 +35,22 @@ class Placement:
 class _Version:
     adapter: AdapterSpec
     path: str | None  # PEFT folder; None: only on the device
-    number: int  # no two weights of this bank have the same, whatever they are called
+    number: int  # unique in this bank: a version that is saved again gets another one
     bank: int = UNPLACED
-    requests: int = 0  # that are sampled from it
+    requests: int = 0  # how many sample from it
     is_superseded: bool = False
 
 
 @dataclass
 class _Slot:
     version: VersionKey | None = None
-    users: int = 0  # samples on the device that use it
+    users: int = 0  # resident samples that use it
     used_at: int = 0
     in_use_since: int = 0
 
 
 class VersionBank:
-    """The slots of the bank, the least recently used one given away first; slots that rows use stay."""
+    """Assigns slots to versions. The least recently used slot goes first; slots that rows use stay."""
 
     def __init__(self, slots: int, page_out_dir: Path) -> None:
         assert slots >= 3, f"a bank of {slots} slots; the base model, a version in use and a save take 3"
@@ -63,11 +63,11 @@ class VersionBank:
 
     @property
     def size(self) -> int:
-        """How many slots there are, that of the base model included."""
+        """Number of slots, with that of the base model."""
         return len(self._slots) + 1
 
     def register(self, version: VersionKey, adapter: AdapterSpec, path: str | None) -> None:
-        """Make a version known; ``path`` is its PEFT folder, if it has one. A known one keeps its slot."""
+        """Add a version; ``path`` is its PEFT folder, if it has one. A known version keeps its slot."""
         known = self._versions.setdefault(version, _Version(adapter, path, self._tick()))
         if path is not None:
             known.path = path
@@ -76,11 +76,11 @@ class VersionBank:
         return version == BASE_MODEL or version in self._versions
 
     def weights(self, version: VersionKey) -> str:
-        """What the version is now, unlike it before it was saved again."""
+        """Identify the version's present weights: the result changes when it is saved again."""
         return version if version == BASE_MODEL else f"{version}#{self._versions[version].number}"
 
     def reserve(self, version: VersionKey, adapter: AdapterSpec) -> Placement:
-        """A slot for a version that SaveSampler is about to write; an earlier one of that name is gone."""
+        """Return a slot for a version that SaveSampler will write; forget an earlier one of this name."""
         self.forget(version)
         bank, before = self._vacate()
         self._versions[version] = _Version(adapter, None, self._tick())
@@ -88,38 +88,38 @@ class VersionBank:
         return Placement(bank, before)
 
     def write_out(self, version: VersionKey) -> list[AnyCommand]:
-        """What writes a version to disk, without giving its slot away, unless it is there already."""
+        """Return the commands that write a version to disk if it is on the device only; it keeps its slot."""
         known = self._versions.get(version)
         if known is None or known.path is not None:
             return []
         return [self._page_out(version, known, known.bank)]
 
     def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
-        """What the commands that come with ``reserve`` would need."""
+        """Return the programs of the commands that ``reserve`` would return."""
         known = self._versions.get(version)
         leaves = None if known is None else self._slots.get(known.bank)
         return self._programs_to_vacate() if leaves is None or leaves.users else []
 
     def programs_to_write_out(self, versions: Iterable[VersionKey]) -> list[ProgramShape]:
-        """What the commands of ``write_out`` would need."""
+        """Return the programs of the commands that ``write_out`` would return."""
         known = [self._versions[version] for version in versions if version in self._versions]
         return [PAGE_OUT] if any(each.path is None for each in known) else []
 
     def programs_to_place(self, version: VersionKey) -> list[ProgramShape]:
-        """What the commands that come with ``place`` would need, if it finds a slot."""
+        """Return the programs of the commands that ``place`` would return, if it finds a slot."""
         if version == BASE_MODEL or self._versions[version].bank != UNPLACED:
             return []
         return [LOAD_SAMPLER, *self._programs_to_vacate()]
 
     def new_round(self) -> None:
-        """Forget which slots were to take no more rows because of other versions that wait."""
+        """Let all slots take new rows again, also those that were to yield to waiting versions."""
         self._yielding.clear()
 
     def place(self, version: VersionKey) -> Placement:
-        """Where new rows of a version may run, at once or after loading it.
+        """Return the slot for new rows of a version, with the command that loads it if necessary.
 
-        When all slots are in use the one that has been so for longest takes no new rows until the next
-        round, so that versions that wait get it when its rows have ended.
+        When all slots are in use, the one that has been so for longest takes no new rows until the next
+        round: a version that waits gets it when its rows have ended.
         """
         if version == BASE_MODEL:
             return Placement(BASE_BANK)
@@ -138,7 +138,7 @@ class VersionBank:
         return Placement(bank, [*before, LoadSampler(bank=bank, adapter=known.adapter, path=known.path)])
 
     def pin(self, bank: int) -> None:
-        """A sample that uses the slot is on the device from now on."""
+        """Count a resident sample that uses the slot."""
         if bank != BASE_BANK:
             slot = self._slots[bank]
             if slot.users == 0:
@@ -146,29 +146,29 @@ class VersionBank:
             slot.users += 1
 
     def unpin(self, bank: int) -> None:
-        """The last command that uses the slot for this sample has been sent."""
+        """Discount a sample: the last command that uses the slot for it has been sent."""
         if bank != BASE_BANK:
             self._slots[bank].users -= 1
 
     def hold(self, version: VersionKey) -> None:
-        """A request is sampled from this version until it lets go."""
+        """Keep a version for a request until ``let_go``."""
         if version in self._versions:
             self._versions[version].requests += 1
 
     def let_go(self, version: VersionKey) -> None:
-        """A request is not sampled from this version any more."""
+        """End a request's hold on a version."""
         if version in self._versions:
             self._versions[version].requests -= 1
             self._forget_if_unused(version)
 
     def supersede(self, version: VersionKey) -> None:
-        """Forget a version as soon as no request holds it: there will be no more of them."""
+        """Forget a version as soon as no request holds it; no more requests will come for it."""
         if version in self._versions:
             self._versions[version].is_superseded = True
             self._forget_if_unused(version)
 
     def forget(self, version: VersionKey) -> None:
-        """The version is not wanted any more. Samples that are on the device go on to their end."""
+        """Drop a version. Resident samples continue to their end."""
         known = self._versions.pop(version, None)
         if known is None:
             return
@@ -178,7 +178,7 @@ class VersionBank:
             self._abandoned.append(Path(known.path))
 
     def take_abandoned(self) -> list[Path]:
-        """Folders of forgotten versions; delete them when all commands sent so far have been carried out."""
+        """Return folders of forgotten versions, to delete once all commands sent so far are executed."""
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
 
@@ -198,7 +198,7 @@ class VersionBank:
             self._yielding.add(min(candidates, key=lambda bank: self._slots[bank].in_use_since))
 
     def _vacate(self) -> tuple[int, list[AnyCommand]]:
-        """Empty the slot that was unused for longest."""
+        """Empty the least recently used slot; return it with the commands that this takes."""
         bank = self._unused()[0]
         version = self._slots[bank].version
         if version is None:
@@ -215,7 +215,7 @@ class VersionBank:
         return [PAGE_OUT] if version is not None and self._versions[version].path is None else []
 
     def _unused(self) -> list[int]:
-        """The one that was so for longest comes first."""
+        """Return the slots without users, least recently used first."""
         return sorted((bank for bank, slot in self._slots.items() if not slot.users), key=self._last_use)
 
     def _page_out(self, version: VersionKey, known: _Version, bank: int) -> PageOut:

@@ -1,8 +1,8 @@
-"""Continuous batching: which samples are on the device, and the next command for them. No I/O, no clock.
+"""Continuous batching: tracks the samples on the device and makes the next command. No I/O, no clock.
 
-Requests join and leave between commands. Up to two Decodes are out at once: a row's state stays on the
-device, so the next Decode can be sent before the last one's tokens are known, and rows that turn out to
-have ended are simply dead in it. A sample whose end is certain leaves as soon as its last Decode is sent.
+Requests join and leave between commands. Up to two Decodes are in flight: a row's state stays on the device,
+so the next Decode can be sent before the tokens of the last one are known, and rows that turn out to have
+ended are dead in it. A sample whose end is certain leaves as soon as its last Decode is sent.
 """
 
 from collections import deque
@@ -33,48 +33,47 @@ from spmd_tx.protocol.commands import AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 
-
-@dataclass(frozen=True)
-class Dispatch:
-    """A command that is ready to be sent."""
-
-    command: AnyCommand
-    tokens: int  # what it costs, for fair shares
-    absorb: Callable[[Reply], list[tuple[str, Outcome]]]  # finished requests: (request_id, outcome)
-    requests: frozenset[str] = frozenset()  # whose samples it works on
-
-
 MOST_DECODES = 2  # sent and not yet answered
-HURRIED_DECODES = 2  # after a time without any: requests that belong together come one after the other
+HURRIED_DECODES = 2  # after an idle time: requests that belong together arrive one after the other
 
-Absorb = Callable[[Reply], list[tuple[str, Outcome]]]
+Absorb = Callable[[Reply], list[tuple[str, Outcome]]]  # returns finished requests: (request_id, outcome)
 Listener = Callable[[Sample], None]
 
 
 @dataclass(frozen=True)
+class Dispatch:
+    """Holds a command that is ready to be sent."""
+
+    command: AnyCommand
+    tokens: int  # its cost, for fair shares
+    absorb: Absorb
+    requests: frozenset[str] = frozenset()  # ids of the requests whose samples it works on
+
+
+@dataclass(frozen=True)
 class SamplingLimits:
-    """What the device has room for."""
+    """Says what the device has room for."""
 
     shapes: SamplingShapes
     pages_per_shard: int  # page 0 included
-    decode_steps: int  # most of one Decode
+    decode_steps: int  # most steps of one Decode
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Where a Decode's reply has the tokens of one sample."""
+    """Locates the tokens of one sample in a Decode's reply."""
 
     sample: Sample
     column: int
     count: int  # tokens, unless it stops earlier
 
 
-# The segment's row, and whether more is wanted of it than keys and values
+# Each segment with its row, and whether the request wants scores of it besides keys and values
 _Written = list[tuple[ChunkedPrefill, Segment, int, bool]]
 
 
 class SampleBatch:
-    """All sample requests that are not answered yet."""
+    """Holds all sample requests that are not answered yet."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class SampleBatch:
         at_work: AtWork | None = None,
         programs: Programs | None = None,
     ) -> None:
-        """The listener hears of every sample that has got tokens. Without ``programs`` all are ready."""
+        """``listener`` is called with every sample that got tokens. Without ``programs`` all are ready."""
         shapes = limits.shapes
         longest = (limits.pages_per_shard - 1) * shapes.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
@@ -100,7 +99,7 @@ class SampleBatch:
                 page_size=shapes.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
-                has_cache=not model.config.n_experts,  # what a prompt's tokens went through is to be told
+                has_cache=not model.config.n_experts,  # a model with experts must report those of every token
             )
             for _ in range(shapes.shards)
         ]
@@ -108,43 +107,43 @@ class SampleBatch:
             programs or EverythingReady(), shapes, bank.size, limits.decode_steps, model.config.vocab_size
         )
         self._admission = Admission(bank, self._shards, self._programs)
-        self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, and what they wait for
+        self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, by the program they wait for
         self._jobs: dict[str, SampleJob] = {}
         self._arrivals = 0
         self._planned: deque[Dispatch] = deque()
         self._prefilled_last = False
-        self._decodes = 0  # sent so far; also the last one's number
+        self._decodes = 0  # sent so far; also the number of the last one
         self._unanswered = 0  # Decodes
-        self._hurried = 0  # how many more of them are to have few steps
+        self._hurried = 0  # how many of the next Decodes have few steps
 
     def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None:
-        """Take in a request that has been validated; the bank knows its version."""
+        """Add a validated request, whose version the bank knows."""
         self._arrivals += 1
         job = make_job(request_id, self._arrivals, body, version, self._model)
         self._take_in(job)
 
     def resume(self, job: SampleJob) -> None:
-        """Go on with a request of an earlier batch, whose workers are gone; the bank knows its version."""
+        """Continue a request of an earlier batch, whose workers are gone; the bank knows its version."""
         self._arrivals += 1
         job.restart(self._arrivals)
         self._take_in(job)
 
     def unanswered(self) -> dict[str, SampleJob]:
-        """The requests that are not answered, with the tokens known so far, for another batch to resume."""
+        """Return the unanswered requests, with the tokens known so far, for another batch to resume."""
         return dict(self._jobs)
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request; the next command no longer works for it. Unknown ids are ignored."""
+        """Drop a request: later commands do no work for it. Unknown ids are ignored."""
         job = self._jobs.get(request_id)
         if job is not None:
             self._end(job)
 
     def waiting(self) -> bool:
-        """Whether any request is unanswered."""
+        """Return whether any request is unanswered."""
         return bool(self._jobs)
 
     def status(self, request_id: str) -> str | None:
-        """Why nothing of a request goes on."""
+        """Say what a request waits for; None if it makes progress or is unknown."""
         job = self._jobs.get(request_id)
         missing = [] if job is None else self._missing(job)
         if missing:
@@ -159,7 +158,7 @@ class SampleBatch:
         )
 
     def program_requests(self) -> list[ProgramRequest]:
-        """The programs that requests wait for."""
+        """Return the programs that requests wait for."""
         jobs = dict.fromkeys([*self._admission.without_program, *self._left_out])
         return [
             ProgramRequest(program, job.session, job.request_id)
@@ -168,9 +167,9 @@ class SampleBatch:
         ]
 
     def not_compiled(self, program: ProgramShape, error: str) -> list[tuple[str, Outcome]]:
-        """Let those requests fail that cannot do without a program."""
+        """Fail the requests that cannot do without a program; return their outcomes."""
         if program.step == "decode" and program.rows > self._limits.shapes.shards:
-            return []  # they can do with fewer rows
+            return []  # they can use programs with fewer rows
         jobs = [job for job in self._jobs.values() if program in self._missing(job)]
         for job in jobs:
             self._end(job)
@@ -181,13 +180,13 @@ class SampleBatch:
         return [program for program in missing if not self._programs.programs.is_ready(program)]
 
     def next_dispatch(self) -> Dispatch | None:
-        """The next command, to be sent before anything else is asked; None: nothing can be done now."""
+        """Return the next command, which must be sent before any other call; None: nothing to do now."""
         if not self._planned:
             self._plan()
         return self._planned.popleft() if self._planned else None
 
     def _plan(self) -> None:
-        """Prompts first, but never two Prefills while rows wait for their next tokens."""
+        """Plan prompts first, but never two Prefills in a row while rows wait for their next tokens."""
         if not (self._prefilled_last and any(shard.has_rows for shard in self._shards)):
             self._plan_prefill()
             self._prefilled_last = bool(self._planned)
@@ -244,7 +243,7 @@ class SampleBatch:
         self._planned.append(Dispatch(command, tokens, partial(self._absorb_decode, drawn), requests))
 
     def _choose(self, candidates: list[list[Sample]], steps: int) -> Choice:
-        """Who takes part as far as programs go, when all are to have the pages for so many steps."""
+        """Choose rows that have a program, assuming that each gets the pages for ``steps`` steps."""
         page_size = self._limits.shapes.page_size
         pages = {
             sample: max(len(sample.pages), pages_for(sample.last_position(steps) + 1, page_size))
@@ -256,7 +255,7 @@ class SampleBatch:
         return choice
 
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
-        """The candidates that get pages for so many steps; others make room for them, the oldest never."""
+        """Return the candidates that get pages for ``steps`` steps; preempt others, but never the oldest."""
         for sample in candidates:
             while sample.is_resident and not shard.grow(sample, steps):
                 if shard.drop_a_prompt():
@@ -286,7 +285,7 @@ class SampleBatch:
             try:
                 with self._at_work.on(job.request_id):
                     self._extend(each, reply)
-            except BaseException as error:  # of the text in it, perhaps
+            except BaseException as error:  # the text of a stop string, perhaps
                 ended.append((job.request_id, self._fail(job, error)))
                 continue
             if sample.stop_reason is None:
@@ -302,7 +301,7 @@ class SampleBatch:
         return ended
 
     def _extend(self, each: _Drawn, reply: Reply) -> None:
-        """Give a sample what was drawn for it."""
+        """Give a sample the tokens that were drawn for it."""
         sample, job, arrays = each.sample, each.sample.job, reply.arrays
         column = arrays["tokens"][: each.count, each.column].tolist()
         known = [token for token in column if token >= 0]
@@ -345,7 +344,7 @@ class SampleBatch:
         return failed
 
     def _wait_again(self, sample: Sample) -> None:
-        """A sample that had to make room starts again as soon as all of its tokens are known."""
+        """Put a preempted sample back in line once all of its tokens are known."""
         if not sample.is_resident and not sample.outstanding:
             self._admission.put_back(sample)
 

@@ -1,4 +1,4 @@
-"""Writes down one Decode for the samples that were chosen for it. Pure."""
+"""Builds the Decode command for chosen samples. Pure."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from spmd_tx.coordinator.sampling.pages import TRASH_PAGE
 from spmd_tx.protocol.commands import STOP_TOKENS, Decode
 from spmd_tx.protocol.programs import ProgramShape
 
-FRESH = -1
+FRESH = -1  # source of a row whose state comes from the coordinator
 
 
 def decode_command(
     chosen: list[list[Sample]], steps: int, program: ProgramShape, last_decode: int, vocab_size: int
 ) -> Decode:
-    """The command for the samples of each data shard, with a program that is large enough."""
+    """Return the command for the ``chosen`` samples of each data shard; ``program`` must be large enough."""
     count, rows = program.rows, program.rows // len(chosen)
     tables = np.full((count, program.table), TRASH_PAGE, np.int32)
     command = Decode(

@@ -1,4 +1,4 @@
-"""Which of the samples that could take part in a Decode do so, as far as programs are ready. Pure."""
+"""Chooses the samples of a Decode, as far as compiled programs allow. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,19 @@ Candidates = Sequence[Sequence[Sample]]  # of each data shard, oldest first
 
 @dataclass(frozen=True)
 class Choice:
-    """Some of the candidates, and the program for them; None: there is none for anybody."""
+    """Holds the chosen candidates and their program."""
 
-    program: ProgramShape | None
+    program: ProgramShape | None  # None: no program is ready for any of them
     chosen: list[list[Sample]]
-    waits: dict[Sample, ProgramShape] = field(default_factory=dict)  # those left out, and for which program
+    waits: dict[Sample, ProgramShape] = field(
+        default_factory=dict
+    )  # those left out, by the program they wait for
 
 
 def choose(candidates: Candidates, pages: dict[Sample, int], sampling: SamplingPrograms) -> Choice:
-    """All of them if that is possible; else as many as a program can carry, those left out longest first.
+    """Choose all candidates if a ready program fits them, else as many as one can carry.
 
-    ``pages`` are those that each will have.
+    Those left out longest come first. ``pages`` is the number of pages that each will have.
     """
     everybody = [list(each) for each in candidates]
     best, programs = sampling.decode(candidates, pages), sampling.programs
@@ -45,7 +47,7 @@ def choose(candidates: Candidates, pages: dict[Sample, int], sampling: SamplingP
 def _most(
     candidates: Candidates, pages: dict[Sample, int], sampling: SamplingPrograms, ready: list[ProgramShape]
 ) -> tuple[ProgramShape | None, list[list[Sample]]]:
-    """The program that carries the one who was left out longest, and most others with it."""
+    """Return the program that carries the sample left out longest, and as many others as possible."""
     best: tuple[ProgramShape | None, list[list[Sample]]] = None, [[] for _ in candidates]
     best_rank: tuple[float, ...] = (float("-inf"),)
     for program in ready:

@@ -1,4 +1,4 @@
-"""A sample request and its samples, from the prompt to the encoded result. Pure."""
+"""A sample request: its samples, its chunked prefill, and its encoded result. Pure."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.programs import ProgramShape
 
 NEVER = -1
-OF_SESSION = ":sample:"  # stands between a session's id and the number of its sampler
-OF_THE_PROMPT = -1  # in place of a sample's index: what is drawn for the tokens of the prompt
+OF_SESSION = ":sample:"  # separates a session's id from the number of its sampler
+OF_THE_PROMPT = -1  # in place of a sample's index: draws for the tokens of the prompt
 
 
 @dataclass(eq=False)
 class Sample:
-    """One continuation of a prompt. What is drawn depends on its job and its seeds alone."""
+    """Holds one continuation of a prompt. Its tokens depend on its job and its seeds alone."""
 
     job: SampleJob
     index: int
@@ -45,27 +45,29 @@ class Sample:
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    experts: list[np.ndarray] = field(default_factory=list)  # [n, L, k] each: of every token's predecessor
-    tops: list[TopLogprobs] = field(default_factory=list)  # of all tokens, a few in each part, if wanted
+    experts: list[np.ndarray] = field(
+        default_factory=list
+    )  # [n, L, k] each: those of every token's predecessor
+    tops: list[TopLogprobs] = field(
+        default_factory=list
+    )  # likeliest tokens in the place of each token, if wanted
     stop_reason: Literal["stop", "length"] | None = None
 
-    outstanding: int = 0  # tokens that sent commands will draw unless it stops earlier
+    outstanding: int = 0  # tokens that sent commands draw unless it stops earlier
     is_resident: bool = False  # holds pages, and takes part in Decodes
-    prefill: ChunkedPrefill | None = (
-        None  # while a part of its content is still to be read, before its first Decode
-    )
+    prefill: ChunkedPrefill | None = None  # until all chunks are planned; then it may join Decodes
     pages: list[int] = field(default_factory=list)  # in the order of positions
     shard: int = 0
     bank: int = 0
     keys: BlockKeys | None = None  # of its content's full pages
-    # The pages that it has left before all of its tokens were known, and how often each had been taken.
+    # Pages that it gave back before all of its tokens were known, and how often each had been taken.
     left: list[tuple[int, int]] = field(default_factory=list)
-    decode: int = NEVER  # number of the last Decode that it was in since it became resident,
-    row: int = 0  # and its row there, local to the data shard
+    decode: int = NEVER  # number of the last Decode that it was in since it became resident
+    row: int = 0  # its row in that Decode, local to the data shard
 
     @property
     def age(self) -> tuple[bool, int, int]:
-        """Less is older."""
+        """A sort key: the oldest sample has the least."""
         return not self.job.is_overdue, self.job.number, self.index
 
     @property
@@ -74,12 +76,12 @@ class Sample:
 
     @property
     def top(self) -> TopLogprobs | None:
-        """The likeliest tokens in the place of each token, if they are wanted."""
+        """The likeliest tokens in the place of each token; None unless they are wanted."""
         return TopLogprobs.join(self.tops) if self.tops else None
 
     @property
     def position(self) -> int:
-        """Of the last known token, the next one's input."""
+        """Position of the last known token, which is the input for the next one."""
         return len(self.job.prompt) + len(self.tokens) - 1
 
     @property
@@ -88,7 +90,7 @@ class Sample:
         return self.job.max_tokens - len(self.tokens) - self.outstanding
 
     def last_position(self, steps: int) -> int:
-        """The last position whose keys and values a Decode of so many steps may write, if it is sent now."""
+        """Return the last position whose keys and values a Decode of ``steps`` steps, sent now, may write."""
         return self.position + self.outstanding + min(steps, self.undecided) - 1
 
     def extend(
@@ -98,7 +100,7 @@ class Sample:
         experts: np.ndarray | None = None,
         top: TopLogprobs | None = None,
     ) -> None:
-        """Take tokens that were drawn, up to the one that ends the sample."""
+        """Append drawn tokens, up to the one that ends the sample."""
         end = self.watch.end(tokens)
         self.tokens += tokens[:end]
         self.logprobs += logprobs[:end]
@@ -114,13 +116,13 @@ class Sample:
 
 @dataclass(eq=False)
 class SampleJob:
-    """One sample request."""
+    """Holds one sample request and its state in the batch."""
 
     request_id: str
     number: int  # order of arrival
     version: VersionKey
     sampler: str  # samplers take turns
-    session: str  # what one session has sampled, no other one is to notice
+    session: str  # the prefix cache is not shared between sessions
     prompt: list[int]
     max_tokens: int
     temperature: float
@@ -128,25 +130,25 @@ class SampleJob:
     top_p: float
     rule: StopRule
     scoring: PromptScoring
-    top: int  # how many of the likeliest tokens are wanted in the place of each token that is drawn
+    top: int  # how many of the likeliest tokens to return in the place of each drawn token
     records_stability: bool = False  # for stable_reinforce
     samples: list[Sample] = field(default_factory=list)
 
-    scope: str = ""  # in which its pages are known: the weights, and the session
+    scope: str = ""  # of its keys in the prefix cache: weights and session
     cache_hits: int | None = None  # tokens of the prompt that were found in the prefix cache
     waiting: list[Sample] = field(default_factory=list)  # for pages and a row; by index
     scores: PromptScores | None = None
-    prompt_experts: np.ndarray | None = None  # [L - 1, layers, k] of the prompt but its last token
-    needs_scores: bool = False  # until a Prefill that brings what is wanted of the prompt is planned
+    prompt_experts: np.ndarray | None = None  # [L - 1, layers, k]: not those of the prompt's last token
+    needs_scores: bool = False  # until the Prefill that computes the prompt's scores is planned
     is_over: bool = False
     has_started: bool = False
     obstacle: str = "waiting for its turn"  # what keeps it from starting
-    missing: Sequence[ProgramShape] = ()  # programs that it waits for, to start or to have its prompt read
+    missing: Sequence[ProgramShape] = ()  # programs that it waits for, to start or to continue its prefill
     passed_over: int = 0  # jobs that started while it waited for pages, since it last drew a token
-    is_overdue: bool = False  # was passed over too often; counts as older than all others that were not
+    is_overdue: bool = False  # passed over too often; counts as older than all jobs that were not
 
     def restart(self, number: int) -> None:
-        """Wait again, in a new batch, with the tokens that are known."""
+        """Wait again, in a new batch, and keep the known tokens."""
         self.number = number
         for sample in self.samples:
             sample.outstanding, sample.decode = 0, NEVER
@@ -158,12 +160,12 @@ class SampleJob:
         self.passed_over = 0
 
     def next_part(self) -> list[Sample]:
-        """The samples to start next with one common prefill: one that had to leave, or all that never ran."""
+        """Return the samples to start next with a common prefill: a preempted one, or all that never ran."""
         resumed = next((sample for sample in self.waiting if sample.tokens), None)
         return [resumed] if resumed is not None else list(self.waiting)
 
     def result(self) -> Finished:
-        """The response once all samples have ended."""
+        """Encode the response once all samples have ended."""
         sequences = [
             SampledSequence(sample.tokens, sample.logprobs, sample.stop_reason, sample.top)
             for sample in self.samples
@@ -184,15 +186,17 @@ class SampleJob:
 
 @dataclass(eq=False)
 class ChunkedPrefill:
-    """The common content of samples that hold their pages already and wait for what these are to hold."""
+    """Fills the pages of samples that start with common content, chunk by chunk."""
 
     part: list[Sample]  # the first one owns all pages that are written
     content: list[int]
     pages: list[int]
-    first: int  # the next position to be read
-    copies: dict[Sample, tuple[int, int]]  # (from, to): the last page, when all is read
+    first: int  # the next position to plan
+    copies: dict[Sample, tuple[int, int]]  # (from, to): the last page, copied at the end
     is_given_up: bool = False
-    _known: list[tuple[int, Mapping[str, np.ndarray]]] = field(default_factory=list)  # from a position on
+    _known: list[tuple[int, Mapping[str, np.ndarray]]] = field(
+        default_factory=list
+    )  # replies, each from a position on
 
     @property
     def job(self) -> SampleJob:
@@ -204,7 +208,7 @@ class ChunkedPrefill:
 
     @property
     def end(self) -> int:
-        """The last token is the first Decode's."""
+        """Position of the last token, which is the first Decode's input."""
         return len(self.content) - 1
 
     @property
@@ -213,23 +217,23 @@ class ChunkedPrefill:
         return self.first == self.end
 
     def next_chunk(self, end: int) -> PrefillChunk:
-        """What is read next, up to a position."""
+        """Return the next chunk, which ends before position ``end``."""
         owner = self.owner
         return PrefillChunk(
             owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end
         )
 
     def is_scored(self, chunk: PrefillChunk) -> bool:
-        """Whether more is wanted of this chunk than keys and values."""
+        """Return whether the request wants scores of this chunk besides keys and values."""
         return self.job.needs_scores and chunk.end > self.job.scoring.first_scored
 
     def give_up(self, sample: Sample) -> None:
-        """One of the samples leaves before all is read; without the owner nobody has the pages."""
+        """Let a sample leave early. The pages are the owner's: without it, the prefill is given up."""
         self.copies.pop(sample, None)
         self.is_given_up |= sample is self.owner
 
     def absorb(self, segment: Segment, row: int, arrays: Mapping[str, np.ndarray], is_scored: bool) -> None:
-        """Take the reply to a chunk. What is wanted of the prompt is there with the last one."""
+        """Take the reply to a chunk. With the last one the prompt's scores are complete."""
         if self.is_given_up:
             return
         mine = {name: array[row, segment.place].copy() for name, array in arrays.items()}
@@ -246,7 +250,7 @@ class ChunkedPrefill:
             self.job.scores = self.job.scoring.scores(whole)
 
     def _whole(self, name: str) -> np.ndarray:
-        """All that is known, with something for the positions before, which nothing is wanted of."""
+        """Join the replies; positions before the first one, which nobody asks for, are zeros."""
         parts = [(first, arrays[name]) for first, arrays in self._known if name in arrays]
         before = np.zeros((parts[0][0], *parts[0][1].shape[1:]), parts[0][1].dtype)
         return np.concatenate([before, *(array for _, array in parts)])
@@ -254,7 +258,7 @@ class ChunkedPrefill:
 
 @dataclass(frozen=True)
 class SamplingModel:
-    """What of the model matters to a sample request."""
+    """Holds what a sample request needs to know of the model."""
 
     config: ModelConfig
     max_context: int  # tokens
@@ -264,7 +268,7 @@ class SamplingModel:
 def make_job(
     request_id: str, number: int, body: SampleRequest, version: VersionKey, model: SamplingModel
 ) -> SampleJob:
-    """The job of a request that has been validated."""
+    """Make the job of a validated request."""
     params, sampler = body.sampling_params, body.sampling_session_id or version
     prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens or ()]
     room = max(1, model.max_context - len(prompt))
@@ -297,7 +301,7 @@ def make_job(
 
 
 def draw_seeds(seed: int | None, request_id: str, index: int) -> tuple[int, int]:
-    """Seeds of one sample, or OF_THE_PROMPT; without a seed in the request its id stands in for one."""
+    """Derive the seeds of a sample, or OF_THE_PROMPT, from the request's seed, or else from its id."""
     source = request_id.encode() if seed is None else (seed % 2**64).to_bytes(8, "little")
     digest = blake2b(source + index.to_bytes(8, "little", signed=True), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

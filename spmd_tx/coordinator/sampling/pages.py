@@ -1,8 +1,8 @@
-"""The pages of one data shard's key-value cache: which are free, and how many hold each. Pure.
+"""The paged key-value cache of one data shard: a reference-counted page pool and a prefix cache. Pure.
 
-Workers run commands in the order in which they are sent, so a page may be given away as soon as the last
-command that reads it for its old holder has been sent. What a page holds may be worth remembering: then it
-stays as it is when its last holder lets go, until the page is wanted for something else.
+Workers run commands in the order in which they are sent, so a page may be reused as soon as the last command
+that reads it for its old holder has been sent. The prefix cache finds full pages by a hash of all tokens up
+to their end; a page that it remembers keeps its contents after its last holder left, until it is reused.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,82 +12,28 @@ from itertools import takewhile
 import numpy as np
 
 DIGEST_BYTES = 16
-
-
-class BlockKeys:
-    """The keys of a growing text's full pages; each depends on all tokens up to its end."""
-
-    def __init__(self, scope: str, page_size: int) -> None:
-        self.scope = scope
-        self._page_size = page_size
-        self._keys: list[bytes] = []
-
-    def first(self, count: int, tokens: Sequence[int]) -> list[bytes]:
-        """Those of the first pages. Tokens that were there before are still the same."""
-        while len(self._keys) < count:
-            start = len(self._keys) * self._page_size
-            block = np.asarray(tokens[start : start + self._page_size], "<i4")
-            assert len(block) == self._page_size, f"page {len(self._keys)} is not full"
-            before = self._keys[-1] if self._keys else self.scope.encode()
-            digest = blake2b(block.tobytes(), key=blake2b(before).digest(), digest_size=DIGEST_BYTES)
-            self._keys.append(digest.digest())
-        return self._keys[:count]
-
-
-class PrefixCache:
-    """Pages of one data shard by the keys of what they hold."""
-
-    def __init__(self, pages: int) -> None:
-        self.pool = PagePool(pages, self._forget)
-        self._pages: dict[bytes, int] = {}
-        self._keys: dict[int, bytes] = {}
-
-    def find(self, keys: Sequence[bytes]) -> list[int]:
-        """The pages of the longest beginning that is there. They stay only if they are held at once."""
-        return [self._pages[key] for key in takewhile(self._pages.__contains__, keys)]
-
-    def remember(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
-        """These pages hold, or will before any later command reads them, what the keys stand for."""
-        for key, page in zip(keys, pages, strict=True):
-            if key not in self._pages and page not in self._keys:
-                self._pages[key], self._keys[page] = page, key
-                self.pool.remember(page)
-
-    def recall(self, keys: Sequence[bytes], pages: Sequence[tuple[int, int]]) -> None:
-        """The same of pages, each with its number of takes, that are free already, as far as they still are.
-
-        The last ones are to be reused first.
-        """
-        for key, (page, takes) in reversed(list(zip(keys, pages, strict=True))):
-            if key not in self._pages and page not in self._keys and self.pool.recall(page, takes):
-                self._pages[key], self._keys[page] = page, key
-
-    def _forget(self, page: int) -> None:
-        del self._pages[self._keys.pop(page)]
-
-
-TRASH_PAGE = 0  # takes what nobody reads: padding and dead rows
+TRASH_PAGE = 0  # written by padding and dead rows, read by nobody
 
 
 class PagePool:
-    """Pages 1 to ``pages`` - 1, counted by reference."""
+    """Counts the holders of pages 1 to ``pages`` - 1."""
 
     def __init__(self, pages: int, on_reuse: Callable[[int], None] = lambda page: None) -> None:
-        """``on_reuse`` hears of a remembered page that gets other contents."""
+        """``on_reuse`` is called with a remembered page that gets new contents."""
         self._free = list(range(pages - 1, TRASH_PAGE, -1))  # the lowest number is taken first
         self._holders: dict[int, int] = {}
         self._remembered: set[int] = set()
-        self._idle: dict[int, None] = {}  # remembered pages without a holder, the first to be reused first
+        self._idle: dict[int, None] = {}  # remembered pages without a holder, in the order of reuse
         self._on_reuse = on_reuse
         self._takes = [0] * pages  # how often each page was taken
 
     @property
     def free(self) -> int:
-        """How many may be taken."""
+        """How many pages may be taken."""
         return len(self._free) + len(self._idle)
 
     def take(self, count: int) -> list[int]:
-        """Pages with one holder each; the caller has seen that so many are free."""
+        """Return pages with one holder each; at least ``count`` must be free."""
         assert count <= self.free, f"{count} pages wanted, {self.free} free"
         pages = [self._free.pop() if self._free else self._reuse() for _ in range(count)]
         self._holders.update((page, 1) for page in pages)
@@ -96,7 +42,7 @@ class PagePool:
         return pages
 
     def hold(self, pages: Sequence[int]) -> None:
-        """Add a holder to each page; a remembered one may be without any."""
+        """Add a holder to each page, which has one already or is remembered."""
         for page in pages:
             if page in self._idle:
                 del self._idle[page]
@@ -105,10 +51,10 @@ class PagePool:
                 self._holders[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Take a holder from each page; pages without a holder are free.
+        """Remove a holder from each page; pages without a holder are free.
 
-        They come in the order of positions. The last ones are reused first, as nobody can use what is
-        behind a page that is gone.
+        ``pages`` are in the order of positions. The last ones are reused first: a prefix is of no use beyond
+        a page that is gone.
         """
         for page in reversed(pages):
             if self._holders[page] > 1:
@@ -121,16 +67,16 @@ class PagePool:
                 self._free.append(page)
 
     def remember(self, page: int) -> None:
-        """What this page holds, now that somebody holds it, is worth keeping for a while."""
+        """Keep the contents of a page, which must have a holder, until it is reused."""
         assert page in self._holders, f"page {page} has no holder"
         self._remembered.add(page)
 
     def takes(self, page: int) -> int:
-        """How often it was taken; as long as this does not change, it holds what was written last."""
+        """Return how often a page was taken. Its contents last as long as this does not change."""
         return self._takes[page]
 
     def recall(self, page: int, takes: int) -> bool:
-        """Remember a page that is free, unless it was taken since ``takes`` was its number."""
+        """Remember a free page, unless it was taken since ``takes`` was its number; return whether it was."""
         if page in self._holders or page in self._remembered or self._takes[page] != takes:
             return False
         self._free.remove(page)
@@ -142,7 +88,7 @@ class PagePool:
         return page in self._holders
 
     def held_once(self, pages: Sequence[int]) -> int:
-        """How many of these pages their only holder could set free."""
+        """Return how many of these pages have one holder only."""
         return sum(self._holders[page] == 1 for page in pages)
 
     def _reuse(self) -> int:
@@ -153,6 +99,58 @@ class PagePool:
         return page
 
 
+class BlockKeys:
+    """Computes the keys of a growing content's full pages. Each depends on all tokens up to its end."""
+
+    def __init__(self, scope: str, page_size: int) -> None:
+        self.scope = scope
+        self._page_size = page_size
+        self._keys: list[bytes] = []
+
+    def first(self, count: int, tokens: Sequence[int]) -> list[bytes]:
+        """Return the keys of the first ``count`` pages. Earlier calls had the same tokens at the start."""
+        while len(self._keys) < count:
+            start = len(self._keys) * self._page_size
+            block = np.asarray(tokens[start : start + self._page_size], "<i4")
+            assert len(block) == self._page_size, f"page {len(self._keys)} is not full"
+            before = self._keys[-1] if self._keys else self.scope.encode()
+            digest = blake2b(block.tobytes(), key=blake2b(before).digest(), digest_size=DIGEST_BYTES)
+            self._keys.append(digest.digest())
+        return self._keys[:count]
+
+
+class PrefixCache:
+    """Finds pages of one data shard by the keys of their contents."""
+
+    def __init__(self, pages: int) -> None:
+        self.pool = PagePool(pages, self._forget)
+        self._pages: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the pages of the longest cached beginning. They stay only if they are held at once."""
+        return [self._pages[key] for key in takewhile(self._pages.__contains__, keys)]
+
+    def remember(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
+        """Cache pages that hold the contents of these keys, or will before any later command reads them."""
+        for key, page in zip(keys, pages, strict=True):
+            if key not in self._pages and page not in self._keys:
+                self._pages[key], self._keys[page] = page, key
+                self.pool.remember(page)
+
+    def recall(self, keys: Sequence[bytes], pages: Sequence[tuple[int, int]]) -> None:
+        """Cache free pages, unless they were taken since each had this number of takes.
+
+        The last ones are reused first.
+        """
+        for key, (page, takes) in reversed(list(zip(keys, pages, strict=True))):
+            if key not in self._pages and page not in self._keys and self.pool.recall(page, takes):
+                self._pages[key], self._keys[page] = page, key
+
+    def _forget(self, page: int) -> None:
+        del self._pages[self._keys.pop(page)]
+
+
 def pages_for(tokens: int, page_size: int) -> int:
-    """How many pages so many tokens fill, the last one perhaps in part."""
+    """Return how many pages ``tokens`` tokens need."""
     return -(-tokens // page_size)

@@ -1,4 +1,4 @@
-"""Packs prompts, or chunks of them, first fit, into the rows of one Prefill. Pure."""
+"""Packs prompts, or chunks of them, into the rows of one Prefill, first fit. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from spmd_tx.protocol.programs import ProgramShape
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Tokens of one prompt, for a row of one version."""
+    """Holds the tokens of one prompt from ``first`` to ``end``, and where they belong."""
 
     shard: int
     version: VersionKey
     bank: int
-    content: list[int]  # of all the prompt
-    pages: list[int]  # likewise
-    first: int  # position; those before it are in the pages already, or are by this Prefill
-    end: int  # position behind the last one; that of the prompt's last token at most
+    content: list[int]  # tokens of the whole prompt
+    pages: list[int]  # pages of the whole prompt
+    first: int  # position; earlier ones are in the pages already, or will be by this Prefill
+    end: int  # exclusive; at most the position of the prompt's last token
 
     @property
     def length(self) -> int:
@@ -33,7 +33,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class Segment:
-    """The place of a chunk."""
+    """Holds the place of a chunk in a Prefill."""
 
     chunk: PrefillChunk
     row: int  # within the shard
@@ -45,7 +45,7 @@ class Segment:
 
     @property
     def place(self) -> slice:
-        """In its row."""
+        """The segment's columns in its row."""
         return slice(self.start, self.start + self.length)
 
 
@@ -58,19 +58,19 @@ class _Row:
 
 
 class PrefillPlan:
-    """Collects chunks and copies; a row holds segments of one version on one data shard.
+    """Collects chunks and page copies. A row holds segments of one version on one data shard.
 
-    When the first chunk goes on behind what its pages hold, every row has one segment only.
+    When the first chunk continues behind what its pages hold, every row has one segment only.
     """
 
     def __init__(self, shapes: SamplingShapes, *, copies: int) -> None:
         self._shapes = shapes
-        self._most_copies = copies  # per data shard; all are sent, so that the shape is always the same
+        self._most_copies = copies  # per data shard; padded to this number, so that the shape is fixed
         self._rows: list[list[_Row]] = [[] for _ in range(shapes.shards)]
         self._copies: list[list[tuple[int, int]]] = [[] for _ in range(shapes.shards)]
         self._segments: list[Segment] = []
         self._row_length = shapes.row_lengths[0]
-        self._table = 0  # pages of a row's table; 0: there are none
+        self._table = 0  # pages of a row's table; 0: no tables
         self._scores = Scores()
 
     @property
@@ -81,7 +81,7 @@ class PrefillPlan:
         return self._most_copies - len(self._copies[shard])
 
     def fits(self, chunk: PrefillChunk) -> bool:
-        """Whether a chunk can join without making the Prefill too large."""
+        """Return whether a chunk can join without making the Prefill too large."""
         if not self._segments or not chunk.length:
             return True
         if chunk.first and not self._table:
@@ -89,17 +89,17 @@ class PrefillPlan:
         return self._shapes.may_prefill(*self._size_with(chunk))
 
     def program_with(self, chunk: PrefillChunk, scores: Scores) -> ProgramShape:
-        """What the Prefill needs if a chunk joins that fits."""
+        """Return the program that the Prefill needs if a fitting chunk joins."""
         return self._program(*self._size_with(chunk), self._scores.and_of(scores))
 
     @property
     def program(self) -> ProgramShape:
-        """What the Prefill needs."""
+        """The program that the Prefill needs."""
         rows = power_of_four(max(len(rows) for rows in self._rows))
         return self._program(rows, self._row_length, self._table, self._scores)
 
     def _size_with(self, chunk: PrefillChunk) -> tuple[int, int, int]:
-        """Rows of each data shard, their length, and the width of their tables, if a chunk joins."""
+        """Return rows per data shard, their length and the width of their tables, if a chunk joins."""
         row_length = self._shapes.row_length(max(self._row_length, chunk.length))
         counts, table = [len(rows) for rows in self._rows], self._table
         if chunk.length:
@@ -117,7 +117,7 @@ class PrefillPlan:
         )
 
     def add(self, chunk: PrefillChunk, scores: Scores) -> Segment:
-        """Place a chunk that fits."""
+        """Place a chunk; it must fit."""
         self._scores = self._scores.and_of(scores)
         self._row_length = self._shapes.row_length(max(self._row_length, chunk.length))
         if self._table or chunk.first:
@@ -134,19 +134,19 @@ class PrefillPlan:
         return segment
 
     def copy(self, shard: int, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy pages after everything is written."""
+        """Copy pages after the Prefill has written to them."""
         self._copies[shard] += copies
 
     def row_of(self, segment: Segment, program: ProgramShape) -> int:
-        """The segment's row in the command for a program, once all segments are there."""
+        """Return the segment's row in the command for a program, once all segments are placed."""
         return segment.chunk.shard * (program.rows // self._shapes.shards) + segment.row
 
     def command(
         self, scored: Sequence[tuple[PromptScoring, Segment]], program: ProgramShape, vocab_size: int
     ) -> Prefill:
-        """Write everything down, for a program that is large enough.
+        """Build the command for a program that is large enough.
 
-        Of the scored segments more is wanted than keys and values.
+        ``scored`` are the segments whose scores are wanted besides keys and values.
         """
         shape, width = (program.rows, program.row_length), program.table
         tokens, targets, segments, positions, pages = (np.zeros(shape, np.int32) for _ in range(5))
@@ -165,19 +165,15 @@ class PrefillPlan:
             if tables is not None:
                 read = chunk.pages[: pages_for(chunk.end, self._shapes.page_size)]
                 tables[row, : len(read)] = read
-        packed = PackedRows(
-            tokens=tokens,
-            targets=targets,
-            segments=segments,
-            positions=positions,
-            slots=self._slots(shape[0]),
-        )
+        slots = self._slots(shape[0])
         placed = [
             (scoring, (self.row_of(segment, program), segment.place), segment.chunk.first)
             for scoring, segment in scored
         ]
         return Prefill(
-            rows=packed,
+            rows=PackedRows(
+                tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots
+            ),
             pages=pages,
             copies=self._copy_array(),
             logprobs=bool(scored),
@@ -186,7 +182,7 @@ class PrefillPlan:
         )
 
     def _wide_enough(self, chunk: PrefillChunk, row_length: int) -> int:
-        """The width of tables if there is one with the pages of this chunk, and rows are so long."""
+        """Return the width of tables that hold the pages of this chunk too, for rows of this length."""
         pages = pages_for(chunk.end, self._shapes.page_size)
         return self._shapes.prefill_table(max(self._table, pages), row_length)
 

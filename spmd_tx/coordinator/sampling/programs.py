@@ -1,6 +1,6 @@
-"""Which programs the commands of sampling need, and which ready ones will do. Pure.
+"""Finds the compiled programs for sampling commands. Pure.
 
-A larger program than the one that is needed does as well; the one that would be better is compiled meanwhile.
+A program may be larger than needed; the better one is compiled meanwhile.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class Programs(Protocol):
 
 
 class EverythingReady:
-    """Programs of workers that compile nothing."""
+    """Stands in for program orders when workers compile nothing."""
 
     def is_ready(self, program: ProgramShape) -> bool:
         return True
@@ -42,7 +42,7 @@ class EverythingReady:
         return False
 
     def prefer(self, program: ProgramShape) -> None:
-        """Nothing is better than what is there."""
+        """Do nothing: no program is better than another."""
 
     def reason(self, program: ProgramShape) -> str:
         raise AssertionError(f"nobody waits for {program}")
@@ -50,16 +50,16 @@ class EverythingReady:
 
 @dataclass(frozen=True)
 class SamplingPrograms:
-    """Of one generation of workers."""
+    """Chooses programs in one generation of workers."""
 
     programs: Programs
     shapes: SamplingShapes
     bank_slots: int
-    decode_steps: int  # most of one Decode
+    decode_steps: int  # most steps of one Decode
     vocab_size: int
 
     def scores(self, scoring: PromptScoring) -> Scores:
-        """Of a Prefill that brings what is wished for."""
+        """Return what a Prefill with this scoring computes."""
         named = scoring.targets.width if scoring.targets is not None else 0
         return Scores(
             True,
@@ -69,7 +69,7 @@ class SamplingPrograms:
         )
 
     def prefill(self, needed: ProgramShape) -> ProgramShape | None:
-        """The smallest that will do."""
+        """Return the smallest ready program that covers ``needed``; None: there is none."""
         if self.programs.is_ready(needed):
             return needed
         large_enough = [
@@ -84,7 +84,7 @@ class SamplingPrograms:
         return min(large_enough, key=lambda each: (each.rows * each.row_length, each.table), default=None)
 
     def first_decode(self, part: Sequence[Sample]) -> ProgramShape | None:
-        """What is missing for the first Decode of samples that are to start together; None: nothing."""
+        """Return the missing program for the first Decode of samples that start together; None: none is."""
         first = part[0]
         pages = pages_for(first.last_position(self.decode_steps) + 1, self.shapes.page_size)
         alone = self.decode([[first]], {first: pages})
@@ -97,7 +97,7 @@ class SamplingPrograms:
         return alone if self.programs.has_failed(together) else together
 
     def decode(self, samples: Sequence[Sequence[Sample]], pages: dict[Sample, int]) -> ProgramShape:
-        """What a Decode of these samples of each data shard needs, with so many pages each."""
+        """Return the program for a Decode of the samples of each data shard with these numbers of pages."""
         everybody = [sample for each in samples for sample in each]
         rows = self.shapes.rows_of_decode(max(map(len, samples))) * self.shapes.shards
         used = len({sample.bank for sample in everybody})
@@ -111,7 +111,7 @@ class SamplingPrograms:
 
 
 def covers(program: ProgramShape, needed: ProgramShape) -> bool:
-    """Whether a Decode may be run by a program that is for another one."""
+    """Return whether a Decode that needs one program may run as another."""
     return (
         program.rows >= needed.rows
         and program.table >= needed.table

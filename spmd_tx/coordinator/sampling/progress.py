@@ -1,4 +1,4 @@
-"""Lets somebody watch samples while they are drawn. The stored result stays the truth, and tells the rest."""
+"""Lets routes watch samples while they are drawn. Only the stored result is final."""
 
 import asyncio
 from collections.abc import Collection, Iterator
@@ -8,7 +8,7 @@ from spmd_tx.coordinator.sampling.job import Sample
 
 
 class Watch:
-    """What is known so far of the samples of some requests."""
+    """Holds the latest state of the samples of some requests."""
 
     def __init__(self) -> None:
         self.samples: dict[tuple[str, int], Sample] = {}  # by request and index
@@ -20,24 +20,24 @@ class Watch:
 
 
 class Progress:
-    """Who watches which request.
+    """Passes samples to the watches of their requests.
 
-    A watcher is shown whole samples, not news: after a loss of the workers a sample may begin once more,
-    with the same seeds and therefore the same tokens. So a watcher counts what it has seen.
+    A watch gets whole samples, not deltas: after a loss of the workers a sample may begin again, with the
+    same seeds and therefore the same tokens. So a watcher counts the tokens that it has seen.
     """
 
     def __init__(self) -> None:
         self._watches: dict[str, Watch] = {}
 
     def hear(self, sample: Sample) -> None:
-        """A sample has got tokens."""
+        """Pass on a sample that got tokens."""
         watch = self._watches.get(sample.job.request_id)
         if watch is not None:
             watch.take(sample)
 
     @contextmanager
     def watching(self, request_ids: Collection[str]) -> Iterator[Watch]:
-        """Only one watch of a request counts."""
+        """Watch requests inside the block; a later watch of a request replaces an earlier one."""
         watch = Watch()
         self._watches |= dict.fromkeys(request_ids, watch)
         try:

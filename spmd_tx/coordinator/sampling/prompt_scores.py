@@ -1,6 +1,6 @@
-"""What a sample request wants to know of its prompt, for the device and from it. Pure.
+"""Scores of a prompt's tokens: checks a request's options, prepares device inputs, reads results. Pure.
 
-Dimension key: L prompt token, K of the likeliest, W named tokens, B T rows of a Prefill.
+Dimension key: L prompt token, K likeliest tokens, W named tokens, B T rows of a Prefill.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,19 @@ from typing import NamedTuple
 import numpy as np
 
 from spmd_tx.coordinator.sampling.shapes import power_of_two
-from spmd_tx.coordinator.sampling.target_tokens import NOBODY, TargetTokens, read
+from spmd_tx.coordinator.sampling.target_tokens import NO_TOKEN, TargetTokens, read
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, TopLogprobs
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import PromptWishes
 
+MOST_PER_TOKEN = 256  # likeliest, named or drawn tokens at one position
+MOST_CELLS = 1 << 20  # values of one kind in one request: tokens times values per token
+NARROWEST = 4  # least of the widths on the device; each width is compiled once
+
 
 class Scores(NamedTuple):
-    """What a Prefill computes of prompts, as its program has it."""
+    """Says what a Prefill's program computes of prompts. Widths are 0 where nothing is computed."""
 
     logprobs: bool = False
     top: int = 0
@@ -34,27 +38,22 @@ class Scores(NamedTuple):
         )
 
 
-MOST_PER_TOKEN = 256  # of the likeliest tokens, of named ones, and of drawn ones
-MOST_CELLS = 1 << 20  # of one request, and of one kind: tokens times what is wanted of each
-NARROWEST = 4  # of these widths on the device; each is compiled once
-
-
 def width(count: int, vocab_size: int) -> int:
-    """How many the device computes when so many are wanted."""
+    """Return how many values per token the device computes when ``count`` are wanted."""
     return min(power_of_two(NARROWEST, count), vocab_size) if count else 0
 
 
 @dataclass(frozen=True)
 class PromptScoring:
-    """Of one request."""
+    """Holds what one request asks of its prompt."""
 
-    length: int  # of the prompt
+    length: int  # tokens of the prompt
     last: int  # how many of the last tokens get log-probabilities and likeliest tokens
     logprobs: bool
     top: int
     targets: TargetTokens | None
     draws: int
-    seeds: tuple[int, int]  # of the draws
+    seeds: tuple[int, int]  # for the draws
     temperature: float
 
     @property
@@ -67,7 +66,7 @@ class PromptScoring:
 
     @property
     def first_scored(self) -> int:
-        """The first of the prompt's tokens that has to be read again, whoever has read those before it."""
+        """The first prompt token whose scores are wanted: from here on the prefix cache is of no use."""
         firsts = [0] if self.draws else []
         if self.logprobs or self.top:
             firsts.append(max(1, self.length - self.last) - 1)
@@ -76,7 +75,7 @@ class PromptScoring:
         return min(firsts, default=self.length - 1)
 
     def scores(self, arrays: Mapping[str, np.ndarray]) -> PromptScores:
-        """From a Prefill's arrays [L - 1, ...] of the prompt's tokens but the last."""
+        """Convert a Prefill's arrays [L - 1, ...], which cover all prompt tokens but the last."""
         unscored = max(1, self.length - self.last)  # the first token has no log-probability
         logprobs = top = targets = None
         if self.logprobs:
@@ -95,14 +94,14 @@ class PromptScoring:
         return PromptScores(logprobs, top, targets, *drawn)
 
     def scores_of_one_token(self) -> PromptScores:
-        """Of a prompt without a second token, for which there is no Prefill."""
+        """Return the scores of a prompt of one token, which needs no Prefill."""
         nothing = np.zeros((0, MOST_PER_TOKEN), np.float32)
         names = ("top_tokens", "top_logprobs", "drawn_tokens", "drawn_logprobs")
         return self.scores({"logprobs": nothing[:, 0], **dict.fromkeys(names, nothing)})
 
 
 def of(body: SampleRequest, prompt_length: int, vocab_size: int, seeds: tuple[int, int]) -> PromptScoring:
-    """The wishes of a request. Raises InvalidRequest where its targets cannot be read."""
+    """Read what a request asks. Raises InvalidRequest where its targets cannot be read."""
     top, targets = body.topk_prompt_logprobs or 0, body.target_prompt_logprobs
     last = body.prompt_logprobs_last_n
     return PromptScoring(
@@ -118,7 +117,7 @@ def of(body: SampleRequest, prompt_length: int, vocab_size: int, seeds: tuple[in
 
 
 def check(body: SampleRequest, prompt_length: int, most_drawn: int, vocab_size: int) -> None:
-    """Accept what is wanted of the prompt, and of ``most_drawn`` tokens of all samples, or say why not."""
+    """Raise InvalidRequest when scores of the prompt, or of ``most_drawn`` sampled tokens, are too many."""
     targets = body.target_prompt_logprobs
     most_top = min(MOST_PER_TOKEN, vocab_size)
     wanted = [
@@ -167,9 +166,9 @@ def _check_last(body: SampleRequest, prompt_length: int) -> None:
 def for_device(
     shape: tuple[int, int], placed: Sequence[tuple[PromptScoring, tuple[int, slice], int]], vocab_size: int
 ) -> PromptWishes | None:
-    """What a Prefill [B, T] with these prompts is told; None: nothing.
+    """Return the scoring inputs of a Prefill [B, T]; None: log-probabilities suffice.
 
-    Each has its row, its place there, and the position of its first token that is read.
+    Each prompt in ``placed`` has its row, its columns there, and the position of its first token.
     """
     scorings = [each for each, _, _ in placed]
     if all(each.needs_only_logprobs for each in scorings):
@@ -177,7 +176,7 @@ def for_device(
     named = max((each.targets.width for each in scorings if each.targets is not None), default=0)
     device = PromptWishes(
         top=width(max(each.top for each in scorings), vocab_size),
-        targets=np.full((*shape, power_of_two(NARROWEST, named) if named else 0), NOBODY, np.int32),
+        targets=np.full((*shape, power_of_two(NARROWEST, named) if named else 0), NO_TOKEN, np.int32),
         draws=power_of_two(NARROWEST, most) if (most := max(each.draws for each in scorings)) else 0,
         seeds=np.zeros((*shape, 2), np.uint32),
         temperatures=np.ones(shape, np.float32),

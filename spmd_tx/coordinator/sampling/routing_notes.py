@@ -1,7 +1,7 @@
-"""Which experts the tokens of samples went through: kept beside the results, and looked up for training.
+"""Routing notes: the experts of sampled tokens, kept beside the results and replayed in training.
 
-Training on a sample with the experts that it was drawn with keeps the trainer's probabilities close to the
-sampler's ("rollout routing replay", Ma et al. 2025). Dimension key: N token, L layer, C choice of an expert.
+Replay keeps the trainer's probabilities close to the sampler's ("rollout routing replay", Ma et al. 2025).
+Dimension key: N token, L layer, C choice of an expert.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from spmd_tx.coordinator.requests import sample_notes
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, SEQUENCE_ID, NoteFiles
 from spmd_tx.coordinator.wire.training_protobuf import Span
 
-ROUTER_CHOOSES = -1
+ROUTER_CHOOSES = -1  # in place of an expert that is not known
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """Of all samples of one request."""
+    """Holds the experts of all samples of one request."""
 
     shape: tuple[int, int]  # L, C
     dtype: str
-    prompt: bytes  # of all tokens of the prompt but the last
-    samples: list[bytes]  # of the last token of the prompt, and all tokens of the sample but the last
+    prompt: bytes  # all prompt tokens but the last
+    samples: list[bytes]  # for each: the last prompt token, and all sampled tokens but the last
 
     def of_sample(self, place: int) -> tuple[np.ndarray, int]:
-        """Experts [N, L, C] of a prompt with its sample, and how many tokens the prompt has."""
+        """Return experts [N, L, C] of the prompt and one sample, and the prompt's number of tokens."""
         whole = np.frombuffer(self.prompt + self.samples[place], self.dtype).reshape(-1, *self.shape)
         per_token = self.shape[0] * self.shape[1] * np.dtype(self.dtype).itemsize
         return whole, len(self.prompt) // per_token + 1
 
 
 def encode(prompt_NLC: np.ndarray | None, samples: Sequence[np.ndarray]) -> bytes:
-    """The note of a request; no prompt stands for one of a single token."""
+    """Encode the note of a request; ``prompt_NLC`` is None for a prompt of one token."""
     first = samples[0]
     prompt = first[:0] if prompt_NLC is None else prompt_NLC
     return sample_notes.encode(
@@ -42,9 +42,9 @@ def encode(prompt_NLC: np.ndarray | None, samples: Sequence[np.ndarray]) -> byte
 
 
 class RoutingFiles:
-    """The routing notes of a data directory. All methods block.
+    """Reads the routing notes of a data directory. All methods block.
 
-    What is not there is for the router to choose.
+    The router chooses the experts of tokens without a note.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -53,7 +53,7 @@ class RoutingFiles:
         )
 
     def replayed(self, session_id: str, spans: Sequence[Span], length: int) -> np.ndarray | None:
-        """Experts int16 [N, L, C] for the tokens of a datum that the spans tile; None: nothing is known."""
+        """Return experts int16 [N, L, C] for a datum that the spans tile; None: nothing is known."""
         experts: np.ndarray | None = None
         start = 0
         for span in spans:

@@ -1,4 +1,4 @@
-"""The few sizes that sampling commands come in; each combination is compiled once. Pure."""
+"""The few shapes of sampling commands; each combination is compiled once. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ from functools import cached_property
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
 
-CHUNK_TOKENS = PREFILL_TOKENS  # the most of a Prefill on each data shard
+CHUNK_TOKENS = PREFILL_TOKENS  # most tokens of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
-NARROWEST_TABLE = 128  # tokens: what the pages of a decode row hold,
-NARROWEST_CONTINUED_TABLE = 512  # and those of a prefill row that goes on behind what is there
-MOST_SEEN = 8  # chunks: what all tables of a Prefill hold, unless it has one row only
-GROWTH = 4  # rows come in 1, 4, 16, ..., and so do their lengths
-FEW_ROWS = 16  # of a Decode
+NARROWEST_TABLE = 128  # tokens that the pages of a decode row hold
+NARROWEST_CONTINUED_TABLE = 512  # tokens, for a prefill row that continues behind cached tokens
+MOST_SEEN = 8  # chunks that all tables of a Prefill hold together, unless it has one row only
+GROWTH = 4  # the factor between numbers of rows (1, 4, 16, ...) and between row lengths
+FEW_ROWS = 16  # of a Decode: up to here it costs nearly as much as with one row
 FEWEST_STEPS = 4  # of a Decode
 
 
 @dataclass(frozen=True)
 class SamplingShapes:
-    """All sizes of a server's sampling commands, per data shard unless it says otherwise."""
+    """Defines all shapes of a server's sampling commands, per data shard unless stated otherwise."""
 
     shards: int
-    context: int  # tokens: the most of prompt and sample together
+    context: int  # most tokens of prompt and sample together
     page_size: int  # tokens
-    decode_rows: int  # most of one Decode
+    decode_rows: int  # most rows of one Decode
     chunk_tokens: int = CHUNK_TOKENS
 
     @cached_property
     def row_lengths(self) -> list[int]:
-        """Of prefill rows, in tokens; none longer than the context needs."""
+        """Lengths of prefill rows, in tokens; none longer than the context needs."""
         lengths = [min(SHORTEST_ROW, self.chunk_tokens)]
         while lengths[-1] < min(self.chunk_tokens, self.context - 1):
             lengths.append(min(lengths[-1] * GROWTH, self.chunk_tokens))
@@ -37,22 +37,22 @@ class SamplingShapes:
 
     @cached_property
     def decode_sizes(self) -> list[int]:
-        """Rows of a Decode: few cost nearly what one does; above FEW_ROWS twice as many cost double."""
+        """Numbers of rows of a Decode, ascending. Above FEW_ROWS its cost grows with them."""
         doubled = [2**n for n in range(self.decode_rows.bit_length()) if 2**n > FEW_ROWS]
         return sorted({*_powers_of_four(min(FEW_ROWS, self.decode_rows)), *doubled, self.decode_rows})
 
     @cached_property
     def tables(self) -> list[int]:
-        """Widths in pages: one for the whole context, and narrower ones, each with a quarter of the next."""
+        """Widths of page tables, in pages: up to the whole context, each a quarter of the next."""
         widths = [pages_for(self.context, self.page_size)]
         while widths[0] * self.page_size >= GROWTH * NARROWEST_TABLE:
             widths.insert(0, pages_for(widths[0], GROWTH))
         return widths
 
     def end_of_chunk(self, first: int, end: int) -> int:
-        """How far a prompt, which ends here, is read at once from a position on: to a multiple of chunks.
+        """Return where the chunk from ``first`` on ends, in a prompt that ends at ``end``.
 
-        Where a prompt is cut follows from the prompt, not from those beside it.
+        Cuts lie at multiples of the chunk size: they follow from the prompt, not from those beside it.
         """
         return min(end, (first // self.chunk_tokens + 1) * self.chunk_tokens)
 
@@ -63,17 +63,17 @@ class SamplingShapes:
         return _smallest(self.tables, pages)
 
     def prefill_table(self, pages: int, row_length: int) -> int:
-        """The width of the tables of rows that go on."""
+        """Return the width of the tables of rows that continue behind cached tokens."""
         least = pages_for(max(NARROWEST_CONTINUED_TABLE, row_length), self.page_size)
         return _smallest(self.tables, min(max(pages, least), self.tables[-1]))
 
     def may_prefill(self, rows: int, row_length: int, table: int) -> bool:
-        """Whether a Prefill may have so many rows; ``table`` is 0 where rows do not go on."""
+        """Return whether a Prefill may have this shape; ``table`` is 0 where rows do not continue."""
         is_short = rows * row_length <= self.chunk_tokens
         return rows == 1 or (is_short and rows * table * self.page_size <= MOST_SEEN * self.chunk_tokens)
 
     def prefills(self) -> list[tuple[int, int, int]]:
-        """(rows of all data shards, their length, width of their tables or 0) of every possible Prefill."""
+        """Return (rows of all data shards, row length, width of tables or 0) of every possible Prefill."""
         return [
             (rows * self.shards, length, table)
             for length in self.row_lengths
@@ -83,7 +83,7 @@ class SamplingShapes:
         ]
 
     def decodes(self, bank_slots: int) -> list[tuple[int, int, int]]:
-        """(rows of all data shards, width of their tables, adapters at once) of every possible Decode."""
+        """Return (rows of all data shards, width of tables, active adapters) of every possible Decode."""
         return [
             (rows * self.shards, table, active)
             for rows in self.decode_sizes
@@ -96,7 +96,7 @@ class SamplingShapes:
 
 
 def power_of_two(least: int, count: int) -> int:
-    """The smallest power of two, from ``least`` on, that holds so many."""
+    """Return the smallest of ``least``, 2 ``least``, 4 ``least``, ... that is at least ``count``."""
     size = least
     while size < count:
         size *= 2
@@ -104,7 +104,7 @@ def power_of_two(least: int, count: int) -> int:
 
 
 def power_of_four(count: int) -> int:
-    """The smallest of 1, 4, 16, ... that holds so many."""
+    """Return the smallest of 1, 4, 16, ... that is at least ``count``."""
     size = 1
     while size < count:
         size *= GROWTH
@@ -112,19 +112,18 @@ def power_of_four(count: int) -> int:
 
 
 def decode_steps(least_remaining: int, most: int, is_hurried: bool) -> int:
-    """How many tokens a Decode draws per row.
+    """Return how many tokens a Decode draws per row.
 
-    The row with the fewest tokens left decides, so that it is answered as soon as it is done, and its
-    place is free again; longer rows simply go on in the next Decode, which is sent before this one's
-    reply is read. A few steps are always taken, because each Decode has a price of its own. Prompts that
-    could start at once, or are likely to come, hurry: they wait for these few steps only.
+    The row with the fewest tokens left decides, so that it is answered, and its row free, as soon as it is
+    done; longer rows continue in the next Decode, which is sent before this one's reply is read. Each Decode
+    has a fixed cost, so it takes at least a few steps. It takes no more when ``is_hurried``: when prompts
+    could start at once or are likely to come.
     """
     fewest = min(FEWEST_STEPS, most)
     return fewest if is_hurried else max(fewest, min(least_remaining, most))
 
 
 def _smallest(sizes: Sequence[int], count: int) -> int:
-    """The smallest that holds so many."""
     return next(size for size in sizes if size >= count)
 
 

@@ -1,4 +1,4 @@
-"""One data shard: the samples that are resident on it, their pages, and who makes room for whom. Pure."""
+"""One data shard: its resident samples, their pages and the prefix cache, and preemption. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from spmd_tx.coordinator.sampling.pages import BlockKeys, PrefixCache, pages_for
 
 @dataclass(frozen=True)
 class Start:
-    """What a Prefill must do for samples that become resident."""
+    """Says what a Prefill must do for samples that become resident."""
 
     pages: list[int]  # of the common content, without its last token
     written: int  # how many of its first tokens the pages hold already
     found: int  # those of them that were found in the prefix cache
-    # (from, to) of samples that do not own it: the last page, where it is filled in part
+    # (from, to): a partly filled last page is copied for each sample that does not own it
     copies: dict[Sample, tuple[int, int]]
 
 
 class Shard:
-    """Pages and resident samples. At most ``rows`` of them take part in one Decode."""
+    """Holds resident samples and their pages. At most ``rows`` samples take part in one Decode."""
 
     def __init__(
         self, *, rows: int, page_size: int, pages: int, decode_steps: int, has_cache: bool = True
@@ -31,16 +31,18 @@ class Shard:
         self.residents: list[Sample] = []  # oldest first
         self._page_size = page_size
         self._growth = pages_for(decode_steps, page_size)  # pages that one Decode may add to a sample
-        self._prompts: dict[SampleJob, list[int]] = {}  # kept for samples that are still to start
+        self._prompts: dict[
+            SampleJob, list[int]
+        ] = {}  # prompt pages, kept for samples that have yet to start
 
     def count_of(self, sampler: str) -> int:
-        """How many samples of a sampler are resident."""
+        """Return how many samples of a sampler are resident."""
         return sum(sample.job.sampler == sampler for sample in self.residents)
 
     def room_for(self, part: list[Sample], is_newcomer: bool) -> int:
-        """How many samples of a part the free pages allow.
+        """Return how many samples of a part the free pages allow.
 
-        Pages that the residents may need for the next Decode are left to them, except for the first
+        Pages that the residents may need for the next Decode are reserved for them, except from the first
         sample of a newcomer. On an empty shard there is room for at least one.
         """
         room = self._fitting(part, is_newcomer)
@@ -49,13 +51,12 @@ class Shard:
         self._forget_prompts_but(part[0].job)
         room = self._fitting(part, is_newcomer)
         if not room:
-            self._forget_prompts_but(
-                None
-            )  # its own: a sample beside it takes a page more than one that owns it
+            # Its own prompt, too: a sample beside it takes a page more than one that owns it.
+            self._forget_prompts_but(None)
         return room or 1
 
     def start(self, part: list[Sample], keep_prompt: bool) -> Start:
-        """Make samples resident that share their content; ``keep_prompt`` if more of the job will come."""
+        """Make samples with common content resident; ``keep_prompt`` if more of the job's will start."""
         job, written = part[0].job, part[0].position
         full, partial = divmod(written, self._page_size)
         kept, found = self.kept_prompt(part), self.cached(part)
@@ -84,7 +85,7 @@ class Shard:
         return Start(list(pages), known if kept is None else written, 0 if kept else known, copies)
 
     def cached(self, part: list[Sample]) -> list[int]:
-        """Pages of the prefix cache with the beginning of the common content, as far as it may be used."""
+        """Return the usable pages of the prefix cache that hold the beginning of the common content."""
         first = part[0]
         if not self._has_cache or self.kept_prompt(part) is not None:
             return []
@@ -98,12 +99,12 @@ class Shard:
         return sample.keys
 
     def _remember(self, sample: Sample, pages: list[int], count: int) -> None:
-        """The first pages, which are full, may be found from now on."""
+        """Let the first ``count`` pages, which are full, be found in the prefix cache."""
         if self._has_cache and count:
             self._cache.remember(self._keys(sample).first(count, sample.content), pages[:count])
 
     def remember_read(self, sample: Sample, pages: list[int], end: int) -> None:
-        """A sample's content is read up to here by commands that have been planned."""
+        """Cache the pages of a content that planned commands write up to ``end``."""
         self._remember(sample, pages, end // self._page_size)
 
     @property
@@ -118,7 +119,7 @@ class Shard:
         """Give a sample's pages back; no later command may use them for it."""
         self.residents.remove(sample)
         if sample.prefill is None:
-            # Commands on their way write behind this position only.
+            # Commands in flight write behind this position only.
             self._remember(sample, sample.pages, sample.position // self._page_size)
         else:
             sample.prefill.give_up(sample)
@@ -131,7 +132,7 @@ class Shard:
         sample.pages, sample.is_resident = [], False
 
     def remember_what_is_left(self, sample: Sample) -> None:
-        """All tokens of a sample that has left are known now, and so is what its last pages hold."""
+        """Cache the pages that a sample gave back, now that all of its tokens are known."""
         count = sample.position // self._page_size
         if self._has_cache and sample.left and count:
             self._cache.recall(self._keys(sample).first(count, sample.content), sample.left[:count])
@@ -141,10 +142,10 @@ class Shard:
         self.pool.release(self._prompts.pop(job, []))
 
     def candidates(self, last_decode: int) -> list[Sample]:
-        """The rows of the next Decode, oldest first.
+        """Return the samples for the rows of the next Decode, oldest first.
 
-        A sample takes part whose state is on the device because it was in the last Decode, or is known
-        because nothing of it is outstanding. When there are more than rows, samplers share them evenly.
+        A sample can take part if its state is on the device, because it was in the last Decode, or known,
+        because no token of it is outstanding. When there are more than rows, samplers share them evenly.
         """
         able = [
             each
@@ -162,7 +163,7 @@ class Shard:
         return sorted(chosen, key=lambda sample: sample.age)
 
     def grow(self, sample: Sample, steps: int) -> bool:
-        """Give a sample the pages that a Decode of so many steps may write; False if too few are free."""
+        """Give a sample the pages that a Decode of ``steps`` steps may write; False if too few are free."""
         missing = pages_for(sample.last_position(steps) + 1, self._page_size) - len(sample.pages)
         if missing > self.pool.free:
             return False
@@ -170,7 +171,7 @@ class Shard:
         return True
 
     def drop_a_prompt(self) -> bool:
-        """Give up a kept prompt, if that sets pages free."""
+        """Give up a kept prompt that frees pages; False if there is none."""
         for job in sorted(self._prompts, key=lambda job: job.number, reverse=True):
             if self.pool.held_once(self._prompts[job]):
                 self.forget_prompt(job)
@@ -178,9 +179,9 @@ class Shard:
         return False
 
     def victim(self) -> Sample | None:
-        """Who makes room: the youngest sample of the sampler with the most of them, never the oldest of all.
+        """Return the sample to preempt: the youngest of the sampler with the most; None: only one is left.
 
-        The oldest goes on whatever happens, so there is always progress.
+        The oldest sample of all is never preempted, so there is always progress.
         """
         others = self.residents[:0:-1]  # youngest first
         counts = Counter(sample.job.sampler for sample in others)
@@ -199,7 +200,7 @@ class Shard:
         return min(fitting, len(part))
 
     def kept_prompt(self, part: list[Sample]) -> list[int] | None:
-        """Pages that hold the common content of these samples already."""
+        """Return the kept pages that hold the common content of these samples."""
         return None if part[0].tokens else self._prompts.get(part[0].job)
 
     def _forget_prompts_but(self, job: SampleJob | None) -> None:

@@ -1,8 +1,7 @@
-"""What the server drew itself, and with which probabilities: kept for the loss stable_reinforce.
+"""Stability notes: sampled tokens and their log-probabilities, kept for the loss stable_reinforce.
 
-A sample request that asks for it leaves a note of its samples. It is kept for a day after it was last used;
-the reaper keeps it longer if a training request that used it may have to be run again.
-Dimension key: N token.
+A sample request writes a note if it asks for one. A note is kept for a day after its last use; the reaper
+keeps it longer while a training request that used it may have to be replayed. Dimension key: N token.
 """
 
 import os
@@ -29,18 +28,18 @@ REMEDY = (
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """Of all samples of one request."""
+    """Holds the tokens and log-probabilities of all samples of one request."""
 
     tokens: list[bytes]  # int32
     logprobs: list[bytes]  # float32, nats
 
     def of_sample(self, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and their log-probabilities [N]."""
+        """Return tokens and log-probabilities [N] of one sample."""
         return np.frombuffer(self.tokens[place], "<i4"), np.frombuffer(self.logprobs[place], "<f4")
 
 
 def encode(sequences: Iterable[SampledSequence]) -> bytes:
-    """The note of a request."""
+    """Encode the note of a request."""
     pairs = [
         (np.asarray(each.tokens, "<i4").tobytes(), np.asarray(each.logprobs, "<f4").tobytes())
         for each in sequences
@@ -49,7 +48,7 @@ def encode(sequences: Iterable[SampledSequence]) -> bytes:
 
 
 class _Run(NamedTuple):
-    """Part of a datum's targets."""
+    """Holds a run of a datum's targets that one span covers."""
 
     span: Span
     start: int  # place of its first target in the datum
@@ -57,7 +56,7 @@ class _Run(NamedTuple):
 
 
 class StabilityFiles:
-    """The notes of a data directory. All methods block."""
+    """Reads the stability notes of a data directory. All methods block."""
 
     def __init__(self, data_dir: Path) -> None:
         self._files = NoteFiles(
@@ -65,9 +64,9 @@ class StabilityFiles:
         )
 
     def resolved(self, session_id: str, datums: Sequence[Datum], *, is_again: bool) -> list[Datum]:
-        """The datums with what was recorded as their ``logprobs``, 0 where there is no advantage.
+        """Return the datums with the recorded ``logprobs``, 0 where there is no advantage.
 
-        Raises InvalidRequest. When a request ``is_again`` run, what it used then may be older than a day now.
+        Raises InvalidRequest. A request that ``is_again`` run may use notes older than a day.
         """
         resolved = []
         for index, datum in enumerate(datums):
@@ -97,7 +96,7 @@ class StabilityFiles:
         return logprobs
 
     def _recorded(self, session_id: str, run: _Run, is_again: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of the span and their log-probabilities."""
+        """Return the tokens of a run's span and their log-probabilities."""
         span = run.span
         found = SEQUENCE_ID.fullmatch(span.sequence_id)
         is_there = found is not None and self._renew(session_id, found[1], is_again)
@@ -117,7 +116,7 @@ class StabilityFiles:
         return tokens[place], logprobs[place]
 
     def _renew(self, session_id: str, request_id: str, is_again: bool) -> bool:
-        """Start the day anew; False if it is over, or never began."""
+        """Start the day of a note anew; return False if it is over, or there is no note."""
         path, now = self._files.path(session_id, request_id), clock.now()
         try:
             if now - path.stat().st_mtime > KEPT_SECONDS and not is_again:
@@ -129,7 +128,7 @@ class StabilityFiles:
 
 
 def _runs_that_count(datum: Datum) -> list[_Run]:
-    """The runs of targets with an advantage, each of one sample."""
+    """Return the runs of targets with an advantage, each of one sample."""
     if not datum.target_spans:
         why = datum.span_problem or "it has no loss_fn_input_spans"
         raise InvalidRequest(

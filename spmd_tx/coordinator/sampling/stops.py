@@ -1,6 +1,6 @@
-"""When a sample ends: the stop tokens and stop strings of a request. Pure.
+"""Stop tokens and stop strings: decides where a sample ends. Pure.
 
-A sample ends with the token that is a stop token, or that completes a stop string; that token belongs to it.
+A sample ends with the first token that is a stop token or completes a stop string. It includes that token.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Protocol
 
 from spmd_tx.protocol.commands import STOP_TOKENS
 
-HALF_CHARACTER = "\ufffd"  # what bytes decode to that are no whole character
-MOST_OPEN = 3  # tokens of a character that is not whole: each has a byte at least, and four make one
+HALF_CHARACTER = "\ufffd"  # the text of bytes that are no whole character
+MOST_OPEN = 3  # most tokens of an incomplete character: each has a byte at least, and four complete it
 CONTEXT = 4  # tokens on which the text of the next one may depend
 
 
@@ -22,20 +22,20 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class StopRule:
-    """What ends the samples of one request, besides their number of tokens."""
+    """Says what ends the samples of one request, besides their number of tokens."""
 
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
 
     @property
     def device_tokens(self) -> list[int]:
-        """As many stop tokens as the device can check, filled up with -1."""
+        """As many stop tokens as the device can check, padded with -1."""
         checked = sorted(self.tokens)[:STOP_TOKENS]
         return checked + [-1] * (STOP_TOKENS - len(checked))
 
 
 def stop_rule(stop: str | Sequence[str | int] | None, end_of_text: Sequence[int]) -> StopRule:
-    """The rule of a request; only without any ``stop`` the model's end-of-text tokens count."""
+    """Return a request's rule. The model's end-of-text tokens count only if ``stop`` is None."""
     if stop is None:
         return StopRule(tokens=frozenset(end_of_text))
     stops = [stop] if isinstance(stop, str) else stop
@@ -46,19 +46,19 @@ def stop_rule(stop: str | Sequence[str | int] | None, end_of_text: Sequence[int]
 
 
 class StopWatch:
-    """Watches the tokens of one sample as they come; each is decoded a few times, however many there are."""
+    """Watches the tokens of one sample as they come. Each is decoded a constant number of times."""
 
     def __init__(self, rule: StopRule, decoder: Decoder | None) -> None:
         self._rule = rule
         self._decoder = decoder
         self._longest = max(map(len, rule.strings), default=0)
         self._text = ""  # the last characters, with which a string may have begun
-        self._before: list[int] = []  # the tokens of their end, since some texts depend on what is before
-        self._length_before = 0  # of their text
-        self._open: list[int] = []  # tokens behind those that may hold half a character
+        self._before: list[int] = []  # the last tokens of this text: some texts depend on those before
+        self._length_before = 0  # characters of their text
+        self._open: list[int] = []  # later tokens, which may end with half a character
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """How many of these next tokens belong to the sample; None: all, and it goes on."""
+        """Return how many of the next tokens belong to the sample; None: all, and it continues."""
         for count, token in enumerate(tokens, start=1):
             if token in self._rule.tokens:
                 return self._string_end(tokens[:count]) or count
@@ -75,7 +75,7 @@ class StopWatch:
         return None
 
     def _first_completing(self, tokens: Sequence[int]) -> int:
-        """Text only grows by more tokens, so the completing token is found by bisection."""
+        """Find the completing token by bisection: text only grows with more tokens."""
         low, high = 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
@@ -90,7 +90,7 @@ class StopWatch:
         return any(string in whole for string in self._rule.strings)
 
     def _settle(self, tokens: list[int], text: str) -> None:
-        """Keep the text of the tokens, but for the last ones if they hold half a character."""
+        """Keep the text of the tokens, except the last ones if they end with half a character."""
         certain = tokens
         for kept in range(1, MOST_OPEN + 1):
             if not text.endswith(HALF_CHARACTER):
@@ -103,7 +103,7 @@ class StopWatch:
         self._open = tokens[len(certain) :]
 
     def _next_text(self, tokens: list[int]) -> str:
-        """What these tokens add to the text that is there."""
+        """Return the text that these tokens add."""
         return self._decode([*self._before, *tokens])[self._length_before :]
 
     def _decode(self, tokens: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Tokens that a request names for the positions of its prompt, to be told their log-probabilities. Pure.
+"""Target tokens: those whose log-probabilities a request asks for at its prompt's positions. Pure.
 
 Dimension key: L prompt token, W most tokens named at one position.
 """
@@ -12,31 +12,31 @@ from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.coordinator.wire.sampling_protobuf import TargetLogprobs
 from spmd_tx.errors import InvalidRequest
 
-NOBODY = -1
+NO_TOKEN = -1
 
-MOST_COLUMNS = 2**31 - 1  # that a tensor may claim, most of them empty
+MOST_COLUMNS = 2**31 - 1  # of the tensor, most of them empty
 
 _WHAT = "target_prompt_logprobs"
 
 
 @dataclass(frozen=True)
 class TargetTokens:
-    """The named tokens, moved together, and how they stood."""
+    """Holds the named tokens in compact form, and the layout of the request."""
 
-    tokens: np.ndarray  # int32 [L - 1, W]; NOBODY beyond those that are named
-    named: np.ndarray  # bool: of every cell of the request, in its order
-    rows: np.ndarray  # of every named cell, in ``tokens``
-    places: np.ndarray
-    shape: tuple[int, ...]
-    row_starts: np.ndarray | None  # of a sparse matrix
-    columns: np.ndarray | None
+    tokens: np.ndarray  # int32 [L - 1, W]; NO_TOKEN beyond those that are named
+    named: np.ndarray  # bool, for every cell of the request in its order
+    rows: np.ndarray  # row in ``tokens`` of every named cell
+    places: np.ndarray  # column in ``tokens`` of every named cell
+    shape: tuple[int, ...]  # of the request's tensor
+    row_starts: np.ndarray | None  # of a sparse tensor
+    columns: np.ndarray | None  # of a sparse tensor
 
     @property
     def width(self) -> int:
         return self.tokens.shape[1]
 
     def answer(self, logprobs: np.ndarray) -> TargetLogprobs:
-        """Log-probabilities [L - 1, W or more] of ``tokens``, laid out as the request was."""
+        """Lay out log-probabilities [L - 1, W or more] of ``tokens`` as the request was."""
         values = np.zeros(self.named.shape, np.float32)
         values[self.named] = logprobs[self.rows, self.places]
         return TargetLogprobs(values, self.shape, self.row_starts, self.columns)
@@ -59,19 +59,19 @@ def read(tensor: TensorData, prompt_length: int, vocab_size: int) -> TargetToken
         )
     tokens = _whole_numbers(tensor.data)
     rows, row_starts, columns = _layout(tensor, len(tokens), (shape[0], shape[1]))
-    wrong = tokens[(tokens < NOBODY) | (tokens >= vocab_size)]
+    wrong = tokens[(tokens < NO_TOKEN) | (tokens >= vocab_size)]
     if wrong.size:
         raise InvalidRequest(
-            f"{_WHAT} has the token id {wrong[0]}; ids of this model are 0 to {vocab_size - 1}, and {NOBODY} "
-            "stands for none"
+            f"{_WHAT} has the token id {wrong[0]}; ids of this model are 0 to {vocab_size - 1}, "
+            f"and {NO_TOKEN} stands for none"
         )
-    named = tokens != NOBODY
+    named = tokens != NO_TOKEN
     if not named.any():
         raise InvalidRequest(f"{_WHAT} names no token; name at least one, or leave it out")
     rows = rows[named]
     # Rows come in order, so a cell's place is its distance from the first one of its row.
     places = np.arange(rows.size) - np.searchsorted(rows, rows)
-    compact = np.full((shape[0], int(places.max()) + 1), NOBODY, np.int32)
+    compact = np.full((shape[0], int(places.max()) + 1), NO_TOKEN, np.int32)
     compact[rows, places] = tokens[named]
     return TargetTokens(compact, named, rows, places, shape, row_starts, columns)
 
@@ -86,7 +86,7 @@ def _whole_numbers(data: list[float]) -> np.ndarray:
 def _layout(
     tensor: TensorData, cells: int, shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """The row of every cell; and of a sparse matrix its row starts and columns."""
+    """Return the row of every cell, and the row starts and columns of a sparse tensor."""
     starts, columns = tensor.sparse_crow_indices, tensor.sparse_col_indices
     if starts is None and columns is None:
         if cells != shape[0] * shape[1]:

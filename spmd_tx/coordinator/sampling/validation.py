@@ -1,7 +1,4 @@
-"""Every reason to refuse a request, found before a worker hears of it. Pure; raises InvalidRequest.
-
-Of those that train on datums: datum_validation.py.
-"""
+"""Validates sample requests before they reach a worker. Pure; raises InvalidRequest."""
 
 from collections.abc import Sequence
 
@@ -12,11 +9,11 @@ from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest, Samplin
 from spmd_tx.errors import InvalidRequest
 
 MAX_SAMPLES = 1024  # of one request
-HOTTEST = 3e38  # that is finite as a float32
+HOTTEST = 3e38  # a temperature that is finite in float32
 
 
 def check_sample(request: SampleRequest, limits: Limits) -> None:
-    """Accept a sample's prompt, counts and parameters, or say what has to change."""
+    """Raise InvalidRequest unless prompt, counts and parameters can be sampled."""
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise InvalidRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}")
     prompt_length = _check_prompt(request.prompt, limits)
@@ -77,7 +74,7 @@ def _check_stop(stop: str | list[str | int] | None, limits: Limits) -> None:
 
 
 def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
-    """Each is looked for in the text of every sample, again and again."""
+    """Limit the strings that are searched for in the text of every sample."""
     if len(strings) > bounds.stop_strings:
         raise InvalidRequest(
             f"stop has {len(strings)} strings; at most {bounds.stop_strings} are taken "

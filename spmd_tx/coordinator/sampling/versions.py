@@ -1,8 +1,9 @@
-"""Which frozen weights each sampler draws from, and how long they are kept.
+"""Sampler versions: the frozen weights that each sampler draws from, and how long they are kept.
 
-A version lives until the last session that uses it has ended. What a sampler reads from disk are hard
-links of its own, so that deleting or overwriting a checkpoint takes nothing away from an open sampler.
-Folders outlive the workers and this process; what was only on the device comes back with its model.
+A version lives until the last session that uses it has ended. A sampler reads hard links of its own, so
+deleting or overwriting a checkpoint does not affect an open sampler. Folders outlive the workers and this
+process; versions that were only on the device come back with their model. A sampler of kind inflight draws
+from the newest version of its model.
 """
 
 import asyncio
@@ -24,19 +25,19 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 
-FROM_DISK = -1  # stands for the seq_id of a save that lies before all that was run again
+FROM_DISK = -1  # in place of the seq_id of a save that precedes all replayed requests
 
 
 @dataclass
 class _Published:
-    """The versions of a model that were not given up."""
+    """Holds the versions of a model that were not given up."""
 
-    by_seq_id: dict[int, VersionKey] = field(default_factory=dict)  # of their saves
-    answered: int = FROM_DISK  # the last save that was
+    by_seq_id: dict[int, VersionKey] = field(default_factory=dict)  # by the seq_id of their save
+    answered: int = FROM_DISK  # seq_id of the last answered save
 
 
 class InflightVersions:
-    """Of all models, in one generation of workers."""
+    """Tracks the inflight versions of all models in one generation of workers."""
 
     def __init__(self, give_up: Callable[[VersionKey], None]) -> None:
         self._give_up = give_up
@@ -47,25 +48,25 @@ class InflightVersions:
         return published.by_seq_id[max(published.by_seq_id)] if published and published.by_seq_id else None
 
     def publish(self, model_id: str, seq_id: int, version: VersionKey) -> None:
-        """From now on, commands that are sent find this version on the device."""
+        """Add a version that commands sent from now on find on the device."""
         published = self._of_model.setdefault(model_id, _Published())
         published.by_seq_id[seq_id] = version
         self._tidy(published)
 
     def answered(self, model_id: str, seq_id: int) -> None:
-        """What the model did up to this request is durable."""
+        """Note that the model's requests up to this one are durable."""
         published = self._of_model.setdefault(model_id, _Published())
         published.answered = max(published.answered, seq_id)
         self._tidy(published)
 
     def forget(self, versions: Set[VersionKey]) -> None:
-        """Their sessions have ended."""
+        """Forget versions whose sessions have ended."""
         for model_id, published in list(self._of_model.items()):
             if not published.by_seq_id or not versions.isdisjoint(published.by_seq_id.values()):
                 del self._of_model[model_id]
 
     def _tidy(self, published: _Published) -> None:
-        """Give up what lies before the newest version that is sure to stay."""
+        """Give up the versions before the newest durable one."""
         sure = max((each for each in published.by_seq_id if each <= published.answered), default=FROM_DISK)
         for seq_id in [each for each in published.by_seq_id if each < sure]:
             self._give_up(published.by_seq_id.pop(seq_id))
@@ -88,7 +89,7 @@ class Checkpoints(Protocol):
 
 
 class Versions:
-    """The versions in use, by sampler and by session; new with every generation of workers."""
+    """Holds the versions in use, by sampler and by session, in one generation of workers."""
 
     def __init__(
         self, samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
@@ -100,18 +101,18 @@ class Versions:
         self._directory = directory
         self._max_rank = max_rank
         self._of_sampler: dict[str, VersionKey] = {}
-        self._published: dict[CheckpointPath, VersionKey] = {}  # what this generation saved under a name
+        self._published: dict[CheckpointPath, VersionKey] = {}  # saved under a name by this generation
         self._linked: set[VersionKey] = set()
-        self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, since the workers have started
+        self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, saved by this generation
         self._used_by: dict[str, set[VersionKey]] = {}  # by session
         self._retired: set[str] = set()  # samplers
         self._inflight = InflightVersions(self._give_up)
         self._opening = asyncio.Lock()
 
     async def of(self, sampler_id: str) -> VersionKey:
-        """The version of a sampler, ready to be placed on the device.
+        """Return the version of a sampler, which the bank can place on the device from then on.
 
-        The first answer stays for ever; but a sampler of kind inflight gets the newest of its model.
+        It never changes, except that a sampler of kind inflight gets its model's newest version.
         """
         if sampler_id not in self._of_sampler:
             sampler = await self._samplers.sampler(sampler_id)
@@ -127,39 +128,39 @@ class Versions:
     def reserve(
         self, version: VersionKey, adapter: AdapterSpec, session_id: str, model_id: str | None = None
     ) -> Placement:
-        """A place on the device for a version that a session is about to save, of a model if ephemeral."""
+        """Reserve a slot for a version that a session will save; ``model_id`` if it is ephemeral."""
         self._use(version, session_id)
         if model_id is not None:
             self._ephemeral.setdefault(model_id, set()).add(version)
         return self._bank.reserve(version, adapter)
 
     def publish_inflight(self, model_id: str, seq_id: int, version: VersionKey) -> None:
-        """The model's samplers of kind inflight draw from the version that this request is about to save."""
+        """Let the model's inflight samplers draw from the version that this request will save."""
         self._inflight.publish(model_id, seq_id, version)
 
     def answered(self, model_id: str, seq_id: int) -> None:
-        """What the model has saved up to this request will be there after a crash, too."""
+        """Note that the model's saves up to this request will survive a crash."""
         self._inflight.answered(model_id, seq_id)
 
     def take_abandoned(self) -> list[Path]:
-        """Folders to delete once all commands sent so far have been carried out."""
+        """Return folders to delete once all commands sent so far have been executed."""
         return self._bank.take_abandoned()
 
     def write_out(self, model_id: str) -> list[AnyCommand]:
-        """What writes those ephemeral versions of a model to disk that are only on the device."""
+        """Return the commands that write to disk a model's versions that are only on the device."""
         versions = sorted(self._ephemeral.pop(model_id, ()))
         return [command for version in versions for command in self._bank.write_out(version)]
 
     def programs_to_write_out(self, model_id: str) -> list[ProgramShape]:
-        """What the commands of ``write_out`` would need."""
+        """Return the programs of the commands that ``write_out`` would return."""
         return self._bank.programs_to_write_out(self._ephemeral.get(model_id, ()))
 
     def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
-        """What the commands before a save of this version would need."""
+        """Return the programs of the commands that ``reserve`` would return."""
         return self._bank.programs_to_reserve(version)
 
     async def find_on_disk(self, version: VersionKey, session_id: str) -> bool:
-        """Take up a version that an earlier generation has written to disk, if it has."""
+        """Register a version that an earlier generation wrote to disk; return whether there is one."""
         adapter = await asyncio.to_thread(_read_adapter, self._directory / folder_name(version))
         if adapter is not None:
             self._bank.register(version, adapter, str(self._directory / folder_name(version)))
@@ -167,12 +168,12 @@ class Versions:
         return adapter is not None
 
     def publish(self, path: CheckpointPath, version: VersionKey, adapter: AdapterSpec, folder: Path) -> None:
-        """The version on the device is also the checkpoint under this path."""
+        """Register the version on the device as the checkpoint under this path."""
         self._bank.register(version, adapter, str(folder))
         self._published[path] = version
 
     def end_session(self, session_id: str) -> list[Path]:
-        """Forget what only this session used; return folders to delete once all sent commands are done."""
+        """Forget versions that only this session used; return folders as ``take_abandoned`` does."""
         unused = self._used_by.pop(session_id, set()) - set().union(*self._used_by.values())
         for version in unused:
             self._bank.forget(version)
@@ -185,7 +186,7 @@ class Versions:
         return self.take_abandoned()
 
     def retire(self, samplers: Iterable[str]) -> list[Path]:
-        """Forget the ephemeral versions of samplers; return folders to delete, as ``end_session`` does."""
+        """Forget the ephemeral versions of samplers; return folders as ``take_abandoned`` does."""
         retired = set(samplers) - self._retired
         for sampler_id in retired:
             self._of_sampler.pop(sampler_id, None)
@@ -207,8 +208,8 @@ class Versions:
         return sampler.id
 
     async def _newest(self, sampler: Sampler, model_id: str) -> VersionKey:
-        """What the model's last save of kind inflight has published."""
-        if self._inflight.newest(model_id) is None:  # it may lie before the snapshot that was restored
+        """Return the version that the model's last inflight save published."""
+        if self._inflight.newest(model_id) is None:  # it may precede the restored snapshot
             for version in await self._samplers.inflight_samplers(model_id):
                 if await self.find_on_disk(version, sampler.session_id):
                     self._inflight.publish(model_id, FROM_DISK, version)
@@ -240,7 +241,7 @@ class Versions:
                 f"checkpoint {path} cannot be sampled; use one that save_weights_for_sampler has saved "
                 f"(tinker://RUN/{SAMPLER_WEIGHTS}/NAME)"
             )
-        before = sampler.version  # that it was opened with, by an earlier generation
+        before = sampler.version  # from an earlier generation
         if before is not None and (before in self._linked or await self._link_is_there(before, sampler)):
             self._use(before, sampler.session_id)
             return before
@@ -250,7 +251,7 @@ class Versions:
         return version
 
     async def _link(self, path: CheckpointPath) -> VersionKey:
-        """Have the files of a checkpoint; once more if it is overwritten meanwhile, as another version."""
+        """Link the files of a checkpoint; if it is overwritten meanwhile, link the new version."""
         while True:
             folder, opened = await self._checkpoints.open(path)
             check_rank(path, opened.adapter, self._max_rank)
@@ -285,14 +286,14 @@ def check_rank(path: CheckpointPath, adapter: AdapterSpec, max_rank: int) -> Non
 def open_versions(
     samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
 ) -> Versions:
-    """Continue with the folders that are there. Blocks."""
+    """Open the versions in a directory, which is made if necessary. Blocks."""
     assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
     directory.mkdir(parents=True, exist_ok=True)
     return Versions(samplers, checkpoints, bank, directory, max_rank)
 
 
 class _PeftConfig(msgspec.Struct):
-    """What matters of adapter_config.json."""
+    """Reads the fields of adapter_config.json that matter here."""
 
     r: int
     lora_alpha: float
@@ -300,7 +301,7 @@ class _PeftConfig(msgspec.Struct):
 
 
 def _read_adapter(folder: Path) -> AdapterSpec | None:
-    """What a PEFT folder holds; None when it is not there. It is complete if it is there at all."""
+    """Read the adapter of a PEFT folder, which is complete if it exists; None when it does not."""
     try:
         config = msgspec.json.decode((folder / "adapter_config.json").read_bytes(), type=_PeftConfig)
     except (FileNotFoundError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""Sample requests with samples to start: samplers take turns, the requests of one sampler are in order."""
+"""The line of sample requests that have samples to start: round robin over samplers, FIFO within each."""
 
 from bisect import bisect_left, insort
 
@@ -6,7 +6,7 @@ from spmd_tx.coordinator.sampling.job import SampleJob
 
 
 class WaitingLine:
-    """Jobs with waiting samples, by sampler. The sampler that was served longest ago comes first."""
+    """Holds jobs with waiting samples, by sampler. The sampler that was served longest ago comes first."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, list[tuple[int, int, SampleJob]]] = {}
@@ -18,7 +18,7 @@ class WaitingLine:
         return bool(self._places)
 
     def samplers(self) -> list[str]:
-        """In the order of their turns."""
+        """Return the samplers in the order of their turns."""
         return list(self._jobs)
 
     def first(self, sampler: str) -> SampleJob | None:
@@ -26,11 +26,11 @@ class WaitingLine:
         return jobs[0][-1] if jobs else None
 
     def jobs(self, sampler: str, most: int) -> list[SampleJob]:
-        """The first of a sampler, in the order of their turns."""
+        """Return a sampler's first ``most`` jobs in order."""
         return [job for _, _, job in self._jobs.get(sampler, [])[:most]]
 
     def ahead_of(self, job: SampleJob) -> int:
-        """How many samples of earlier requests wait, too."""
+        """Return how many samples of earlier requests wait, too."""
         if self._ahead is None:
             self._ahead, total = {}, 0
             for other in sorted(self._places, key=lambda each: each.number):
@@ -39,12 +39,12 @@ class WaitingLine:
         return self._ahead.get(job, 0)
 
     def add(self, job: SampleJob) -> None:
-        """Put a job in line by its age; nothing changes for one that is in line."""
+        """Put a job in line by its age, unless it is there."""
         if job not in self._places:
             self._insert(job, 0)
 
     def remove(self, job: SampleJob) -> None:
-        """Take a job out; nothing changes for one that is not in line."""
+        """Take a job out, if it is there."""
         place = self._places.pop(job, None)
         if place is None:
             return
@@ -55,13 +55,13 @@ class WaitingLine:
             del self._jobs[job.sampler]
 
     def step_back(self, job: SampleJob) -> None:
-        """Let all other requests of its sampler go first."""
+        """Let all other requests of the job's sampler go first."""
         self.remove(job)
         self._last_place += 1
         self._insert(job, self._last_place)
 
     def serve(self, sampler: str) -> None:
-        """The sampler has had its turn."""
+        """Move a sampler that had its turn to the end."""
         jobs = self._jobs.pop(sampler, None)
         if jobs is not None:
             self._jobs[sampler] = jobs
