@@ -1,1 +1,1 @@
-"""The command line: ``spmd-tx serve``, ``plan``, ``keys``, ``requests`` and the others."""
+"""The command line: reads options and calls the part of the program that does the work."""

@@ -1,0 +1,1 @@
+"""The server process: answers clients, keeps the log of requests, decides what the workers run."""

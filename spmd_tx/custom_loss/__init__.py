@@ -1,1 +1,1 @@
-"""Custom losses as clients trace them: what a graph may hold, and the checks of it. Knows no JAX."""
+"""Custom losses as clients upload them: traced graphs, the operations allowed, and their checks, without JAX."""

@@ -1,1 +1,1 @@
-"""``spmd-tx demo``: a tiny model that learns on this machine, from its making to a plot of its reward."""
+"""The demo: writes a tiny model, trains it on this machine, and plots its reward."""

@@ -1,1 +1,1 @@
-"""Processes beside this one, for code that is foreign or large, and what a process keeps from others."""
+"""Child processes for foreign or costly code, and what a process keeps from other users of the machine."""

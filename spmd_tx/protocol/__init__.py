@@ -1,1 +1,1 @@
-"""The contract between coordinator and workers: commands, reports, programs, the memory plan, the secret."""
+"""The contract between coordinator, agents and workers: commands, reports, programs, the memory plan."""

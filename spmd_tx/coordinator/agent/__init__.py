@@ -1,1 +1,1 @@
-"""Runs on every host: starts one worker process, watches it and ends it."""
+"""Starts, watches and ends one worker process; an agent runs on every host."""

@@ -1,1 +1,1 @@
-"""Sessions, models and samplers: creates them, looks them up, lists and searches them."""
+"""Creates, looks up, lists and searches sessions, models and samplers."""

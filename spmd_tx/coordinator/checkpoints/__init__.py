@@ -1,1 +1,1 @@
-"""Checkpoints and snapshots: their folders, local and remote stores, and their rows."""
+"""Stores checkpoints and snapshots: folders on disk, remote stores, and their rows."""

@@ -1,1 +1,1 @@
-"""The HTTP server: routes, keys, errors, limits on bodies. Parses, checks, calls one verb and answers."""
+"""Routes, API keys, errors, limits on bodies: parses and checks a request, calls one function, answers."""

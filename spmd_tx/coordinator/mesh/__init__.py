@@ -1,1 +1,1 @@
-"""The workers as the coordinator sees them: connections, generations, and why they were lost."""
+"""The workers as the coordinator sees them: the ZeroMQ hub, generations, the watchdog, causes of losses."""

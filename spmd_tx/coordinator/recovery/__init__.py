@@ -1,1 +1,1 @@
-"""After a loss: which snapshot a model starts from, and which requests run again."""
+"""Restores models after a loss: which snapshot to start from, and which requests to run again."""

@@ -1,1 +1,1 @@
-"""The write-ahead log of requests: accepts, stores, counts losses, and waits for outcomes."""
+"""The write-ahead log of requests: accepts them, stores them, and waits for their outcomes."""

@@ -1,1 +1,1 @@
-"""What is deleted, and when; and backups."""
+"""Deletes what is no longer needed, and makes backups."""

@@ -1,1 +1,1 @@
-"""What every part of the coordinator runs on: event loop, clock, threads, byte budgets, metrics."""
+"""What all parts of the coordinator run on: event loop, clock, threads, byte budgets, metrics."""

@@ -1,1 +1,1 @@
-"""From a sample request to Prefill and Decode commands and back: admission, pages, batches."""
+"""Turns sample requests into Prefill and Decode commands: admission, pages, continuous batching."""

@@ -1,1 +1,1 @@
-"""One generation of workers at work: lines move, commands go out, outcomes are stored."""
+"""Runs the requests on one generation of workers: moves lines on, sends commands, stores outcomes."""

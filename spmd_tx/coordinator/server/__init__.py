@@ -1,1 +1,1 @@
-"""One coordinator process: checks the machine, builds the parts, serves, drains and ends."""
+"""Runs one coordinator process: checks the machine, builds the parts, serves, drains and exits."""

@@ -1,1 +1,1 @@
-"""Who may do what, and what they used: callers, API keys, the audit log, usage."""
+"""Who may do what, and what they have used: callers, API keys, the audit log, usage."""

@@ -1,1 +1,1 @@
-"""From conversations and texts to tokens: chat templates, and tokenizing within limits on time and memory."""
+"""Turns conversations and texts into tokens, within limits on time and memory."""

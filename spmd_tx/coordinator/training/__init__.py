@@ -1,1 +1,1 @@
-"""From a training request to steps and back to an outcome: lines, packing, batching, losses."""
+"""Turns training requests into steps, and replies into outcomes: lines, packing, batching, losses."""

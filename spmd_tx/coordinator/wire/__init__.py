@@ -1,1 +1,1 @@
-"""The formats that clients send and read, by subject: JSON structs and protobuf, no behaviour."""
+"""The formats that clients send and read, by subject: JSON structs and protobuf, without behaviour."""

@@ -1,1 +1,1 @@
-"""Runs custom losses in processes beside the mesh, with bounds on their time and memory."""
+"""Runs custom losses in processes beside the mesh, with limits on time and memory."""

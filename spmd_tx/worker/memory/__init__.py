@@ -1,1 +1,1 @@
-"""What fits on the devices: sizes, measurements, the plan, and why a plan is refused."""
+"""Plans device memory: sizes, measurements, the plan, and the reasons when nothing fits."""

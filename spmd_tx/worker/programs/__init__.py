@@ -1,1 +1,1 @@
-"""Compiles the programs of the steps, counts compilations, and knows how each is called."""
+"""Compiles the programs of the steps, and knows which program each command needs."""

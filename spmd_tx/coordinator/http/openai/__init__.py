@@ -1,1 +1,1 @@
-"""OpenAI's API on top of the same requests."""
+"""Routes of OpenAI's API, on top of the same requests."""

@@ -1,1 +1,1 @@
-"""The routes of the Tinker API, a file per subject."""
+"""Routes of the Tinker API, a file per subject."""
