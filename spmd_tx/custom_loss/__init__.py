@@ -1,1 +1,1 @@
-"""Custom losses as clients upload them: traced graphs, the operations allowed, and their checks, without JAX."""
+"""Custom losses as clients upload them: traced graphs, their operations and checks, without JAX."""
