@@ -33,21 +33,20 @@ def load(model_dir: Path, declared: Any, mesh: Mesh, progress: Callable[[str], N
 
     Raises StartError when the directory is not a checkpoint of the declared model.
     """
-    leaves, structure = jax.tree.flatten(declared)
+    weights = jax.tree.leaves(declared)
     try:
         files = _Files(model_dir)
-        for weight in leaves:
+        for weight in weights:
             files.check(weight)
         loading = _Loading(files, mesh, progress)
-        loading.expect(leaves)
+        loading.expect(weights)
         with ThreadPoolExecutor(READERS, thread_name_prefix="load-weights") as pool:
-            arrays = [loading.array(weight, pool) for weight in leaves]
+            return jax.tree.map(lambda weight: loading.array(weight, pool), declared)
     except (SafetensorError, OSError) as problem:
         raise StartError(
             f"cannot read the weights in {model_dir}: {problem}; a file may be damaged or only "
             "half downloaded, so download the model again"
         ) from problem
-    return jax.tree.unflatten(structure, arrays)
 
 
 def _lead(weight: Weight) -> tuple[int, ...]:

@@ -4,11 +4,11 @@ Dimension key: L layer, P page (of one data shard), S place in a page, K key-val
 B row, T token, N pages in a row's table. Page 0 takes what nobody reads.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -24,9 +24,7 @@ from spmd_tx.sharding.weight import Weight
 MOST_SCORES = 1 << 22  # of one head that are held at once: tokens of rows times tokens that they see
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class KvCache:
+class KvCache(PyTreeNode):
     """[L, P, S, K, E]; every data shard has pages of its own."""
 
     keys: Any

@@ -12,13 +12,13 @@ Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O outpu
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
@@ -36,18 +36,14 @@ ATTENTION, MLP, UNEMBED = ("q", "k", "v", "o"), ("gate", "up", "down"), ("head",
 ROW_PARALLEL = ("o", "down")  # their input is split over tp; the others' output is
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Lora(Generic[Leaf]):
+class Lora(PyTreeNode, Generic[Leaf]):
     """The two factors of one linear map: y = x W + scale · (x Aᵀ) B."""
 
     a: Leaf  # [L, S, R, I]; the head has no L, experts have [L, X, S, R, I]
     b: Leaf  # [L, S, R, O]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Adapters(Generic[Leaf]):
+class Adapters(PyTreeNode, Generic[Leaf]):
     """The factors of every adapted linear map."""
 
     layers: dict[str, Lora[Leaf]]

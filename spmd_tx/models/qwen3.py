@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
@@ -31,9 +32,7 @@ from spmd_tx.sharding.weight import Weight
 Leaf = TypeVar("Leaf")
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class LayerWeights(Generic[Leaf]):
+class LayerWeights(PyTreeNode, Generic[Leaf]):
     """The weights of all layers, stacked along the first dimension."""
 
     attention_norm: Leaf  # [L, D]
@@ -50,9 +49,7 @@ class LayerWeights(Generic[Leaf]):
     router: Leaf | None  # [L, D, X]; None: no experts
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Weights(Generic[Leaf]):
+class Weights(PyTreeNode, Generic[Leaf]):
     """The frozen base model."""
 
     embed: Leaf  # [V, D]

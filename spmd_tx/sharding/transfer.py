@@ -28,4 +28,4 @@ def to_devices(array: np.ndarray, sharding: NamedSharding) -> Array:
 
 def to_host(tree: Any) -> Any:
     """Fetch replicated arrays."""
-    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)) if isinstance(x, Array) else x, tree)
+    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), tree)

@@ -18,19 +18,14 @@ class Weight:
     transposed: bool = False  # Hugging Face stores [out, in], we compute with [in, out]
 
 
-def is_weight(leaf: object) -> bool:
-    """Where a tree of declarations has its leaves."""
-    return isinstance(leaf, Weight)
-
-
 def specs(weights: Any) -> Any:
     """The tree of PartitionSpecs of a tree of Weights."""
-    return jax.tree.map(lambda weight: weight.spec, weights, is_leaf=is_weight)
+    return jax.tree.map(lambda weight: weight.spec, weights)
 
 
 def shardings(mesh: Mesh, weights: Any) -> Any:
     """The tree of NamedShardings of a tree of Weights."""
-    return jax.tree.map(lambda weight: NamedSharding(mesh, weight.spec), weights, is_leaf=is_weight)
+    return jax.tree.map(lambda weight: NamedSharding(mesh, weight.spec), weights)
 
 
 def abstract(mesh: Mesh, weights: Any) -> Any:
@@ -39,4 +34,4 @@ def abstract(mesh: Mesh, weights: Any) -> Any:
     def leaf(weight: Weight) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=NamedSharding(mesh, weight.spec))
 
-    return jax.tree.map(leaf, weights, is_leaf=is_weight)
+    return jax.tree.map(leaf, weights)

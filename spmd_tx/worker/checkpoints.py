@@ -5,7 +5,6 @@ Every process writes and reads its own shards, in one directory that all of them
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +12,7 @@ import absl.logging
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from flax.struct import PyTreeNode
 from jax import Array
 
 from spmd_tx.models.lora import Adapters
@@ -25,9 +25,7 @@ WRITE_TIMEOUT_SECONDS = 300  # until the processes that write one checkpoint tog
 absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax tells every step of a save otherwise
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SlotState(Generic[Leaf]):
+class SlotState(PyTreeNode, Generic[Leaf]):
     """What a slot holds: fp32 adapters without the slot axis, [L, R, width], the head's [R, width]."""
 
     w: Adapters[Leaf]
@@ -76,25 +74,19 @@ def restore_state(
     """
     wanted: SlotState[Any] = like
     if not optimizer:
-        wanted = SlotState(
-            like.w, *(jax.tree.map(lambda _: ocp.PLACEHOLDER, part) for part in _optimizer(like))
-        )
+        wanted = jax.tree.map(lambda _: ocp.PLACEHOLDER, like).replace(w=like.w)
     with _checkpointer() as checkpointer:
         restored = checkpointer.restore(
             path.absolute(),
             args=ocp.args.PyTreeRestore(item=wanted, restore_args=jax.tree.map(_how, like)),
         )
     if not optimizer:
-        return SlotState(restored.w, *(jax.tree.map(_zeros, part) for part in _optimizer(like)))
+        return SlotState(restored.w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
     return restored
 
 
 def _checkpointer() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-
-
-def _optimizer(state: SlotState[Leaf]) -> tuple[Adapters[Leaf], Adapters[Leaf], Leaf]:
-    return state.mu, state.nu, state.step
 
 
 def _how(leaf: jax.ShapeDtypeStruct) -> ocp.ArrayRestoreArgs:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import msgspec
-import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
@@ -17,7 +16,7 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.sharding.transfer import to_devices
+from spmd_tx.sharding.transfer import to_devices, to_host
 from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.accelerator import agreed_attention
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
@@ -93,7 +92,7 @@ class Engine:
     def forward_backward(self, command: commands.ForwardBackward) -> Result:
         call = self._calls.forward_backward(self.state, command)
         grad_sum, logprobs, losses = self._run(call)
-        self.state.train = self.state.train.with_gradient(grad_sum)
+        self.state.train = self.state.train.replace(grad_sum=grad_sum)
         return {"logprobs": logprobs, "losses": losses}, {}
 
     def forward(self, command: commands.Forward) -> Result:
@@ -177,8 +176,7 @@ class Engine:
         """All processes gather, process 0 writes, and none goes on before the folder is there."""
         whole = self._run(self._calls.gather(one))
         if jax.process_index() == 0:
-            host = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), whole)
-            peft.write(Path(path), host, adapter, self.model, self.setup.model_name)
+            peft.write(Path(path), to_host(whole), adapter, self.model, self.setup.model_name)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"peft {path}")
 

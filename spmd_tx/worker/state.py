@@ -1,12 +1,12 @@
 """All arrays of a worker: declared, and made when it starts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -16,14 +16,13 @@ from spmd_tx.models.kv_cache import KvCache, cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.models.qwen3 import Weights
 from spmd_tx.sharding.mesh import DATA
-from spmd_tx.sharding.weight import Weight, is_weight, shardings
+from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.steps.sample import Bank, RowState
 from spmd_tx.worker.steps.train_state import TrainState, train_weights
 
 
-@dataclass
-class WorkerState:
+class WorkerState(PyTreeNode, frozen=False):
     """The same fields hold the declarations (Weight leaves) or the arrays."""
 
     base: Weights[Any]
@@ -62,6 +61,6 @@ def zeros(mesh: Mesh, declared: Any) -> Any:
     """Arrays of zeros, made where they live. One buffer per leaf: shared ones could not be donated."""
 
     def make() -> Any:
-        return jax.tree.map(lambda weight: jnp.zeros(weight.shape, weight.dtype), declared, is_leaf=is_weight)
+        return jax.tree.map(lambda weight: jnp.zeros(weight.shape, weight.dtype), declared)
 
     return jax.jit(make, out_shardings=shardings(mesh, declared))()

@@ -15,7 +15,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.sharding.weight import Weight, is_weight, shardings
+from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.state import zeros
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState
@@ -38,7 +38,7 @@ def random_arrays(mesh: Mesh, declared: Any) -> Any:
 
         return jax.jit(make, out_shardings=shardings(mesh, weight))(next(keys))
 
-    return jax.tree.map(leaf, declared, is_leaf=is_weight)
+    return jax.tree.map(leaf, declared)
 
 
 @dataclass

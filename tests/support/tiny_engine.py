@@ -20,7 +20,7 @@ from spmd_tx.models.lora import Adapters
 from spmd_tx.protocol.commands import LOSS_NAMES
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
-from spmd_tx.sharding.weight import is_weight, shardings
+from spmd_tx.sharding.weight import shardings
 from spmd_tx.worker.steps import train
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
@@ -70,7 +70,7 @@ def random_arrays(declared: Any, seed: int, std: float = 0.1) -> Any:
         values = std * noise.standard_normal(weight.shape)
         return (values + ("norm" in weight.hf_name)).astype(weight.dtype)
 
-    return jax.tree_util.tree_map_with_path(leaf, declared, is_leaf=is_weight)
+    return jax.tree_util.tree_map_with_path(leaf, declared)
 
 
 def to_numpy(tree: Any) -> Any:

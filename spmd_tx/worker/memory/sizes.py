@@ -19,7 +19,6 @@ from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.protocol.commands import PREFILL_TOKENS, Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
-from spmd_tx.sharding.weight import is_weight
 from spmd_tx.worker.memory.steps import Shape
 from spmd_tx.worker.steps.train_state import train_weights
 
@@ -123,7 +122,7 @@ class Sizes:
 def bytes_per_device(mesh: AnyMesh, declared: Any) -> int:
     """What one device holds of declared arrays."""
     total = 0
-    for weight in jax.tree.leaves(declared, is_leaf=is_weight):
+    for weight in jax.tree.leaves(declared):
         local = NamedSharding(mesh, weight.spec).shard_shape(weight.shape)
         total += jnp.dtype(weight.dtype).itemsize * math.prod(local)
     return total

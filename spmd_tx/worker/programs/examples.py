@@ -22,8 +22,7 @@ class Menu:
 
     def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
         self._setup, self._calls = setup, calls
-        fields = {name: abstract(mesh, part) for name, part in vars(declared).items()}
-        self._state = WorkerState(**fields)
+        self._state = abstract(mesh, declared)
         self._one = abstract(mesh, one_adapter(declared.train.w))
         self._vector = abstract(mesh, vector(declared.train, mesh))
         self._slot = abstract(mesh, slot_weights(declared.train))

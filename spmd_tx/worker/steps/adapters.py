@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import lora
 from spmd_tx.models.lora import Adapters, Lora
-from spmd_tx.sharding.weight import Weight, is_weight, shardings
+from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.checkpoints import SlotState
 from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
@@ -43,7 +43,7 @@ def one_adapter(stack: Adapters[Weight]) -> Adapters[Weight]:
         spec = tuple(weight.spec)
         return Weight(shape, P(*spec[:axis], *spec[axis + 1 :]), weight.dtype)
 
-    return jax.tree.map(leaf, stack, is_leaf=is_weight)
+    return jax.tree.map(leaf, stack)
 
 
 def slot_weights(state: TrainState) -> SlotState:

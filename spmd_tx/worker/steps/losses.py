@@ -6,20 +6,17 @@ Dimension key: B row, T token, K target.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.protocol.commands import LOSS_NAMES
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TokenLossInputs:
+class TokenLossInputs(PyTreeNode):
     """Per-token inputs [B, T]; per-row ones have shape [B, 1]."""
 
     kinds: Any  # int32 [B, 1]

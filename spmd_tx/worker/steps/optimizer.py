@@ -1,13 +1,13 @@
 """The optimizer step of one slot, jitted once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.struct import PyTreeNode
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -17,9 +17,7 @@ from spmd_tx.sharding.weight import specs
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class AdamWInputs:
+class AdamWInputs(PyTreeNode):
     """Hyper-parameters of one step, float32 scalars."""
 
     learning_rate: Any
@@ -70,13 +68,12 @@ def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
         step = state.step.at[slot].add(applied.astype(jnp.int32))
         zeros = jax.tree.map(jnp.zeros_like, grad)
         return (
-            TrainState(
+            state.replace(
                 w=put_slot(state.w, choose(new_w, w), slot),
                 grad_sum=put_slot(state.grad_sum, zeros, slot),
                 mu=put_slot(state.mu, choose(moments.mu, mu), slot),
                 nu=put_slot(state.nu, choose(moments.nu, nu), slot),
                 step=step,
-                scale=state.scale,
             ),
             norm,
             applied,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from flax.struct import PyTreeNode
 from jax import Array, lax
 
 from spmd_tx.models import head
@@ -24,9 +25,7 @@ class Widths:
     draws: int
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ScoreInputs:
+class ScoreInputs(PyTreeNode):
     """protocol.PromptWishes on the device."""
 
     targets: Any  # int32 [B, T, W]

@@ -4,12 +4,12 @@ Dimension key as in protocol.py: B row (over all data shards), T token, N pages 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -29,18 +29,14 @@ from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scor
 from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Bank:
+class Bank(PyTreeNode):
     """Sampler versions by bank slot, in the compute dtype. Slot 0 is the base model: all zero."""
 
     w: Adapters[Any]
     scale: Any  # float32 [S, 2], as in TrainState
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class RowState:
+class RowState(PyTreeNode):
     """What stays on the device from one decode dispatch to the next; padded to the most rows."""
 
     tokens: Any  # int32 [B]
@@ -48,9 +44,7 @@ class RowState:
     remaining: Any  # 0: dead
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DecodeRows:
+class DecodeRows(PyTreeNode):
     """protocol.Decode on the device."""
 
     source: Any  # int32 [B]
@@ -80,9 +74,7 @@ class DecodeRows:
         )
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(PyTreeNode):
     """What every step of a decode brings: [K, B, ...], or of one step [B, ...]."""
 
     tokens: Any  # int32; -1 where the row is dead

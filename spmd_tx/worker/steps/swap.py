@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import AXES
-from spmd_tx.sharding.weight import Weight, is_weight, shardings, specs
+from spmd_tx.sharding.weight import Weight, shardings, specs
 from spmd_tx.worker.steps.train_state import TrainState
 
 VECTOR = P(AXES)  # how a vector lies on the mesh; uint32
@@ -54,7 +54,7 @@ class _Group:
 
 def make_swap_steps(mesh: Mesh, state: TrainState) -> SwapSteps:
     """Compile the steps for the declared training state."""
-    leaves, tree = jax.tree.flatten(state, is_leaf=is_weight)
+    leaves, tree = jax.tree.flatten(state)
     dtypes = [leaf.dtype for leaf in leaves]
     groups = _groups(mesh, leaves)
     state_specs = specs(state)
@@ -85,7 +85,7 @@ def make_swap_steps(mesh: Mesh, state: TrainState) -> SwapSteps:
 
 def vector(state: TrainState, mesh: Mesh) -> Weight:
     """Declare the vector of one slot of a declared state."""
-    groups = _groups(mesh, jax.tree.leaves(state, is_leaf=is_weight))
+    groups = _groups(mesh, jax.tree.leaves(state))
     return Weight((mesh.size * sum(group.share for group in groups),), VECTOR, jnp.uint32)
 
 

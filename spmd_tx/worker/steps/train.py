@@ -6,12 +6,12 @@ Dimension key: B row (over all data shards), T token, K target, D model width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -31,9 +31,7 @@ from spmd_tx.worker.steps.train_state import TrainState, active_slots, add_to_sl
 HEAD_TOKENS = 1024  # tokens per data shard whose logits are held at once
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Rows:
+class Rows(PyTreeNode):
     """protocol.PackedRows on the device."""
 
     tokens: Any  # int32 [B, T]

@@ -3,11 +3,11 @@
 Dimension key: S slot, R maximum rank, X input or output width.
 """
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
@@ -18,9 +18,7 @@ from spmd_tx.sharding.mesh import AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
+class TrainState(PyTreeNode):
     """fp32. Steps take it and return a new one. Leaves are arrays or their declarations."""
 
     w: Adapters[Any]
@@ -29,9 +27,6 @@ class TrainState:
     nu: Adapters[Any]
     step: Any  # int32 [S]
     scale: Any  # float32 [S, 2]: alpha / rank, and the same with the rank of experts' factors
-
-    def with_gradient(self, grad_sum: Adapters[Any]) -> "TrainState":
-        return replace(self, grad_sum=grad_sum)
 
 
 def train_weights(model: ModelConfig, mesh: AnyMesh, slots: int, rank: int) -> TrainState:

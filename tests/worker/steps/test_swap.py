@@ -11,7 +11,7 @@ import pytest
 
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
-from spmd_tx.sharding.weight import is_weight, shardings
+from spmd_tx.sharding.weight import shardings
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.steps import swap
 from spmd_tx.worker.steps.optimizer import AdamWInputs
@@ -106,7 +106,7 @@ def test_a_swapped_slot_comes_back_bit_for_bit_from_host_and_disk(shape, kind, t
 def test_no_device_moves_what_another_one_moves(shape):
     mesh = make_mesh(*shape)
     declared = train_weights(MODELS["dense"], mesh, SLOTS, RANK)
-    words = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(declared, is_leaf=is_weight)) // SLOTS
+    words = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(declared)) // SLOTS
     assert 0 <= swap.vector(declared, mesh).shape[0] - words < 4 * mesh.size
 
 
@@ -173,7 +173,7 @@ def learn(engine: TinyEngine, swapper: Swapper, between: Between) -> tuple[Train
         for part in range(2):
             rows = [(random_datum(10 * step + part, slot),)]
             gradient = engine.forward_backward(state.w, deal(engine.data_shards, [rows]), state.grad_sum)
-            state, slot = between(state.with_gradient(gradient.grad_sum), slot, swapper)
+            state, slot = between(state.replace(grad_sum=gradient.grad_sum), slot, swapper)
         state, _, applied = engine.optim_step(state, slot, inputs)
         assert applied
         state, slot = between(state, slot, swapper)
