@@ -1,4 +1,4 @@
-"""An agent: starts and ends one worker process as the coordinator says, and survives both of them."""
+"""An agent: starts and ends one worker process on the coordinator's orders, and outlives both."""
 
 import asyncio
 import logging
@@ -34,24 +34,24 @@ from spmd_tx.protocol.secret import VARIABLE, Keys
 logger = logging.getLogger(__name__)
 
 WORKER = ("-m", "spmd_tx.worker.main")
-REJECTED_SECONDS = 10.0  # of nothing but refused connections, until the agent gives up
-AGAIN_SECONDS = 2.0  # after a refusal that may pass
+REJECTED_SECONDS = 10.0  # of refused connections only, after which the agent gives up
+RETRY_SECONDS = 2.0  # after a refusal that may pass
 
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """What an agent is told by whoever starts it."""
+    """Holds the options of one agent."""
 
     coordinator: str  # HOST:PORT
     process: int
     secret: str
     devices: int | None = None  # of its worker; None: as many as the mesh asks for
-    base_model: str | None = None  # where this host has it; None: where the coordinator has it
+    base_model: str | None = None  # its place on this host; None: the same place as on the coordinator's
     patience: float | None = None  # seconds without a coordinator until it gives up; None: never
 
 
 class Agent:
-    """The agent of one worker process."""
+    """Serves one worker process of the mesh."""
 
     def __init__(
         self, options: AgentOptions, worker: Sequence[str] = WORKER, oom_kills: OomKills | None = None
@@ -59,14 +59,14 @@ class Agent:
         self._options = options
         self._worker = worker
         self._instance = secrets.token_hex(8)
-        self._supervisor = WorkerProcess(options.process)
+        self._process = WorkerProcess(options.process)
         self._oom_kills = oom_kills or OomKills()
-        self._has_met = False  # a coordinator, ever
+        self._was_connected = False  # to a coordinator, ever
         self._alone_since: float | None = None
         self._rejected_since: float | None = None
 
     async def run(self) -> None:
-        """Return when the coordinator says that it ends. Raises StartError when it cannot be of use."""
+        """Return when the coordinator says that it ends. Raises StartError when this host is of no use."""
         self._link = AgentLink(self._options.coordinator, Keys.of(self._options.secret))
         self._alone_since = self._now()
         beating = asyncio.create_task(self._beat())
@@ -78,16 +78,16 @@ class Agent:
             raise
         finally:
             beating.cancel()
-            self._supervisor.kill()
-            await self._supervisor.stop(patience=0)
+            self._process.kill()
+            await self._process.stop(patience=0)
             await self._link.close()
 
     def kill(self) -> None:
-        """End the worker at once."""
-        self._supervisor.kill()
+        """Kill the worker."""
+        self._process.kill()
 
     async def _next(self) -> LinkEvent:
-        """Raises StartError when there has been no coordinator for too long."""
+        """The next event. Raises StartError when there has been no coordinator for too long."""
         deadline = None
         if self._alone_since is not None and self._options.patience is not None:
             deadline = self._alone_since + self._options.patience
@@ -104,15 +104,15 @@ class Agent:
         match event:
             case Connected():
                 self._alone_since = self._rejected_since = None
-                self._has_met = True
+                self._was_connected = True
                 logger.info("found the coordinator at %s", self._options.coordinator)
                 self._say_hello()
             case Lost():
                 self._alone_since = self._now()
                 logger.warning("lost the coordinator at %s", self._options.coordinator)
-                await self._supervisor.stop(patience=0)
+                await self._process.stop(patience=0)
             case Rejected():
-                self._be_rejected()
+                self._note_rejection()
             case StartWorker():
                 await self._start(event)
             case StopWorker():
@@ -121,7 +121,7 @@ class Agent:
                 if is_final:
                     raise StartError(reason)
                 logger.warning("%s", reason)
-                asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._say_hello)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._say_hello)
             case Ping() | Quit():
                 pass
 
@@ -137,20 +137,30 @@ class Agent:
             )
         )
 
-    def _be_rejected(self) -> None:
-        """Give up, if this goes on from the start; later it may be a coordinator that is being replaced."""
+    def _note_rejection(self) -> None:
+        """Raise StartError if rejections go on from the start; later, a coordinator may be being replaced."""
         self._rejected_since = self._rejected_since or self._now()
-        if not self._has_met and self._now() - self._rejected_since >= REJECTED_SECONDS:
+        if not self._was_connected and self._now() - self._rejected_since >= REJECTED_SECONDS:
             raise StartError(
                 f"the coordinator at {self._options.coordinator} refuses the connection: the secrets differ, "
                 "or that is not its --worker-port; give all hosts the same --secret-file"
             )
 
     async def _start(self, order: StartWorker) -> None:
-        await self._supervisor.stop(patience=0)
+        await self._process.stop(patience=0)
         base_model = self._options.base_model
         directory = await asyncio.to_thread(find_model, base_model) if base_model else Path(order.model_dir)
         await asyncio.to_thread(check_same, directory, order.model_files)
+        logger.info("generation %d: starting worker %d", order.generation, self._options.process)
+        try:
+            environment = of_worker(os.environ) | {VARIABLE: self._options.secret}
+            ended = await self._process.start(self._command(order, directory), environment)
+        except OSError as error:  # too many processes, or no memory for one more
+            self._report_end(order.generation, WorkerExit(self._options.process, 1, (str(error),)))
+            return
+        ended.add_done_callback(lambda ended: self._report_end(order.generation, ended.result()))
+
+    def _command(self, order: StartWorker, directory: Path) -> list[str]:
         command = [
             sys.executable,
             *self._worker,
@@ -162,18 +172,11 @@ class Agent:
         ]
         if order.device_ids is not None and not _sees_only(order.devices):
             command += ["--device-ids", ",".join(map(str, order.device_ids))]
-        logger.info("generation %d: starting worker %d", order.generation, self._options.process)
-        try:
-            environment = of_worker(os.environ) | {VARIABLE: self._options.secret}
-            ended = await self._supervisor.start(command, environment)
-        except OSError as error:  # too many processes, or no memory for one more
-            self._report_end(order.generation, WorkerExit(self._options.process, 1, (str(error),)))
-            return
-        ended.add_done_callback(lambda ended: self._report_end(order.generation, ended.result()))
+        return command
 
     async def _stop(self, generation: int) -> None:
-        if self._supervisor.is_running:
-            await self._supervisor.stop(patience=0)
+        if self._process.is_running:
+            await self._process.stop(patience=0)
         else:
             self._report_end(generation, WorkerExit(self._options.process, 0))
 
@@ -199,6 +202,6 @@ class Agent:
 
 
 def _sees_only(devices: int) -> bool:
-    """Whether a launcher has divided this host's GPUs already."""
+    """Whether a launcher has already divided this host's GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return len([each for each in visible.split(",") if each]) == devices

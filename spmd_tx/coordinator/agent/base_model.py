@@ -1,4 +1,7 @@
-"""Finds the base model: a directory, or a Hugging Face id in the local cache or on the hub. Blocks."""
+"""Finds the base model, and checks that all hosts have the same one. All functions block.
+
+A base model is a directory, or a Hugging Face id, which is looked up in the local cache and then downloaded.
+"""
 
 import json
 from hashlib import blake2b
@@ -9,15 +12,16 @@ from tokenizers import Tokenizer
 
 from spmd_tx.errors import StartError
 
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
-CONFIGS = ["config.json", "generation_config.json"]
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"  # of weights in several files
+WHOLE = "model.safetensors"  # weights in one file
+CONFIGS = [CONFIG, "generation_config.json"]
 TOKENIZER = "tokenizer.json"
-DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # other weight formats stay there
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # no other formats of weights
 
 
 def find_model(base_model: str) -> Path:
-    """The directory of the model, complete. Raises StartError when there is none."""
+    """The directory of the complete model. Raises StartError when there is none."""
     directory = Path(base_model).expanduser()
     if directory.is_dir():
         _check(directory)
@@ -46,13 +50,49 @@ def find_config(base_model: str) -> Path:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer, for stop strings."""
+    """Read the tokenizer. Raises StartError."""
     path = directory / TOKENIZER
     try:
-        json.loads(path.read_text())  # what the tokenizers library raises has no type of its own
+        json.loads(path.read_text())  # the tokenizers library raises nothing more specific than Exception
     except (OSError, ValueError) as error:
         raise StartError(f"cannot read {path}: {error}; restore it from where the model came from") from None
     return Tokenizer.from_file(str(path))
+
+
+def weight_files(directory: Path) -> list[str]:
+    """The names of the files with the weights, whether they are there or not. Raises StartError."""
+    index = directory / INDEX
+    if not index.is_file():
+        return [WHOLE]
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise StartError(
+            f"{index} is damaged: {error!r}; restore it from where the model came from"
+        ) from None
+
+
+def fingerprint(directory: Path) -> dict[str, str]:
+    """What identifies the model: a digest of its configuration, and the sizes of its weight files."""
+    try:
+        found = {CONFIG: blake2b((directory / CONFIG).read_bytes(), digest_size=8).hexdigest()}
+        for name in weight_files(directory):
+            found[name] = f"{(directory / name).stat().st_size} bytes"
+    except OSError as error:
+        raise StartError(f"{directory} is no complete model: {error.strerror}: {error.filename}") from None
+    return found
+
+
+def check_same(directory: Path, expected: dict[str, str]) -> None:
+    """Raise StartError, which names a difference, unless the directory has the coordinator's model."""
+    found = fingerprint(directory)
+    for name in sorted(found.keys() | expected.keys()):
+        here, there = found.get(name, "absent"), expected.get(name, "absent")
+        if here != there:
+            raise StartError(
+                f"{directory} holds another base model than the coordinator has: {name} is {here} here and "
+                f"{there} there; give --base-model the directory of the same model"
+            )
 
 
 def _from_cache(model_id: str) -> Path | None:
@@ -60,7 +100,7 @@ def _from_cache(model_id: str) -> Path | None:
         directory = Path(snapshot_download(model_id, allow_patterns=DOWNLOADED, local_files_only=True))
         _check(directory)
     except (OSError, ValueError, StartError):
-        return None  # not there, or only in part
+        return None  # absent or incomplete
     return directory
 
 
@@ -78,49 +118,10 @@ def _download(model_id: str) -> Path:
 
 
 def _check(directory: Path) -> None:
-    """Name the first file that is missing."""
-    for name in ("config.json", TOKENIZER):
+    """Raise StartError, which names the first missing file, unless the model is complete."""
+    for name in (CONFIG, TOKENIZER):
         if not (directory / name).is_file():
             raise StartError(f"{directory} has no {name}; it is no complete model in the Hugging Face layout")
     for name in weight_files(directory):
         if not (directory / name).is_file():
             raise StartError(f"{directory} has no {name}; the model's weights are missing or incomplete")
-
-
-def weight_files(directory: Path) -> list[str]:
-    """The names of the files with the weights, whether they are there or not."""
-    index = directory / INDEX
-    if not index.is_file():
-        return [WHOLE]
-    try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise StartError(
-            f"{index} is damaged: {error!r}; restore it from where the model came from"
-        ) from None
-
-
-CONFIG = "config.json"
-
-
-def fingerprint(directory: Path) -> dict[str, str]:
-    """What the model consists of: a digest of its configuration, and the sizes of its weight files."""
-    try:
-        found = {CONFIG: blake2b((directory / CONFIG).read_bytes(), digest_size=8).hexdigest()}
-        for name in weight_files(directory):
-            found[name] = f"{(directory / name).stat().st_size} bytes"
-    except OSError as error:
-        raise StartError(f"{directory} is no complete model: {error.strerror}: {error.filename}") from None
-    return found
-
-
-def check_same(directory: Path, expected: dict[str, str]) -> None:
-    """Raise StartError, which names what differs, unless the directory has the coordinator's model."""
-    found = fingerprint(directory)
-    for name in sorted(found.keys() | expected.keys()):
-        here, there = found.get(name, "absent"), expected.get(name, "absent")
-        if here != there:
-            raise StartError(
-                f"{directory} holds another base model than the coordinator has: {name} is {here} here and "
-                f"{there} there; give --base-model the directory of the same model"
-            )

@@ -1,4 +1,4 @@
-"""An agent's connection to the coordinator, which may be lost and come back."""
+"""An agent's connection to the coordinator, which reconnects by itself."""
 
 import asyncio
 import socket
@@ -13,14 +13,14 @@ from spmd_tx.protocol.commands import encode
 from spmd_tx.protocol.reports import in_frames
 from spmd_tx.protocol.secret import Keys
 
-CONNECT_MS = 3_000  # for one attempt; the system's own retries wait ever longer
+CONNECT_MS = 3_000  # for one attempt; the operating system's own retries wait ever longer
 RECONNECT_MS, SLOWEST_RECONNECT_MS = 200, 2_000
 LINGER_MS = 1_000
 
 
 @dataclass(frozen=True)
 class Connected:
-    """There is a coordinator that knows the secret, and knows nothing of this agent yet."""
+    """A coordinator that knows the secret is there; it does not know this agent yet."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Somebody is there who hangs up: the secrets differ, or it is no coordinator."""
+    """The other side has hung up: the secrets differ, or it is no coordinator."""
 
 
 LinkEvent = Connected | Lost | Rejected | AnyOrder
@@ -43,7 +43,7 @@ _FAILED_HANDSHAKES = (
 
 
 class AgentLink:
-    """Reconnects by itself. Lives in one asyncio loop."""
+    """Sends reports to the coordinator and receives its orders. Lives in one asyncio loop."""
 
     def __init__(self, address: str, keys: Keys) -> None:
         self.is_connected = False
@@ -51,7 +51,7 @@ class AgentLink:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         keys.introduce(self._socket)
-        self._socket.immediate = True  # nothing waits for a connection that may be another coordinator's
+        self._socket.immediate = True  # no message waits for a connection to perhaps another coordinator
         self._socket.heartbeat_ivl = HEARTBEAT_MS
         self._socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
         self._socket.connect_timeout = CONNECT_MS
@@ -62,11 +62,11 @@ class AgentLink:
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._receive())]
 
     async def next(self) -> LinkEvent:
-        """What the coordinator says next, or what becomes of the connection."""
+        """The coordinator's next order, or the next change of the connection."""
         return await self._events.get()
 
     def send(self, report: AgentReport) -> None:
-        """Send, if there is anybody."""
+        """Send a report, if there is a connection."""
         if self.is_connected:
             self._socket.send_multipart(in_frames(encode(report)))
 

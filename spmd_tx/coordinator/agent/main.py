@@ -1,4 +1,4 @@
-"""What ``spmd-tx worker`` does: an agent in a process of its own, until the server or a signal ends it."""
+"""Runs ``spmd-tx worker``: an agent in a process of its own, until the server or a signal ends it."""
 
 import asyncio
 import os
@@ -14,6 +14,7 @@ from spmd_tx.protocol.secret import REMEDY, VARIABLE, read_secret
 
 
 def shared_secret(file: Path | None) -> str:
+    """Read the secret from the file or the environment. Raises StartError when there is none."""
     secret = read_secret(file)
     if secret is None:
         raise StartError(
@@ -24,7 +25,7 @@ def shared_secret(file: Path | None) -> str:
 
 
 async def run(options: AgentOptions, worker: Sequence[str] = WORKER) -> int:
-    """The result is the exit code. Raises StartError when this host cannot be of use."""
+    """Run an agent. The result is the exit code. Raises StartError when this host is of no use."""
     if not re.fullmatch(r"[^:/\s]+:[0-9]+", options.coordinator):
         raise StartError(f"--coordinator is {options.coordinator!r}; it must be HOST:PORT")
     log_to_stderr()

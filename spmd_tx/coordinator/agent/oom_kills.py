@@ -1,6 +1,7 @@
-"""Whether the kernel has killed processes here for want of memory, as its counters say. Elsewhere: never.
+"""Tells from Linux's counters whether the kernel has killed processes here for lack of memory.
 
-A process that ends so looks like one that an operator has killed: by SIGKILL.
+Such a process looks like one that an operator has killed: both end by SIGKILL. Without these counters the
+answer is always no.
 """
 
 from collections import deque
@@ -9,11 +10,11 @@ from pathlib import Path
 
 from spmd_tx.protocol.reports import BEAT_SECONDS
 
-RECENT_SECONDS = 30.0  # it may take long until a large process is gone
+RECENT_SECONDS = 30.0  # a large process may take long to end
 
 
 def find_counters(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Files with a line "oom_kill COUNT": those of this process's control group, or else of the machine.
+    """Files with a line "oom_kill COUNT", of this process's control groups, or else of the whole machine.
 
     A container may see its own group as the root of the tree.
     """
@@ -34,7 +35,7 @@ def find_counters(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgrou
 
 
 class OomKills:
-    """Counts them. ``note`` is called every BEAT_SECONDS."""
+    """Counts OOM kills. ``note`` must be called every BEAT_SECONDS."""
 
     def __init__(self, counters: Sequence[Path] | None = None) -> None:
         self._counters = find_counters() if counters is None else counters

@@ -8,18 +8,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-KEPT_LINES = 200  # of what a worker prints
+KEPT_LINES = 200  # of a worker's output
 QUOTED_LINES = 8
-STACK_FRAME = "    @ "  # of a C++ library that aborts; the reason stands before it
-LONGEST_LINE = 1 << 16  # bytes; more is cut into several
+STACK_FRAME = "    @ "  # begins a line of an aborting C++ library's stack; the reason stands before the stack
+LONGEST_LINE = 1 << 16  # bytes; a longer line is cut into several
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a worker that hangs in a collective needs the latter
 
-# Runs first in the new process: the kernel kills it when this process is gone, however that happened, and
-# before this process when there is no memory left.
+# Runs first in the new process, and asks the kernel to kill it when this process is gone, however that
+# happened, and to kill it rather than this process when there is no memory left.
 DIE_WITH_PARENT = """\
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
-VICTIM = 500  # without memory, the kernel takes a worker: that is mended sooner than the server
+VICTIM = 500  # for the OOM killer: a worker is restarted sooner than the server
 parent, *command = sys.argv[1:]
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -32,12 +32,12 @@ if os.getppid() == int(parent):
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker process ended."""
+    """Says how a worker process ended."""
 
     worker: int
     code: int  # negative: the signal that killed it
     last_lines: tuple[str, ...] = ()
-    is_out_of_memory: bool = False  # killed by the kernel, as far as can be told
+    is_out_of_memory: bool = False  # killed by the kernel, by its counters
 
     def __str__(self) -> str:
         if self.code < 0:
@@ -55,7 +55,7 @@ class _Process:
 
 
 class WorkerProcess:
-    """Has the worker process of one number, on this host."""
+    """Starts and ends the worker process of one number, on this host."""
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
@@ -65,7 +65,7 @@ class WorkerProcess:
     async def start(
         self, command: Sequence[str], environment: Mapping[str, str]
     ) -> asyncio.Future[WorkerExit]:
-        """Start the process; the future says how it ended. The one before has ended."""
+        """Start the process; the future says how it ended. An earlier one must have ended."""
         assert not self.is_running
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -91,18 +91,18 @@ class WorkerProcess:
         return self._started.process.pid if self._started is not None else None
 
     async def stop(self, patience: float) -> None:
-        """Wait for the process to end by itself; after ``patience`` seconds end it."""
+        """Wait for the process to end by itself; terminate it after ``patience`` seconds."""
         if self._started is None:
             return
         process = self._started.process
         for end, seconds in ((process.terminate, patience), (process.kill, TERMINATE_SECONDS)):
             await asyncio.wait([self._started.ended], timeout=seconds)
-            if process.returncode is None:  # an ended one may still have to be read to its last line
+            if process.returncode is None:  # the output of an ended process may still have to be read
                 end()
         await asyncio.wait([self._started.ended])
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         if self._started is not None and self._started.process.returncode is None:
             self._started.process.kill()
 
@@ -110,15 +110,15 @@ class WorkerProcess:
 async def _watch(worker: int, started: _Process) -> None:
     relay = asyncio.create_task(_relay(worker, started))
     code = await started.process.wait()
-    await asyncio.wait([relay], timeout=1.0)  # its output may be held open by a child of its own
+    await asyncio.wait([relay], timeout=1.0)  # a child of the worker may keep its output open
     relay.cancel()
     if not started.ended.done():
-        told = [line for line in started.lines if line and not line.startswith(STACK_FRAME)]
-        started.ended.set_result(WorkerExit(worker, code, tuple(told)[-QUOTED_LINES:]))
+        lines = [line for line in started.lines if line and not line.startswith(STACK_FRAME)]
+        started.ended.set_result(WorkerExit(worker, code, tuple(lines)[-QUOTED_LINES:]))
 
 
 async def _relay(worker: int, started: _Process) -> None:
-    """Print a worker's lines on our standard error, and remember the last ones."""
+    """Print a worker's lines on standard error, and keep the last ones."""
     stream, rest = started.process.stdout, b""
     assert stream is not None
     while chunk := await stream.read(LONGEST_LINE):

@@ -1,6 +1,6 @@
-"""What exists: sessions, models and samplers. Look up, create, end.
+"""Creates, looks up and ends sessions, models and samplers.
 
-This process is the only writer, so what was looked up once is answered from memory.
+This process is the only writer, so rows that were looked up once are answered from memory.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row", Session, Model, Sampler)
 
-MOST_DETAIL = 2000  # characters of what a client says at its end
+MAX_DETAIL = 2000  # characters of a client's detail about its end
 
 START_AGAIN = "create a new client, from a saved checkpoint if there is one"
 
@@ -39,14 +39,14 @@ def sampler_id(session_id: str, seq_id: int) -> str:
 
 
 class Catalog:
-    """Rows are handed out detached from the database; nobody changes them."""
+    """Serves rows that are detached from the database; callers must not change them."""
 
     def __init__(self, database: Database, open_sessions: Iterable[Session]) -> None:
         self._database = database
         self._sessions = {session.id: session for session in open_sessions}
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, Sampler] = {}
-        self._last_seen = dict.fromkeys(self._sessions, clock.now())  # of the sessions that have not ended
+        self._last_seen = dict.fromkeys(self._sessions, clock.now())  # of the open sessions
 
     async def create_session(self, request: CreateSessionRequest, caller: Caller = EVERYONE) -> Session:
         session = Session(
@@ -75,7 +75,7 @@ class Catalog:
         return session
 
     async def open_session(self, session_id: str) -> Session:
-        """A session that can still be given work. Raises NotFound or InvalidRequest."""
+        """A session that still takes requests. Raises NotFound or InvalidRequest."""
         session = await self.session(session_id)
         if session.id not in self._last_seen:
             raise InvalidRequest(f"{_ending(session)}; {START_AGAIN}")
@@ -86,7 +86,7 @@ class Catalog:
         return sum(self._sessions[id].owner == owner for id in self._last_seen)
 
     async def heartbeat(self, session_id: str) -> bool:
-        """Note that the client is there; False when its session has ended."""
+        """Note a client's sign of life; False when its session has ended."""
         await self.session(session_id)
         is_open = session_id in self._last_seen
         if is_open:
@@ -106,12 +106,12 @@ class Catalog:
         return await self._end(session_id, {"ended_because": because}, SERVER)
 
     async def finish_session(self, session_id: str, ending: FinishSessionRequest, caller: Caller) -> bool:
-        """The same, as its client wishes."""
+        """End a session at its client's request; False when it had ended before."""
         reason = ending.reason.type
         values = {
             "ended_because": f"its client finished: {reason}",
             "finish_reason": reason,
-            "finish_detail": ending.detail and ending.detail[:MOST_DETAIL],
+            "finish_detail": ending.detail and ending.detail[:MAX_DETAIL],
         }
         return await self._end(session_id, values, caller)
 
@@ -144,7 +144,7 @@ class Catalog:
         return model
 
     async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None:
-        """Remember what a model has become by loading a checkpoint."""
+        """Store the adapter that a model has after loading a checkpoint."""
         values = msgspec.to_builtins(adapter)
         async with self._database.transaction() as db:
             await db.execute(update(Model).where(Model.id == model_id).values(values))
@@ -161,7 +161,7 @@ class Catalog:
         return session_id not in self._last_seen
 
     async def set_version(self, sampler: Sampler, version: str) -> None:
-        """Remember which weights a sampler was opened with."""
+        """Store which weights a sampler was opened with."""
         async with self._database.transaction() as db:
             await db.execute(update(Sampler).where(Sampler.id == sampler.id).values(version=version))
         sampler.version = version
@@ -174,7 +174,7 @@ class Catalog:
         return sampler
 
     async def join_sampler(self, sampler: Sampler) -> int:
-        """Count one more client of a sampler; return its number, which nobody else gets."""
+        """Count one more client of a sampler, and return its unique number."""
         one_more = update(Sampler).where(Sampler.id == sampler.id).values(clients=Sampler.clients + 1)
         async with self._database.transaction() as db:
             number = (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
@@ -182,13 +182,13 @@ class Catalog:
         return number
 
     async def inflight_samplers(self, model_id: str) -> list[str]:
-        """Of a model, the newest first."""
+        """The ids of a model's in-flight samplers, newest first."""
         query = select(Sampler.id).where(Sampler.model_id == model_id, Sampler.inflight.is_(True))
         async with self._database.reading() as db:
             return list(await db.scalars(query.order_by(Sampler.created_at.desc())))
 
     async def problem(self, row: Model | Sampler) -> str | None:
-        """Why a model or sampler that once existed takes no more requests, if so."""
+        """Why a model or sampler takes no more requests; None when it does."""
         session = await self.session(row.session_id)
         if session.id not in self._last_seen:
             return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
@@ -207,10 +207,10 @@ class Catalog:
         of: str | None = None,
         inflight: bool = False,
     ) -> Sampler:
-        """A sampler of a checkpoint (``path``), of a model's present weights (``of``), or of the base model.
+        """Create a sampler of a checkpoint (``path``), of a model's weights (``of``), or of the base model.
 
-        One that is ``inflight`` draws from what the model has saved last in this way. The same number in the
-        same session again is the same sampler.
+        An ``inflight`` sampler always uses the weights that the model has saved last in this way. The same
+        number in the same session gives the same sampler again.
         """
         sampler = Sampler(
             id=sampler_id(session_id, seq_id),
@@ -233,7 +233,7 @@ class Catalog:
         return self._samplers.setdefault(sampler.id, known or sampler)
 
     def _forget(self, session_id: str) -> None:
-        """Whoever asks for something of an ended session gets it from the database."""
+        """Drop an ended session's rows from memory; later requests read them from the database."""
         del self._sessions[session_id]
         self._models = {id: model for id, model in self._models.items() if model.session_id != session_id}
         self._samplers = {

@@ -1,4 +1,4 @@
-"""What the listing routes answer, newest first. Reads only."""
+"""Builds the answers of the listing routes, newest first. Reads only."""
 
 import time
 from collections.abc import Sequence
@@ -11,13 +11,18 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, RequestRow, Sampler, Session
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
-from spmd_tx.coordinator.wire import checkpoints as checkpoint_schemas
-from spmd_tx.coordinator.wire import sessions as session_schemas
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_WEIGHTS, WEIGHTS
-from spmd_tx.coordinator.wire.sessions import as_texts
+from spmd_tx.coordinator.wire.checkpoints import Checkpoint as WireCheckpoint
+from spmd_tx.coordinator.wire.checkpoints import (
+    CheckpointsResponse,
+    Cursor,
+    TrainingRun,
+    TrainingRunsResponse,
+)
+from spmd_tx.coordinator.wire.sessions import SessionResponse, SessionsResponse, as_texts
 
 MAX_PAGE = 1000
-LARGEST_OFFSET = 2**63 - 1  # to which databases can count
+MAX_OFFSET = 2**63 - 1  # of the databases
 
 NEWEST_FIRST = (Checkpoint.created_at.desc(), Checkpoint.number.desc())
 
@@ -27,46 +32,44 @@ _TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "ex
 
 
 class Page(NamedTuple):
-    """Which part of a listing is wanted."""
+    """Selects a part of a listing."""
 
     offset: int
     limit: int
 
     def clamped(self) -> "Page":
-        offset = min(max(self.offset, 0), LARGEST_OFFSET)
+        offset = min(max(self.offset, 0), MAX_OFFSET)
         return Page(offset, min(max(self.limit, 1), MAX_PAGE))
 
 
 class Which(NamedTuple):
-    """Of what a caller may see, what is wanted."""
+    """Selects among the sessions that a caller may see."""
 
     access_scope: AccessScope = "accessible"
-    project_id: str | None = None  # None: of any, or none
+    project_id: str | None = None  # None: any project, or none
 
     def of(self, caller: Caller) -> ColumnElement[bool]:
-        """Of the sessions."""
+        """The condition on ``Session``."""
         is_own = true() if self.access_scope == "accessible" else Session.owner == caller.owner
         is_in = true() if self.project_id is None else Session.project_id == self.project_id
         return and_(is_seen(caller, Session.owner), is_own, is_in)
 
 
-async def sessions(
-    database: Database, page: Page, caller: Caller, which: Which
-) -> session_schemas.SessionsResponse:
+async def sessions(database: Database, page: Page, caller: Caller, which: Which) -> SessionsResponse:
     offset, limit = page.clamped()
     newest_first = (Session.created_at.desc(), Session.id)
     query = select(Session.id).where(which.of(caller)).order_by(*newest_first)
     async with database.reading() as db:
-        return session_schemas.SessionsResponse(list(await db.scalars(query.offset(offset).limit(limit))))
+        return SessionsResponse(list(await db.scalars(query.offset(offset).limit(limit))))
 
 
-async def session(database: Database, row: Session) -> session_schemas.SessionResponse:
+async def session(database: Database, row: Session) -> SessionResponse:
     async with database.reading() as db:
         models = await db.scalars(
             select(Model.id).where(Model.session_id == row.id).order_by(Model.created_at)
         )
         samplers = select(Sampler.id).where(Sampler.session_id == row.id).order_by(Sampler.created_at)
-        return session_schemas.SessionResponse(
+        return SessionResponse(
             training_run_ids=list(models),
             sampler_ids=list(await db.scalars(samplers)),
             user_metadata=as_texts(row.user_metadata),
@@ -74,9 +77,7 @@ async def session(database: Database, row: Session) -> session_schemas.SessionRe
         )
 
 
-async def training_runs(
-    database: Database, page: Page, caller: Caller, which: Which
-) -> checkpoint_schemas.TrainingRunsResponse:
+async def training_runs(database: Database, page: Page, caller: Caller, which: Which) -> TrainingRunsResponse:
     offset, limit = page.clamped()
     belongs_to = Session.id == Model.session_id
     seen = select(Model).join(Session, belongs_to).where(which.of(caller))
@@ -85,27 +86,25 @@ async def training_runs(
         newest_first = seen.order_by(Model.created_at.desc(), Model.id)
         models = (await db.scalars(newest_first.offset(offset).limit(limit))).all()
         runs = [await _training_run(db, model) for model in models]
-    return checkpoint_schemas.TrainingRunsResponse(runs, checkpoint_schemas.Cursor(offset, limit, total))
+    return TrainingRunsResponse(runs, Cursor(offset, limit, total))
 
 
-async def training_run(database: Database, model: Model) -> checkpoint_schemas.TrainingRun:
+async def training_run(database: Database, model: Model) -> TrainingRun:
     async with database.reading() as db:
         return await _training_run(db, model)
 
 
-async def run_checkpoints(
-    database: Database, run_id: str, caller: Caller
-) -> checkpoint_schemas.CheckpointsResponse:
+async def run_checkpoints(database: Database, run_id: str, caller: Caller) -> CheckpointsResponse:
     seen = select(Checkpoint).where(
         Checkpoint.run_id == run_id, is_seen(caller, Checkpoint.owner), _is_there()
     )
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(*NEWEST_FIRST))).all()
-    return checkpoint_schemas.CheckpointsResponse(_checkpoints(rows))
+    return CheckpointsResponse(_checkpoints(rows))
 
 
 async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Checkpoint]:
-    """The caller's newest ones that can be sampled now."""
+    """The caller's newest checkpoints that can be sampled now."""
     query = select(Checkpoint).where(
         Checkpoint.kind == SAMPLER_WEIGHTS, _is_there(), is_seen(caller, Checkpoint.owner)
     )
@@ -113,21 +112,17 @@ async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Ch
         return (await db.scalars(query.order_by(*NEWEST_FIRST).limit(MAX_PAGE))).all()
 
 
-async def checkpoints(
-    database: Database, page: Page, caller: Caller
-) -> checkpoint_schemas.CheckpointsResponse:
+async def checkpoints(database: Database, page: Page, caller: Caller) -> CheckpointsResponse:
     offset, limit = page.clamped()
     seen = select(Checkpoint).where(is_seen(caller, Checkpoint.owner), _is_there())
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(*NEWEST_FIRST).offset(offset).limit(limit))).all()
         total = await _count(db, seen)
-    return checkpoint_schemas.CheckpointsResponse(
-        _checkpoints(rows), checkpoint_schemas.Cursor(offset, limit, total)
-    )
+    return CheckpointsResponse(_checkpoints(rows), Cursor(offset, limit, total))
 
 
 def _is_there() -> ColumnElement[bool]:
-    """An expired checkpoint is not there any more, even before it is deleted."""
+    """Whether a checkpoint has not expired; an expired one counts as gone even before it is deleted."""
     return or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > time.time())
 
 
@@ -135,10 +130,10 @@ async def _count(db: AsyncSession, query: Select[Any]) -> int:
     return await db.scalar(select(func.count()).select_from(query.subquery())) or 0
 
 
-async def _training_run(db: AsyncSession, model: Model) -> checkpoint_schemas.TrainingRun:
+async def _training_run(db: AsyncSession, model: Model) -> TrainingRun:
     last_request = select(func.max(RequestRow.created_at)).where(RequestRow.line == model.id)
     last_request_time = await db.scalar(last_request) or model.created_at
-    return checkpoint_schemas.TrainingRun(
+    return TrainingRun(
         training_run_id=model.id,
         base_model=model.base_model,
         model_owner=await db.scalar(select(Session.owner).where(Session.id == model.session_id)) or "",
@@ -152,7 +147,7 @@ async def _training_run(db: AsyncSession, model: Model) -> checkpoint_schemas.Tr
     )
 
 
-async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> checkpoint_schemas.Checkpoint | None:
+async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> WireCheckpoint | None:
     query = (
         select(Checkpoint)
         .where(Checkpoint.run_id == model.id, Checkpoint.kind == kind, _is_there())
@@ -163,12 +158,12 @@ async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> checkpo
     return row and _checkpoint(row)
 
 
-def _checkpoints(rows: Sequence[Checkpoint]) -> list[checkpoint_schemas.Checkpoint]:
+def _checkpoints(rows: Sequence[Checkpoint]) -> list[WireCheckpoint]:
     return [_checkpoint(row) for row in rows]
 
 
-def _checkpoint(row: Checkpoint) -> checkpoint_schemas.Checkpoint:
-    return checkpoint_schemas.Checkpoint(
+def _checkpoint(row: Checkpoint) -> WireCheckpoint:
+    return WireCheckpoint(
         checkpoint_id=f"{row.kind}/{row.name}",
         checkpoint_type=_TYPES[row.kind],
         time=_rfc3339(row.created_at),

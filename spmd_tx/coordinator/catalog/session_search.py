@@ -1,4 +1,4 @@
-"""The search for sessions, newest first, page by page. Reads only."""
+"""Searches sessions, newest first, page by page. Reads only."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -27,32 +27,34 @@ from spmd_tx.coordinator.wire.sessions import (
 )
 
 ROWS_AT_ONCE = 500
-CLOCK_SECONDS = 1e-5  # what a time loses on its way to a client and back is less
+ROUNDING_SECONDS = 1e-5  # more than a time loses on its way to a client and back
 
 
-async def search(database: Database, wish: SessionSearchRequest, caller: Caller) -> SessionSearchResponse:
-    """One page. Names and metadata are compared here: databases differ in their case, and in JSON."""
+async def search(database: Database, request: SessionSearchRequest, caller: Caller) -> SessionSearchResponse:
+    """Find one page. Names and metadata are compared here, since databases differ in case and JSON."""
     async with database.reading() as db:
         found: list[Session] = []
-        async for session in _candidates(db, wish, caller):
-            if _is_wanted(session, wish):
+        async for session in _candidates(db, request, caller):
+            if _is_wanted(session, request):
                 found.append(session)
-                if len(found) > wish.limit:
+                if len(found) > request.limit:
                     break
-        page = found[: wish.limit]
+        page = found[: request.limit]
         saved = await _saved(db, [session.id for session in page])
-    last = page[-1] if len(found) > wish.limit else None
+    last = page[-1] if len(found) > request.limit else None
     return SessionSearchResponse(
         [_summary(session, *saved.get(session.id, (0, 0))) for session in page],
         last and SessionSearchCursor(write_moment(last.created_at), last.id),
     )
 
 
-async def _candidates(db: AsyncSession, wish: SessionSearchRequest, caller: Caller) -> AsyncIterator[Session]:
-    """The sessions that the database finds, from the cursor on."""
-    query = select(Session).where(is_seen(caller, Session.owner), *_conditions(wish, caller))
+async def _candidates(
+    db: AsyncSession, request: SessionSearchRequest, caller: Caller
+) -> AsyncIterator[Session]:
+    """The sessions that meet the conditions on columns, from the cursor on."""
+    query = select(Session).where(is_seen(caller, Session.owner), *_conditions(request, caller))
     query = query.order_by(Session.created_at.desc(), Session.id.desc()).limit(ROWS_AT_ONCE)
-    place = wish.cursor and await _place(db, wish.cursor)
+    place = request.cursor and await _place(db, request.cursor)
     while True:
         rows = (await db.scalars(query if place is None else query.where(_is_behind(*place)))).all()
         for row in rows:
@@ -67,18 +69,18 @@ def _is_behind(created_at: float, id: str) -> ColumnElement[bool]:
     return or_(is_earlier, and_(Session.created_at == created_at, Session.id < id))
 
 
-def _conditions(wish: SessionSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
+def _conditions(request: SessionSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
-    if isinstance(wish.owner, OwnSearchOwner):
+    if isinstance(request.owner, OwnSearchOwner):
         conditions.append(Session.owner == caller.owner)
-    elif isinstance(wish.owner, UserSearchOwner):
-        conditions.append(Session.owner.in_(wish.owner.owner_urns))
-    if wish.project_ids is not None:
-        conditions.append(func.coalesce(Session.project_id, "").in_(wish.project_ids))
-    if wish.session_id is not None and wish.display_name is None:
-        conditions.append(Session.id == wish.session_id)
-    if wish.statuses is not None:
-        conditions.append(or_(false(), *map(_has_status, wish.statuses)))
+    elif isinstance(request.owner, UserSearchOwner):
+        conditions.append(Session.owner.in_(request.owner.owner_urns))
+    if request.project_ids is not None:
+        conditions.append(func.coalesce(Session.project_id, "").in_(request.project_ids))
+    if request.session_id is not None and request.display_name is None:
+        conditions.append(Session.id == request.session_id)
+    if request.statuses is not None:
+        conditions.append(or_(false(), *map(_has_status, request.statuses)))
     return conditions
 
 
@@ -91,26 +93,26 @@ def _has_status(status: StatusQuery) -> ColumnElement[bool]:
     return false()
 
 
-def _is_wanted(session: Session, wish: SessionSearchRequest) -> bool:
-    if wish.display_name is not None and session.id != wish.session_id:
+def _is_wanted(session: Session, request: SessionSearchRequest) -> bool:
+    if request.display_name is not None and session.id != request.session_id:
         name = (session.display_name or "").casefold()
-        if not all(word in name for word in wish.display_name.casefold().split()):
+        if not all(word in name for word in request.display_name.casefold().split()):
             return False
     metadata = as_texts(session.user_metadata) or {}
-    return wish.user_metadata.items() <= metadata.items()
+    return request.user_metadata.items() <= metadata.items()
 
 
 async def _place(db: AsyncSession, cursor: SessionSearchCursor) -> tuple[float, str]:
-    """Where a page ended, to the last bit if the session is still known."""
+    """Where the last page ended: creation time, exact if the session is still known, and id."""
     seconds = read_moment("cursor.last_created_at", cursor.last_created_at).timestamp()
     exact = await db.scalar(select(Session.created_at).where(Session.id == cursor.last_session_id))
-    if exact is not None and abs(exact - seconds) < CLOCK_SECONDS:
+    if exact is not None and abs(exact - seconds) < ROUNDING_SECONDS:
         seconds = exact
     return seconds, cursor.last_session_id
 
 
 async def _saved(db: AsyncSession, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """How many checkpoints each session has, and their bytes."""
+    """The number of checkpoints of each session, and their bytes."""
     query = (
         select(Model.session_id, func.count(), func.sum(Checkpoint.size_bytes))
         .join(Checkpoint, Checkpoint.run_id == Model.id)

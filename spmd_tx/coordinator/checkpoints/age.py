@@ -1,6 +1,6 @@
 """Encrypts exported files to their recipients with age (age-encryption.org). Blocks.
 
-To be called in a child process: pyrage is known to panic. The coordinator does not import this.
+Call it in a child process only: pyrage is known to panic. The coordinator itself does not import this module.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ Recipient = Any
 
 
 def read_recipients(recipients: Sequence[str]) -> list[Recipient]:
-    """Those that check_recipients has let pass. Raises InvalidRequest."""
+    """Read keys that check_recipients has let pass. Raises InvalidRequest."""
     return [_read(text) for text in recipients]
 
 
 def check(recipients: Sequence[str]) -> None:
-    """See whether something can be encrypted to them: not every number is a key. Raises InvalidRequest."""
+    """Raise InvalidRequest unless something can be encrypted to all of them: not every number is a key."""
     _age.encrypt(b"", read_recipients(recipients))
 
 
 def encrypt(folder: str, recipients: Sequence[str]) -> None:
-    """Put an encrypted file, with a suffix more, in place of each file. Can go on after an interruption."""
+    """Replace each file by an encrypted one with one more suffix. May be interrupted and repeated."""
     keys = read_recipients(recipients)
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file() and path.suffix not in (SUFFIX, ".tmp"):

@@ -1,7 +1,7 @@
-"""Whether texts are public keys that files can be encrypted to with age. Pure; knows no library of age.
+"""Checks whether texts are public keys that age can encrypt to. Pure; does not use age's library.
 
-That library has been seen to crash on malformed keys. What passes here is well-formed; whether the
-numbers in it make a key is for the library to say, in a child process (age_encryption.py).
+That library has been seen to crash on malformed keys. Keys that pass here are well-formed; whether their
+numbers make a key is checked by the library, in a child process (age.py).
 """
 
 import base64
@@ -18,12 +18,12 @@ MODULUS_BITS = range(2048, 8192 + 1)
 
 
 def check_recipients(texts: Sequence[str]) -> list[str]:
-    """Public keys, without comments: age's own, as age1..., or those of SSH. Raises InvalidRequest."""
+    """Check age's own keys, as age1..., and SSH's; the result is without comments. Raises InvalidRequest."""
     return [_checked(text) for text in texts]
 
 
 def check_bounds(texts: Sequence[str], most: int, longest: int) -> None:
-    """Raises InvalidRequest if there are too many, or one has too many bytes."""
+    """Raise InvalidRequest for more than ``most`` keys, or one longer than ``longest`` characters."""
     if len(texts) > most:
         raise InvalidRequest(f"age_encryption_recipients has {len(texts)} entries; encrypt to at most {most}")
     for text in texts:
@@ -48,7 +48,7 @@ def _checked(text: str) -> str:
 
 
 def not_a_key(text: str, problem: str) -> str:
-    """What is told of a text that is no public key."""
+    """The error message for a text that is no public key."""
     return (
         f"age_encryption_recipients has {_shown(text)}, which is no public key ({problem}); "
         "send keys as age1... or ssh-ed25519 ..."
@@ -62,7 +62,7 @@ def _shown(text: str) -> str:
 
 
 def _problem_of_age(text: str) -> str | None:
-    """Of a key of age, in Bech32 (BIP 173)."""
+    """The problem of a key of age's own, in Bech32 (BIP 173)."""
     symbols = text.removeprefix("age1")
     if not symbols.isascii() or not set(symbols) <= set(BECH32):
         return "it has characters that Bech32 does not know"
@@ -88,7 +88,7 @@ def _checksum(values: Sequence[int]) -> int:
 
 
 def _problem_of_ssh(kind: str, encoded: str) -> str | None:
-    """Of a key of SSH, as RFC 4253 and RFC 8709 have it."""
+    """The problem of an SSH key (RFC 4253, RFC 8709)."""
     try:
         fields = _fields(base64.b64decode(encoded, validate=True))
     except (binascii.Error, ValueError):
@@ -109,7 +109,7 @@ def _problem_of_ssh(kind: str, encoded: str) -> str | None:
 
 
 def _fields(content: bytes) -> list[bytes] | None:
-    """What is in a sequence of strings that say their length; None if they do not fit."""
+    """The strings in a sequence of length-prefixed strings; None if the lengths do not fit."""
     fields = []
     while content:
         size = int.from_bytes(content[:4], "big")
@@ -121,7 +121,7 @@ def _fields(content: bytes) -> list[bytes] | None:
 
 
 def _problem_of_number(name: str, number: bytes) -> str | None:
-    """Of one in the only form that is allowed: two's complement, no byte too many."""
+    """The problem of a number, which must be positive, in two's complement and as short as possible."""
     if not number or number[0] >= 0x80:
         return f"its {name} is not positive"
     if number[0] == 0 and (len(number) == 1 or number[1] < 0x80):

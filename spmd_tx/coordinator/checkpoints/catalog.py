@@ -1,4 +1,4 @@
-"""Saved checkpoints: begin, complete, find, expire, delete. A folder on disk and a row for each."""
+"""Saves, finds, copies, expires and deletes checkpoints. Each has a folder in the store and a row."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, update
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator.checkpoints import files as checkpoint_files
+from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
@@ -27,25 +27,25 @@ from spmd_tx.protocol.commands import AdapterSpec
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Visible = Callable[[Checkpoint], bool]  # whether somebody may know of a checkpoint
+Visible = Callable[[Checkpoint], bool]  # whether a caller may know of a checkpoint
 
-GIVEN_UP_SECONDS = 60.0  # after which workers that were lost have ended for certain
+GIVEN_UP_SECONDS = 60.0  # after which lost workers have ended for certain
 
 # One hour to ten years, as the SDK's documentation says
 MIN_TTL_SECONDS, MAX_TTL_SECONDS = 3600, 10 * 366 * 24 * 3600
 
 
 class SaveOptions(NamedTuple):
-    """What a client says about a checkpoint it wants."""
+    """Holds a client's options for a checkpoint."""
 
     overwrite: bool = False
     ttl_seconds: int | None = None  # None: for ever
     user_metadata: dict[str, Any] | None = None
-    request_id: str | None = None  # which, carried out once more, may overwrite what it has saved itself
+    request_id: str | None = None  # of the request, which may overwrite its own checkpoint when it runs again
 
 
 class CheckpointCatalog:
-    """All checkpoints of this server."""
+    """Keeps the rows of checkpoints in step with the store."""
 
     def __init__(
         self,
@@ -55,20 +55,21 @@ class CheckpointCatalog:
         storage: DiskGuard,
         most_bytes: int = 0,
     ) -> None:
-        """``most_bytes`` of one owner; 0: any number."""
+        """``most_bytes`` bounds the checkpoints of one owner; 0: no bound."""
         self._most_bytes = most_bytes
         self._database = database
         self._storage = storage
         self._store = store
         self._base_model = base_model
-        self._staged: dict[CheckpointPath, Path] = {}  # what was begun and is not complete
+        self._staged: dict[CheckpointPath, Path] = {}  # begun, but not complete
 
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path:
-        """Where the workers may write the checkpoint. Raises InvalidRequest when it may not be saved.
+        """Begin to save. The result is where the workers may write the checkpoint.
 
-        Raises OSError while there is no room: workers that found the disk full would be lost.
+        Raises InvalidRequest when it may not be saved, and OSError while the disk is too full: workers that
+        found it full would be lost.
         """
-        self._storage.require_room()
+        self._storage.require_space()
         checkpoint_paths.check_name("a checkpoint", path.name)
         check_ttl(options.ttl_seconds)
         present = await self._row(path)
@@ -78,7 +79,7 @@ class CheckpointCatalog:
                 f"checkpoint {path} exists; choose another name, or save with overwrite=True"
             )
         if self._most_bytes:
-            await self._check_sum(path)
+            await self._check_quota(path)
         self._discard_later(self._staged.get(path))
         staged = self._staged[path] = await self._do(self._store.stage, path)
         return staged
@@ -86,16 +87,16 @@ class CheckpointCatalog:
     async def complete(
         self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
     ) -> Manifest:
-        """Make a written checkpoint the one of its name. May be called again when the database failed.
+        """Publish a written checkpoint under its name. May be called again when the database failed.
 
-        What its owner has published is private again when it is overwritten.
+        A public checkpoint that is overwritten becomes private.
         """
         manifest = await self._do(self._store.manifest, path)
         earlier = manifest if manifest is not None and manifest.saved_by == options.request_id else None
-        is_new = await asyncio.to_thread(checkpoint_files.is_to_be_published, staged, options.request_id)
+        is_new = await asyncio.to_thread(files.is_to_be_published, staged, options.request_id)
         if manifest is None or earlier is None or is_new:
-            files = await asyncio.to_thread(checkpoint_files.sizes, staged)
-            manifest = self._manifest(path, adapter, options, files, await self._owner(path.run_id))
+            sizes = await asyncio.to_thread(files.sizes, staged)
+            manifest = self._manifest(path, adapter, options, sizes, await self._owner(path.run_id))
             if earlier is not None and options.request_id is not None:
                 manifest = msgspec.structs.replace(manifest, is_public=earlier.is_public)
             await self._do(self._store.commit, path, staged, manifest)
@@ -104,16 +105,16 @@ class CheckpointCatalog:
         return manifest
 
     def _discard_later(self, staged: Path | None) -> None:
-        """An earlier attempt has failed; workers that were given up may still write there for a while."""
+        """Delete what a failed attempt has left, later: lost workers may still write there for a while."""
         if staged is not None:
             loop = asyncio.get_running_loop()
             delete = partial(shutil.rmtree, staged, ignore_errors=True)
             loop.call_later(GIVEN_UP_SECONDS, lambda: loop.run_in_executor(None, delete))
 
     async def copy(self, source: CheckpointPath, target: CheckpointPath, options: SaveOptions) -> None:
-        """Save a checkpoint once more under another name; it shares the files. Copying again changes nothing.
+        """Copy a checkpoint to another name; both share the files. Copying again changes nothing.
 
-        Raises NotFound, and InvalidRequest when it is damaged, or when another one has the name.
+        Raises NotFound, and InvalidRequest when it is damaged or when the name is taken.
         """
         present = await self._do(self._store.manifest, target)
         if present is not None and present.copied_from == str(source):
@@ -121,7 +122,7 @@ class CheckpointCatalog:
             return
         opened = await self.open(source)
         staged = await self.begin(target, options)
-        shared = await asyncio.to_thread(checkpoint_files.share, source, opened.folder, staged)
+        shared = await asyncio.to_thread(files.share, source, opened.folder, staged)
         now = time.time()
         manifest = msgspec.structs.replace(
             shared,
@@ -137,8 +138,8 @@ class CheckpointCatalog:
         await self._list(target, manifest)
         self._staged.pop(target, None)
 
-    async def _check_sum(self, path: CheckpointPath) -> None:
-        """Refuse what goes beyond the bytes that an owner may have. What is overwritten does not count."""
+    async def _check_quota(self, path: CheckpointPath) -> None:
+        """Raise InvalidRequest if the owner has too many bytes, not counting an overwritten checkpoint."""
         owner, now = await self._owner(path.run_id), time.time()
         is_there = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
         query = select(func.sum(Checkpoint.size_bytes)).where(
@@ -163,7 +164,7 @@ class CheckpointCatalog:
         path: CheckpointPath,
         adapter: AdapterSpec,
         options: SaveOptions,
-        files: dict[str, int],
+        sizes: dict[str, int],
         owner: str,
     ) -> Manifest:
         now = time.time()
@@ -178,13 +179,13 @@ class CheckpointCatalog:
             created_at=now,
             expires_at=_expiry(now, options.ttl_seconds),
             user_metadata=options.user_metadata,
-            files=files,
+            files=sizes,
             saved_by=options.request_id,
             owner=owner,
         )
 
     async def _owner(self, run_id: str) -> str:
-        """Whose model it is."""
+        """The owner of the model."""
         query = select(Session.owner).join(Model, Model.session_id == Session.id).where(Model.id == run_id)
         async with self._database.reading() as db:
             return await db.scalar(query) or LOCAL_OWNER
@@ -194,7 +195,7 @@ class CheckpointCatalog:
         return request_id is not None and manifest is not None and manifest.saved_by == request_id
 
     async def find(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Checkpoint:
-        """Raises NotFound; what is not visible is answered like what does not exist."""
+        """The row of a checkpoint. Raises NotFound, also for one that is not visible."""
         row = await self._row(path)
         if row is not None and not is_visible(row):
             row = None
@@ -206,17 +207,17 @@ class CheckpointCatalog:
         return row
 
     async def describe(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Manifest:
-        """What a checkpoint holds, without reading its files. Raises as ``open`` does."""
+        """The manifest of a checkpoint, without reading its files. Raises as ``open`` does."""
         await self.find(path, is_visible)
         manifest = await self._do(self._store.manifest, path)
-        return checkpoint_files.checked(path, manifest)
+        return files.checked(path, manifest)
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
-        """A part of a file of just this version. Blocks. Raises OSError when it is gone meanwhile."""
+        """Read a part of a file of exactly this version. Blocks. Raises OSError when it is gone by now."""
         return self._store.read(path, manifest, name, start, size)
 
     async def open(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> OpenCheckpoint:
-        """A checkpoint that can be loaded here. Raises NotFound, or InvalidRequest when it is unusable."""
+        """Fetch a checkpoint that can be loaded here. Raises NotFound or InvalidRequest."""
         await self.find(path, is_visible)
         found = await self._do(self._store.fetch, path)
         manifest = found.manifest
@@ -244,7 +245,7 @@ class CheckpointCatalog:
         await self._delete(path)
 
     async def expire(self, now: float) -> list[CheckpointPath]:
-        """Delete what has outlived its time."""
+        """Delete the expired checkpoints, and return their paths."""
         async with self._database.reading() as db:
             rows = (await db.scalars(select(Checkpoint).where(Checkpoint.expires_at <= now))).all()
         expired = []
@@ -257,7 +258,7 @@ class CheckpointCatalog:
         return expired
 
     async def reconcile(self) -> None:
-        """Make the rows say what the folders say. At start: a crash may have come between the two."""
+        """Make the rows equal to the folders at start, since a crash may have come between the two."""
         async with self._database.reading() as db:
             known = {_path(row) for row in await db.scalars(select(Checkpoint))}
         complete = await self._do(self._store.tidy, known)
@@ -277,7 +278,7 @@ class CheckpointCatalog:
             await db.execute(update(Checkpoint).where(*_is(path)).values(values))
 
     async def _change_manifest(self, path: CheckpointPath, **values: object) -> None:
-        """So that a database that is made again from the folders says the same."""
+        """Change the manifest like the row, so that rows can be made again from the folders."""
         await self._do(partial(self._store.change, path, **values))
 
     async def _do(self, work: Callable[..., Result], *arguments: object) -> Result:
@@ -296,7 +297,7 @@ async def open_checkpoints(
     store: CheckpointStore | None = None,
     most_bytes: int = 0,
 ) -> CheckpointCatalog:
-    """Of a local directory, unless a ``store`` is given."""
+    """Open the catalog of a local directory, or of another ``store``."""
     checkpoints = CheckpointCatalog(
         database, store or LocalStore(directory), base_model, storage or DiskGuard(directory), most_bytes
     )

@@ -1,8 +1,8 @@
-"""Checkpoint folders: where they are, and the manifest that tells a complete one. All functions block.
+"""Publishes, verifies, links and deletes checkpoint folders on the local disk. All functions block.
 
-A checkpoint is written beside its place and moved there when it is complete, so that a folder under its
-own name is always whole, and an overwritten one is there until the new one is. Each attempt to write one
-has a place of its own: workers that were given up, but still live, write where nobody looks.
+A folder is complete when it has a manifest. A checkpoint is written beside its place and moved there when it
+is complete, so a folder under its own name is always whole, and an overwritten one stays until the new one is
+there. Each attempt to write one has a place of its own, so that lost workers write where nobody looks.
 """
 
 import errno
@@ -25,13 +25,16 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import AdapterSpec
 
 MANIFEST = "checkpoint.json"
-STAGED = "staged"  # suffix of what is being written
-FORMAT = 1  # to be raised when an older version could not read the files; read those of all earlier ones
+STAGED = "staged"  # suffix of a folder that is being written
+FORMAT = 1  # raise it when older versions cannot read the files; all earlier formats must stay readable
 STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
+TRIES = 100  # far more often than a checkpoint can be overwritten while it is linked
+
+Ignore = Callable[[str, list[str]], set[str]]  # as shutil.copytree takes it
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a folder; its presence says that all of it is."""
+    """Describes a checkpoint. Its presence in a folder says that the checkpoint is complete."""
 
     run_id: str
     base_model: str
@@ -44,7 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     user_metadata: dict[str, Any] | None
     files: dict[str, int]  # sizes in bytes, by path within the folder
-    digests: dict[str, str] = {}  # of the files; the first checkpoints had none
+    digests: dict[str, str] = {}  # by path; the first checkpoints had none
     saved_by: str | None = None  # id of the request
     owner: str = LOCAL_OWNER
     is_public: bool = False
@@ -57,9 +60,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """Names just this content of this checkpoint, within an address."""
-        told = msgspec.json.encode([self.run_id, self.created_at, self.saved_by])
-        return blake2b(told, digest_size=8).hexdigest()
+        """Identifies this content of the checkpoint among all that had its path."""
+        identity = msgspec.json.encode([self.run_id, self.created_at, self.saved_by])
+        return blake2b(identity, digest_size=8).hexdigest()
 
     @property
     def size_bytes(self) -> int:
@@ -67,18 +70,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(folder: Path) -> Path:
-    """Where to write a checkpoint that is to become ``folder``: a place of its own, not yet made."""
+    """Choose a new path beside ``folder`` where its next content can be written."""
     make_folder(folder.parent)
     return unique_beside(folder, STAGED)
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """The manifest's ``files``."""
+    """The sizes of the files in bytes, by path within the folder."""
     return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
 
 
 def with_digests(folder: Path, manifest: Manifest) -> Manifest:
-    """The same, with the digests of what is in the folder, unless it has them."""
+    """The manifest with the digests of the folder's files, unless it has digests."""
     digests = manifest.digests or {name: digest(folder / name) for name in manifest.files}
     return msgspec.structs.replace(manifest, digests=digests)
 
@@ -89,9 +92,9 @@ def publish(
     manifest: Manifest,
     alone: AbstractContextManager[object] = nullcontext(),
 ) -> None:
-    """Declare a written checkpoint complete, and put it in place of an earlier one of that name.
+    """Add the manifest to a written checkpoint, and put it in place of an earlier one of that name.
 
-    ``alone`` is entered for the moment in which the one takes the place of the other.
+    ``alone`` is entered for the moment of the replacement.
     """
     manifest = with_digests(staged, manifest)
     sync_tree(staged)
@@ -103,20 +106,20 @@ def publish(
 
 
 def is_to_be_published(staged: Path, saved_by: str | None) -> bool:
-    """Whether what a request has written is there still, and not the checkpoint that it has replaced."""
+    """Whether the folder still holds what the request has written, not the checkpoint that it replaced."""
     manifest = read_manifest(staged)
     return staged.exists() and (manifest is None or manifest.saved_by == saved_by)
 
 
 def change_manifest(folder: Path, **values: object) -> None:
-    """Say something else of a checkpoint than before. Other folders may share the file: it is replaced."""
+    """Replace fields of the manifest. Its file is replaced, too, since other folders may share it."""
     manifest = read_manifest(folder)
     if manifest is not None:
         write_file(folder / MANIFEST, msgspec.json.encode(msgspec.structs.replace(manifest, **values)))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """None when there is no complete checkpoint."""
+    """The manifest; None when there is no complete checkpoint."""
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
@@ -124,9 +127,9 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def read_part(folder: Path, manifest: Manifest, name: str, start: int, size: int) -> bytes:
-    """Bytes of a file. Raises OSError when the folder does not hold this version any more."""
+    """Read a part of a file. Raises OSError when the folder does not hold this version any more."""
     with (folder / name).open("rb") as file:
-        now = read_manifest(folder)  # what was opened before belongs to this, or to nothing
+        now = read_manifest(folder)  # read after opening, so that it is the open file's or a newer one
         content = os.pread(file.fileno(), size, start)
     if now is None or now.version != manifest.version or len(content) != size:
         raise OSError(errno.ESTALE, "the checkpoint was overwritten, or is damaged", str(folder / name))
@@ -134,7 +137,7 @@ def read_part(folder: Path, manifest: Manifest, name: str, start: int, size: int
 
 
 def verify(path: CheckpointPath, folder: Path) -> Manifest:
-    """Read the manifest and compare the files with it. Raises InvalidRequest when they are not as written."""
+    """Read the manifest, and compare the files with it. Raises InvalidRequest for any difference."""
     manifest = manifest_of(path, folder)
     try:
         problem = _first_problem(folder, manifest)
@@ -148,12 +151,12 @@ def verify(path: CheckpointPath, folder: Path) -> Manifest:
 
 
 def manifest_of(path: CheckpointPath, folder: Path) -> Manifest:
-    """Raises InvalidRequest when there is none that can be read."""
+    """Read the manifest. Raises InvalidRequest as ``checked`` does."""
     return checked(path, read_manifest(folder))
 
 
 def checked(path: CheckpointPath, manifest: Manifest | None) -> Manifest:
-    """What was read of a manifest. Raises InvalidRequest when it is not there, or from a newer version."""
+    """The manifest, unless it is missing or of a newer version: then raises InvalidRequest."""
     if manifest is None:
         raise InvalidRequest(
             f"checkpoint {path} is incomplete: it lacks a readable {MANIFEST}; use another one"
@@ -181,12 +184,12 @@ def _first_problem(folder: Path, manifest: Manifest) -> str | None:
 
 def delete(folder: Path) -> None:
     deleted = unique_beside(folder, "deleted")
-    folder.rename(deleted)  # at once; the rest may be interrupted
+    folder.rename(deleted)  # atomic; the rest may be interrupted
     shutil.rmtree(deleted)
 
 
 def tidy(checkpoints_dir: Path) -> dict[CheckpointPath, Manifest]:
-    """End what was interrupted, and return the complete checkpoints."""
+    """Finish or delete what was interrupted, and return the complete checkpoints."""
     for kind in KINDS:
         for staged in checkpoints_dir.glob(f"*/{kind}/.*"):
             name = STAGED_NAME.fullmatch(staged.name)
@@ -210,14 +213,10 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in ours)
 
 
-TRIES = 100  # a checkpoint is overwritten once in the time that it takes to write one
-Ignore = Callable[[str, list[str]], set[str]]
-
-
 def link(path: CheckpointPath, folder: Path, place: Path) -> Manifest:
-    """Link a complete checkpoint's files as the new folder ``place``, and check that all are there.
+    """Link a complete checkpoint's files into a new folder ``place``, and verify them.
 
-    The manifest is that of the files: the checkpoint may have been overwritten since it was opened.
+    The result is the manifest of these files: the checkpoint may have been overwritten since it was opened.
     """
     partial = place.with_name(f".{place.name}.partial")
     shutil.rmtree(place, ignore_errors=True)
@@ -228,16 +227,16 @@ def link(path: CheckpointPath, folder: Path, place: Path) -> Manifest:
 
 
 def share(path: CheckpointPath, folder: Path, partial: Path) -> Manifest:
-    """Link a complete checkpoint's files into a new folder that is to become a checkpoint of its own.
+    """Link a complete checkpoint's files into a new folder that becomes another checkpoint.
 
-    The manifest is that of the files, as above.
+    The result is the manifest of these files, as with ``link``.
     """
     ours = shutil.ignore_patterns(MANIFEST, f".{MANIFEST}.tmp")
     return _copy(path, folder, partial, ours)
 
 
 def _copy(path: CheckpointPath, folder: Path, partial: Path, ignore: Ignore) -> Manifest:
-    """Copy, from the start again if the checkpoint is overwritten meanwhile."""
+    """Link or copy the files, and start again if the checkpoint is overwritten meanwhile."""
     for _ in range(TRIES):
         shutil.rmtree(partial, ignore_errors=True)
         before = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""Files under one base URL, through fsspec. The only place that knows its file systems and their errors."""
+"""Reads and writes files under a base URL with fsspec. Only this module knows its file systems' errors."""
 
 import secrets
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from fsspec.core import url_to_fs
 from spmd_tx.errors import StartError
 
 LOCAL = ("file", "local")
-OWNER = "spmd-tx-server"  # says whose base it is
+OWNER = "spmd-tx-server"  # a file with the id of the server that owns the base
 
-# What the libraries behind file systems raise besides OSError. The first are for the operator to mend.
+# Errors of the libraries behind file systems that are no OSErrors. The operator must mend the first kind.
 REFUSALS = ("botocore.exceptions.NoCredentialsError", "google.auth.exceptions.DefaultCredentialsError")
 FAILURES = (
     "botocore.exceptions.BotoCoreError",
@@ -26,10 +26,13 @@ FAILURES = (
 
 
 class RemoteFiles:
-    """Raises FileNotFoundError, PermissionError, and ConnectionError for all that may work later."""
+    """Accesses the files under a base URL.
+
+    Methods raise FileNotFoundError, PermissionError, and ConnectionError for anything that may work later.
+    """
 
     def __init__(self, url: str) -> None:
-        """Raises StartError when there is no such file system here."""
+        """Raises StartError when there is no such file system."""
         self.url = url
         protocol = url.partition("://")[0]
         self._is_local = protocol in LOCAL
@@ -54,9 +57,9 @@ class RemoteFiles:
             return self._system.cat_file(self._place(name), start=start, end=end)
 
     def write(self, name: str, content: bytes) -> None:
-        """All at once: nobody sees a part."""
+        """Write a file atomically."""
         with self._errors():
-            if not self._is_local:  # there an object is there when it is whole
+            if not self._is_local:  # object stores show whole objects only
                 self._system.pipe_file(self._place(name), content)
                 return
             unfinished = self._place(f"{name}.{secrets.token_hex(4)}.tmp")
@@ -76,14 +79,14 @@ class RemoteFiles:
             self._system.rm_file(self._place(name))
 
     def list(self, folder: str) -> list[str]:
-        """The names of all files within, however deep; none if there is no such folder."""
+        """The names of all files in a folder and its subfolders; none if there is no such folder."""
         with self._errors():
             self._system.invalidate_cache()
             found = self._system.find(self._place(folder) if folder else self._root)
         return sorted(str(place).removeprefix(f"{self._root}/") for place in found)
 
     def own(self, server_id: str) -> None:
-        """See that the base can be used, and is nobody else's. Raises StartError, or ConnectionError."""
+        """Claim the base for a server. Raises StartError if that is impossible, or ConnectionError."""
         try:
             owner = self._owner(server_id)
         except (FileNotFoundError, PermissionError) as error:
@@ -120,7 +123,7 @@ class RemoteFiles:
 
 
 def _known(names: tuple[str, ...]) -> tuple[type[Exception], ...]:
-    """The classes of the packages that are installed."""
+    """The classes with these names whose packages are installed."""
     found = []
     for name in names:
         module, _, error = name.rpartition(".")

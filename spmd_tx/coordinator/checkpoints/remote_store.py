@@ -1,8 +1,8 @@
-"""Checkpoints in an object store, or wherever fsspec reaches, with a local cache. All methods block.
+"""The checkpoint store in an object store, or wherever fsspec reaches, and its local cache. Methods block.
 
-RUN/KIND/NAME/checkpoint.json is the manifest; it names, by its version, the folder beside it that holds the
-files. Files are uploaded first, under a version of their own, and the manifest last: that is the moment at
-which the checkpoint is there, or is replaced. What an interruption leaves is deleted at the next start.
+RUN/KIND/NAME/checkpoint.json is the manifest; the folder beside it that is named by the manifest's version
+holds the files. Files are uploaded first and the manifest last: at that moment the checkpoint appears, or is
+replaced. Remains of an interruption are deleted at the next start.
 """
 
 import logging
@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from spmd_tx.coordinator.checkpoints import files as checkpoint_files
+from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import MANIFEST, Manifest
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
@@ -28,11 +28,15 @@ from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import write_file
 from spmd_tx.errors import InvalidRequest
 
-IN_USE_SECONDS = 600.0  # after a copy was asked for, it may still have to be linked
+logger = logging.getLogger(__name__)
+
+IN_USE_SECONDS = 600.0  # for which a cached checkpoint may still have to be linked after it was fetched
+THREADS = 8
+PLACE_PARTS = 3  # RUN/KIND/NAME
 
 
 class CheckpointCache:
-    """Checkpoint folders, as a local store has them. Whoever needs one for longer has links of their own."""
+    """Keeps checkpoint folders in a local directory. Who needs one for longer must link its files."""
 
     def __init__(self, directory: Path, most_bytes: int) -> None:
         self._directory = directory
@@ -42,13 +46,13 @@ class CheckpointCache:
         return path.folder(self._directory)
 
     def has(self, path: CheckpointPath, manifest: Manifest) -> bool:
-        """Whether just this version is here, whole. One that is damaged is given up."""
+        """Whether exactly this version is cached and intact. A damaged one is dropped."""
         folder = self.folder(path)
-        present = checkpoint_files.read_manifest(folder)
+        present = files.read_manifest(folder)
         if present is None or present.version != manifest.version:
             return False
         try:
-            checkpoint_files.verify(path, folder)
+            files.verify(path, folder)
         except InvalidRequest:
             self.drop(path)
             return False
@@ -57,21 +61,21 @@ class CheckpointCache:
 
     def drop(self, path: CheckpointPath) -> None:
         if self.folder(path).exists():
-            checkpoint_files.delete(self.folder(path))
+            files.delete(self.folder(path))
 
-    def make_room(self, besides: CheckpointPath) -> None:
-        """Delete those that were unused for longest, beyond what all may take."""
+    def evict(self, besides: CheckpointPath) -> None:
+        """Delete the least recently used checkpoints beyond the capacity, except ``besides``."""
         used_at = {folder: (folder / MANIFEST).stat().st_mtime for folder in self._folders()}
         total, kept = 0, {self.folder(besides)}
         for folder in sorted(used_at, key=lambda folder: used_at[folder], reverse=True):
             total += size_of(folder)
             is_used = folder in kept or used_at[folder] > time.time() - IN_USE_SECONDS
             if total > self._most_bytes and not is_used:
-                checkpoint_files.delete(folder)
+                files.delete(folder)
 
     def tidy(self) -> dict[CheckpointPath, Manifest]:
-        """Delete what was interrupted; what is here."""
-        return checkpoint_files.tidy(self._directory)
+        """Finish or delete what was interrupted, and return the cached checkpoints."""
+        return files.tidy(self._directory)
 
     def _folders(self) -> Iterator[Path]:
         for kind in KINDS:
@@ -80,33 +84,27 @@ class CheckpointCache:
                     yield folder
 
 
-logger = logging.getLogger(__name__)
-
-THREADS = 8
-PLACE_PARTS = 3  # RUN/KIND/NAME
-
-
 class RemoteStore:
-    """Of one server; nobody else writes under its base."""
+    """Stores the checkpoints of one server under a base URL; nobody else writes there."""
 
-    def __init__(self, files: RemoteFiles, cache: CheckpointCache) -> None:
+    def __init__(self, remote: RemoteFiles, cache: CheckpointCache) -> None:
         self.threads = ThreadPoolExecutor(THREADS, "checkpoint-store")
-        self._files = files
+        self._remote = remote
         self._cache = cache
         self._locks: WeakValueDictionary[CheckpointPath, _Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
 
     def stage(self, path: CheckpointPath) -> Path:
-        return checkpoint_files.prepare(self._cache.folder(path))
+        return files.prepare(self._cache.folder(path))
 
     def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
-        manifest = checkpoint_files.with_digests(staged, manifest)
+        manifest = files.with_digests(staged, manifest)
         with self._alone(path):
             self._upload(path, staged, manifest)
-            checkpoint_files.publish(staged, self._cache.folder(path), manifest)
-            self._cache.make_room(path)
+            files.publish(staged, self._cache.folder(path), manifest)
+            self._cache.evict(path)
             try:
-                self._sweep(_place(path), self._files.list(_place(path)), manifest)
+                self._sweep(_place(path), self._remote.list(_place(path)), manifest)
             except OSError as error:
                 logger.warning("the earlier version of %s stays until the next start: %s", path, error)
 
@@ -123,11 +121,11 @@ class RemoteStore:
             folder = self._cache.folder(path)
             if not self._cache.has(path, manifest):
                 self._download(path, manifest)
-                self._cache.make_room(path)
+                self._cache.evict(path)
             return OpenCheckpoint(folder, manifest)
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
-        content = self._files.read(f"{_place(path)}/{manifest.version}/{name}", start, start + size)
+        content = self._remote.read(f"{_place(path)}/{manifest.version}/{name}", start, start + size)
         if len(content) != size:
             raise OSError(f"{path}: {name} has another size than when it was written")
         return content
@@ -137,34 +135,34 @@ class RemoteStore:
             manifest = self.manifest(path)
             if manifest is not None:
                 changed = msgspec.structs.replace(manifest, **values)
-                self._files.write(f"{_place(path)}/{MANIFEST}", msgspec.json.encode(changed))
-                checkpoint_files.change_manifest(self._cache.folder(path), **values)
+                self._remote.write(f"{_place(path)}/{MANIFEST}", msgspec.json.encode(changed))
+                files.change_manifest(self._cache.folder(path), **values)
 
     def delete(self, path: CheckpointPath) -> None:
         with self._alone(path):
             with suppress(FileNotFoundError):
-                self._files.delete(f"{_place(path)}/{MANIFEST}")
-            for file in self._files.list(_place(path)):
-                self._files.delete(file)
+                self._remote.delete(f"{_place(path)}/{MANIFEST}")
+            for file in self._remote.list(_place(path)):
+                self._remote.delete(file)
             self._cache.drop(path)
 
     def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
-        """Upload what is known, but only here: it is from before there was this store."""
+        """As CheckpointStore.tidy. Known checkpoints that are only cached predate this store: upload them."""
         cached, places = self._cache.tidy(), self._by_place()
-        for place, files in places.items():
-            if f"{place}/{MANIFEST}" not in files:
-                self._sweep(place, files, None)
+        for place, names in places.items():
+            if f"{place}/{MANIFEST}" not in names:
+                self._sweep(place, names, None)
         complete: dict[CheckpointPath, Manifest] = {}
-        for (place, files), manifest in zip(
+        for (place, names), manifest in zip(
             places.items(), self.threads.map(self._read, places), strict=True
         ):
             if manifest is not None:
-                self._sweep(place, files, manifest)
+                self._sweep(place, names, manifest)
                 _, kind, name = place.split("/")
                 complete[CheckpointPath(manifest.run_id, kind, name)] = manifest
         for path in cached.keys() - complete.keys():
             if path in known:
-                logger.info("checkpoint %s is only here, and moves to %s", path, self._files.url)
+                logger.info("checkpoint %s is only here, and moves to %s", path, self._remote.url)
                 self._upload(path, self._cache.folder(path), cached[path])
                 complete[path] = cached[path]
             else:
@@ -172,51 +170,51 @@ class RemoteStore:
         return complete
 
     def _by_place(self) -> dict[str, list[str]]:
-        """The files of each checkpoint; whatever else lies there is not ours."""
+        """The files of each checkpoint, without files that are no checkpoint's."""
         found: dict[str, list[str]] = {}
-        for file in self._files.list(""):
+        for file in self._remote.list(""):
             parts = file.split("/")
             if len(parts) > PLACE_PARTS and parts[1] in KINDS:
                 found.setdefault("/".join(parts[:PLACE_PARTS]), []).append(file)
         return found
 
     def _read(self, place: str) -> Manifest | None:
-        """None when it is not there, or cannot be understood."""
+        """The manifest; None when it is missing or damaged."""
         try:
-            return msgspec.json.decode(self._files.read(f"{place}/{MANIFEST}"), type=Manifest)
+            return msgspec.json.decode(self._remote.read(f"{place}/{MANIFEST}"), type=Manifest)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
     def _upload(self, path: CheckpointPath, folder: Path, manifest: Manifest) -> None:
         for name in sorted(manifest.files):
-            self._files.upload(folder / name, f"{_place(path)}/{manifest.version}/{name}")
-        self._files.write(f"{_place(path)}/{MANIFEST}", msgspec.json.encode(manifest))
+            self._remote.upload(folder / name, f"{_place(path)}/{manifest.version}/{name}")
+        self._remote.write(f"{_place(path)}/{MANIFEST}", msgspec.json.encode(manifest))
 
     def _download(self, path: CheckpointPath, manifest: Manifest) -> None:
         folder = self._cache.folder(path)
-        partial = folder.with_name(f".{folder.name}.fetched")  # beside one that is perhaps being saved
+        partial = folder.with_name(f".{folder.name}.fetched")  # no name of one that is being saved
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         for name in sorted(manifest.files):
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._files.download(f"{_place(path)}/{manifest.version}/{name}", partial / name)
+                self._remote.download(f"{_place(path)}/{manifest.version}/{name}", partial / name)
             except FileNotFoundError:
                 shutil.rmtree(partial)
                 raise InvalidRequest(
                     f"checkpoint {path} is damaged: {name} is not in the store; use another checkpoint"
                 ) from None
         (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        checkpoint_files.verify(path, partial)
-        checkpoint_files.publish(partial, folder, manifest)
+        files.verify(path, partial)
+        files.publish(partial, folder, manifest)
 
-    def _sweep(self, place: str, files: list[str], manifest: Manifest | None) -> None:
-        """Delete what is no part of the present version."""
+    def _sweep(self, place: str, names: list[str], manifest: Manifest | None) -> None:
+        """Delete the files that do not belong to the present version."""
         kept = None if manifest is None else f"{place}/{manifest.version}/"
-        for file in files:
+        for file in names:
             if kept is None or not (file.startswith(kept) or file == f"{place}/{MANIFEST}"):
                 with suppress(FileNotFoundError):
-                    self._files.delete(file)
+                    self._remote.delete(file)
 
     @contextmanager
     def _alone(self, path: CheckpointPath) -> Iterator[None]:
@@ -229,7 +227,7 @@ class RemoteStore:
 
 
 class _Lock:
-    """What can be referred to weakly."""
+    """Holds a lock, which cannot be referred to weakly itself."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -240,17 +238,17 @@ def _place(path: CheckpointPath) -> str:
 
 
 def open_remote_store(url: str, data_dir: Path, cache: CheckpointCache) -> RemoteStore:
-    """Raises StartError when the place cannot be used; one that does not answer now may do so later."""
-    files = RemoteFiles(url.rstrip("/"))
+    """Raises StartError when the base cannot be used; a base that does not answer now may do so later."""
+    remote = RemoteFiles(url.rstrip("/"))
     try:
-        files.own(server_id(data_dir))
+        remote.own(server_id(data_dir))
     except ConnectionError as error:
         logger.error("--checkpoints-base: %s; named checkpoints wait until it does", error)
-    return RemoteStore(files, cache)
+    return RemoteStore(remote, cache)
 
 
 def server_id(data_dir: Path) -> str:
-    """Of a data directory; made when there is none."""
+    """The id of a data directory, which is made when there is none."""
     file = data_dir / "server_id"
     if not file.exists():
         write_file(file, uuid.uuid4().hex.encode())

@@ -1,11 +1,12 @@
-"""Snapshots of models: which there are, and when the next one is taken.
+"""Keeps snapshots of models, and decides when the next one is due.
 
-A snapshot is a model's state right behind one of its requests. It only shortens a restoration: the
-requests behind it are run again. The two newest ones of each model are kept, should one be damaged. A
-snapshot behind a request that has no answer yet cannot be started from, and does not count.
+A snapshot is a checkpoint that the server takes for itself: a model's state after one of its requests. It
+shortens a restoration, since only later requests are run again. The two newest of each model are kept, in
+case one is damaged. A snapshot after a request that has no answer yet does not count: nothing is restored
+from it.
 
-Workers write it beside its place, under a name that workers of other generations do not know; it is moved
-when its files are complete.
+Workers write a snapshot beside its place, under a name that other generations of workers do not know; it is
+moved when its files are complete.
 """
 
 import asyncio
@@ -36,45 +37,45 @@ KEPT = 2  # of each model
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """The state that a restoration starts from."""
+    """Describes the snapshot that a restoration starts from."""
 
-    seq_id: int
+    seq_id: int  # of the last request in it
     path: Path
-    optimizer: bool
+    optimizer: bool  # whether the optimizer's moments are restored, too
     adapter: AdapterSpec
 
 
 @dataclass
 class Snapshots:
-    """The snapshots on disk, and the one that is being taken: one at a time."""
+    """Manages the snapshots on disk, and the one that is being taken: one at a time."""
 
     database: Database
     directory: Path  # absolute; workers write there
-    seconds_between: float  # at least, for each model
+    seconds_between: float  # at least, between two snapshots of a model
     clock: Callable[[], float]
     _taken_at: dict[str, float] = field(default_factory=dict)  # by model
-    _behind: dict[str, int] = field(default_factory=dict)  # by model: the request the newest one is behind
+    _newest: dict[str, int] = field(default_factory=dict)  # by model: the last request in the newest one
     _staged: dict[tuple[str, int], Path] = field(default_factory=dict)  # by model and seq_id
     _writing: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)  # by path
 
     def is_due(self, model_id: str) -> bool:
-        """Whether a snapshot should be taken of a model that has just made a step."""
+        """Whether to take a snapshot of a model that has just made a step."""
         due_at = self._taken_at.setdefault(model_id, self.clock()) + self.seconds_between
         return not self._writing and self.clock() >= due_at
 
     def is_behind(self, model_id: str, seq_id: int) -> bool:
-        """Whether a model's newest snapshot holds all up to this request."""
-        return self._behind.get(model_id, -1) >= seq_id
+        """Whether a model's newest snapshot includes this request."""
+        return self._newest.get(model_id, -1) >= seq_id
 
     def place(self, model_id: str, seq_id: int) -> Path:
         return self.directory / folder_name(model_id) / str(seq_id)
 
     def staged(self, model_id: str, seq_id: int) -> Path:
-        """Where the snapshot that was begun last is written."""
+        """Where the snapshot that was begun is written."""
         return self._staged[model_id, seq_id]
 
     def begin(self, model_id: str, seq_id: int) -> asyncio.Future[str | None]:
-        """Expect the files of a snapshot: None when they are complete, or what went wrong."""
+        """Expect the files of a snapshot. The future gives None when they are complete, else the error."""
         path = self._staged[model_id, seq_id] = unique_beside(self.place(model_id, seq_id), "staged")
         self._taken_at[model_id] = self.clock()
         written: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -83,13 +84,13 @@ class Snapshots:
         return written
 
     def written(self, report: Written) -> None:
-        """A worker reports the end of a snapshot."""
+        """Process a worker's report that a snapshot is written."""
         written = self._writing.get(report.path)
         if written is not None and not written.done():
             written.set_result(report.error)
 
     def abandon(self) -> None:
-        """The workers are gone: what they were writing will never be complete."""
+        """End all writing, since the workers are lost."""
         self._staged.clear()
         for written in list(self._writing.values()):
             if not written.done():
@@ -98,7 +99,7 @@ class Snapshots:
     async def record(
         self, model_id: str, seq_id: int, path: Path, adapter: AdapterSpec, *, optimizer: bool = True
     ) -> None:
-        """Make a complete folder, staged or in place, count, and give up the model's older snapshots."""
+        """Seal a complete folder, staged or in place, add its row, and delete the model's outdated ones."""
         self._staged.pop((model_id, seq_id), None)
         place = self.place(model_id, seq_id)
         size = await asyncio.to_thread(self._seal, path, place)
@@ -115,7 +116,7 @@ class Snapshots:
                 "size_bytes": size,
             }
             await db.execute(insert(SnapshotRow).values(values))
-            up_to_here = SnapshotRow.seq_id <= seq_id  # when a load is run again there are newer ones
+            up_to_here = SnapshotRow.seq_id <= seq_id  # newer ones exist when a load is run again
             newest_first = (
                 select(SnapshotRow)
                 .where(SnapshotRow.model_id == model_id, up_to_here, counts())
@@ -124,13 +125,13 @@ class Snapshots:
             outdated = (await db.scalars(newest_first)).all()[KEPT:]
             for row in outdated:
                 await db.delete(row)
-        self._behind[model_id] = seq_id
+        self._newest[model_id] = seq_id
         metrics.SNAPSHOT_SECONDS.observe(self.clock() - self._taken_at.get(model_id, self.clock()))
         for row in outdated:
             await asyncio.to_thread(shutil.rmtree, self.place(model_id, row.seq_id), ignore_errors=True)
 
     def _seal(self, path: Path, place: Path) -> int:
-        """Blocks. The result is the size in bytes."""
+        """Seal the folder and move it into place. Blocks. The result is the size in bytes."""
         write_manifest(path, self.directory.parent)
         if path != place:
             replaced = put_in_place(path, place)
@@ -139,7 +140,7 @@ class Snapshots:
         return _size(place)
 
     async def newest(self, model_id: str, before: int | None) -> tuple[StoredSnapshot | None, str | None]:
-        """The newest good snapshot behind a request earlier than ``before``; else why there is none."""
+        """The newest intact snapshot from before a request (None: of all); else why there is none."""
         query = select(SnapshotRow).where(SnapshotRow.model_id == model_id, is_of_what_happened())
         async with self.database.reading() as db:
             rows = (await db.scalars(query.order_by(SnapshotRow.seq_id.desc()))).all()
@@ -153,12 +154,12 @@ class Snapshots:
                 return StoredSnapshot(row.seq_id, path, row.optimizer, adapter), None
             logger.error("snapshot %s of %s cannot be used: %s", path, model_id, problem)
             problems.append(f"{path}: {problem}")
-        is_complete = len(rows) < KEPT  # no request was forgotten yet, so that all can be run again
+        is_complete = len(rows) < KEPT  # no request was deleted yet, so all can be run again
         return None, None if is_complete else "; ".join(problems)
 
 
 def counts() -> ColumnElement[bool]:
-    """Of a SnapshotRow: whether everything up to the request that it is behind has been answered."""
+    """The condition that a SnapshotRow's requests have all been answered, so that it counts."""
     request = aliased(RequestRow)
     is_unanswered = (request.line == SnapshotRow.model_id, request.finished_at.is_(None))
     is_answered = ~exists().where(*is_unanswered, request.seq_id <= SnapshotRow.seq_id)
@@ -166,7 +167,7 @@ def counts() -> ColumnElement[bool]:
 
 
 def is_of_what_happened() -> ColumnElement[bool]:
-    """Of a SnapshotRow: not that of a load that had failed in the end, and had no effect."""
+    """The condition that a SnapshotRow is not of a load that failed in the end and had no effect."""
     request = aliased(RequestRow)
     is_its_own = (request.line == SnapshotRow.model_id, request.seq_id == SnapshotRow.seq_id)
     return ~exists().where(*is_its_own, request.finished_at.is_not(None), ~request.executed)

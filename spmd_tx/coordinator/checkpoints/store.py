@@ -1,4 +1,7 @@
-"""Where named checkpoints are: in a directory, or elsewhere (remote_checkpoints.py). All methods block."""
+"""The interface of checkpoint stores, and the store in a local directory. All methods block.
+
+remote_store.py has the other one.
+"""
 
 import threading
 from collections.abc import Collection
@@ -15,38 +18,38 @@ TRIES = 5  # to read a checkpoint that is overwritten again and again
 
 
 class OpenCheckpoint(NamedTuple):
-    """A complete checkpoint."""
+    """Holds a complete checkpoint."""
 
     folder: Path
     manifest: Manifest
 
 
 class CheckpointStore(Protocol):
-    """Raises OSError for what may work later (patience.py), and for what its operator must mend."""
+    """Stores named checkpoints. Methods raise OSError for outages, and for what the operator must mend."""
 
     @property
     def threads(self) -> ThreadPoolExecutor | None:
-        """To call the methods in; None: those of everybody."""
+        """The threads to call the methods in; None: the default ones."""
         ...
 
     def stage(self, path: CheckpointPath) -> Path:
-        """Where the workers may write a checkpoint. The place is free."""
+        """A free place where the workers may write a checkpoint."""
         ...
 
     def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
-        """Put what was written in place of an earlier checkpoint of that name. May be done again."""
+        """Put a written checkpoint in place of an earlier one of that name. May be repeated."""
         ...
 
     def manifest(self, path: CheckpointPath) -> Manifest | None:
-        """None when there is no complete checkpoint."""
+        """The manifest; None when there is no complete checkpoint."""
         ...
 
     def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
-        """All files in a local folder, each compared with its digest. Raises InvalidRequest if damaged."""
+        """Get all files into a local folder, and verify them. Raises InvalidRequest if one is damaged."""
         ...
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
-        """A part of a file of just this version. Raises OSError when it is gone meanwhile."""
+        """Read a part of a file of exactly this version. Raises OSError when it is gone by now."""
         ...
 
     def change(self, path: CheckpointPath, **values: object) -> None:
@@ -54,22 +57,25 @@ class CheckpointStore(Protocol):
         ...
 
     def delete(self, path: CheckpointPath) -> None:
-        """What is not there is deleted."""
+        """Delete a checkpoint, if it is there."""
         ...
 
     def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
-        """End what was interrupted; the complete checkpoints. ``known`` are those that were so before."""
+        """Finish or delete what was interrupted, and return the complete checkpoints.
+
+        ``known`` are those that have rows.
+        """
         ...
 
 
 class LocalStore:
-    """A directory that all workers see. A checkpoint is written beside its place, and renamed."""
+    """Stores checkpoints in a directory that all workers see, written beside their places and renamed."""
 
     threads: ThreadPoolExecutor | None = None
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._moment = threading.Lock()  # in which one checkpoint takes the place of another
+        self._moment = threading.Lock()  # held while one checkpoint takes the place of another
 
     def stage(self, path: CheckpointPath) -> Path:
         return files.prepare(self._folder(path))
@@ -82,7 +88,7 @@ class LocalStore:
             return files.read_manifest(self._folder(path))
 
     def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
-        """One that is overwritten while it is read is read again, at last with nobody who could do so."""
+        """Verify the files; again if they are overwritten meanwhile, and at last with a lock against that."""
         for _ in range(TRIES):
             before = self.manifest(path)
             try:

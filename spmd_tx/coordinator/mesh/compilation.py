@@ -1,4 +1,4 @@
-"""Has workers compile what ProgramOrders say, and tells what has become of it. It never waits."""
+"""Sends the compile orders that ProgramOrders decides on, and collects their outcomes. Never waits."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from spmd_tx.protocol.reports import Compiled
 
 
 class Compilers(Protocol):
-    """All worker processes, as one."""
+    """Compiles programs on all worker processes; the hub does."""
 
     programs: CompileProgress
 
@@ -23,21 +23,21 @@ class Compilers(Protocol):
 
 @dataclass(frozen=True)
 class Settled:
-    """An order that all workers have answered."""
+    """Holds the outcome of an order that all workers have answered."""
 
     program: ProgramShape
-    error: str | None  # for whoever waits for it
-    costs: dict[str, float]  # of those who waited for it, by session
+    error: str | None  # for the requests that wait for it
+    costs: dict[str, float]  # tokens, by session that waited for it
 
 
 class Compilation:
-    """The programs of one generation of workers."""
+    """Drives the compile orders of one generation of workers."""
 
     def __init__(self, workers: Compilers, orders: ProgramOrders) -> None:
         self.orders = orders
         self._workers = workers
         self._out: list[tuple[Order, asyncio.Future[Compiled]]] = []
-        self._wishes: Sequence[ProgramRequest] = ()
+        self._awaited: Sequence[ProgramRequest] = ()
 
     @property
     def is_out(self) -> bool:
@@ -46,16 +46,16 @@ class Compilation:
 
     @property
     def waiting(self) -> set[str]:
-        """The requests that wait for what is being compiled."""
-        return self._wishers({order.program for order, _ in self._out})
+        """The requests that wait for a program that is being compiled."""
+        return self._waiting_for({order.program for order, _ in self._out})
 
     @property
     def blamed(self) -> set[str]:
-        """The requests whose program may be why the workers are lost."""
-        return self._wishers({order.program for order, answer in self._out if _is_blamed(answer)})
+        """The requests whose program may have lost the workers."""
+        return self._waiting_for({order.program for order, answer in self._out if _is_blamed(answer)})
 
     def settle(self) -> list[Settled]:
-        """Take in what is compiled. Raises MeshError when the workers are lost."""
+        """Collect the outcomes of answered orders. Raises MeshError when the workers are lost."""
         done = [(order, answer.result()) for order, answer in self._out if answer.done()]
         if not done:
             return []
@@ -63,17 +63,17 @@ class Compilation:
         settled = []
         for order, report in done:
             costs = self.orders.settled(order, report.seconds, report.error)
-            error = None if report.error is None else _in_words(order.program, report.error)
+            error = None if report.error is None else _error_text(order.program, report.error)
             settled.append(Settled(order.program, error, costs))
         self._workers.programs.show(self.orders.progress)
         return settled
 
     def advance(
-        self, wishes: Sequence[ProgramRequest], on_answer: Callable[[], None], *, only_awaited: bool = False
+        self, awaited: Sequence[ProgramRequest], on_answer: Callable[[], None], *, only_awaited: bool = False
     ) -> None:
-        """Order what is to be compiled now, for those who wait or for nobody yet."""
-        self._wishes = wishes
-        self.orders.wish(wishes)
+        """Send the orders that are due: for ``awaited`` programs and, if allowed, ahead of need."""
+        self._awaited = awaited
+        self.orders.update_awaited(awaited)
         while (order := self.orders.next_order(only_awaited)) is not None:
             is_last = not order.sessions and self.orders.is_complete
             answer = self._workers.compile(order.program, lane=order.lane, is_last=is_last)
@@ -81,11 +81,11 @@ class Compilation:
             self._out.append((order, answer))
             self._workers.programs.show(self.orders.progress)
 
-    def _wishers(self, programs: set[ProgramShape]) -> set[str]:
-        return {wish.request_id for wish in self._wishes if wish.program in programs and wish.request_id}
+    def _waiting_for(self, programs: set[ProgramShape]) -> set[str]:
+        return {each.request_id for each in self._awaited if each.program in programs and each.request_id}
 
 
-def _in_words(program: ProgramShape, error: str) -> str:
+def _error_text(program: ProgramShape, error: str) -> str:
     remedy = f". {OUT_OF_MEMORY}" if "RESOURCE_EXHAUSTED" in error else ""
     return f"the server cannot compile the program of this request ({program}): {error}{remedy}"
 

@@ -1,4 +1,4 @@
-"""One generation of workers after the other: start it, let it work, find out why it ended, start the next."""
+"""Runs generations of workers: starts one, lets it work, finds out why it ended, and starts the next."""
 
 import asyncio
 import logging
@@ -21,24 +21,24 @@ from spmd_tx.protocol.reports import AnyReport, Failure, Ready
 
 logger = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.5  # between looks at who is still alive
-STORY_SECONDS = 1.0  # after the first sign of a loss, for the one that explains it
+TICK_SECONDS = 0.5  # between checks for silent workers and agents
+EXPLANATION_SECONDS = 1.0  # after the first sign of a loss, to wait for the one that explains it
 STOP_SECONDS = 10.0  # for an agent to kill its worker
 
 FIRST_DELAY, LONGEST_DELAY = 0.2, 30.0  # seconds before the next generation
-FRUITLESS = 5  # generations in a row
-FRUITFUL_SECONDS = 60.0  # of being ready, without any command: no crash loop either
+MAX_FRUITLESS = 5  # generations in a row
+FRUITFUL_SECONDS = 60.0  # a generation that was ready for so long was fruitful even without a command
 
-# That host is waited for; requests on which the coordinator fails are given up, one after the other.
+# No crash loops: a lost host is waited for, and requests that make the coordinator fail are given up in turn.
 NO_LOOPS = frozenset({Suspicion.HOST_GONE, Suspicion.FAULT})
 
-# What is done with workers that are ready. It ends by the MeshError of a command, or is cancelled.
+# The work with workers that are ready. It ends with the MeshError of a command, or is cancelled.
 Work = Callable[[Ready], Awaitable[object]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every generation has in common."""
+    """Holds what all generations have in common."""
 
     setup: Setup  # without generation and address
     devices: int  # of each process
@@ -48,7 +48,7 @@ class Plan:
 
 
 class Generations:
-    """The workers of a coordinator's life. ``receive``, ``watch`` and ``run`` run side by side."""
+    """Runs workers for the coordinator's life. ``receive``, ``watch`` and ``run`` must run side by side."""
 
     def __init__(self, port: WorkerPort, hub: Hub, roster: AgentRoster, plan: Plan) -> None:
         self._port = port
@@ -65,11 +65,11 @@ class Generations:
 
     @property
     def is_ready(self) -> bool:
-        """Whether workers run commands now."""
+        """Whether the workers execute commands now."""
         return self._ready_at is not None
 
     async def receive(self) -> NoReturn:
-        """Take in what agents and workers say."""
+        """Process the reports of agents and workers."""
         while True:
             identity, report = await self._port.receive()
             if isinstance(report, AgentReport):
@@ -78,7 +78,7 @@ class Generations:
                 self._take(identity, report)
 
     async def watch(self) -> NoReturn:
-        """Notice whoever says nothing any more."""
+        """Notice silent workers and agents, and missed deadlines."""
         clock = asyncio.get_running_loop().time
         then = clock()
         while True:
@@ -87,28 +87,28 @@ class Generations:
             self._roster.passed(seconds)
             if self._watchdog is not None:
                 for sign in self._watchdog.passed(seconds, self._hub.current(), self._hub.compiling()):
-                    self._notice(self._with_names(sign))
+                    self._notice(self._with_hosts(sign))
 
     async def run(self, work: Work) -> NoReturn:
-        """Keep workers at work. Raises CrashLoop when that makes no sense any more."""
+        """Run one generation after the other. Raises CrashLoop when too many in a row were fruitless."""
         fruitless = 0
         while True:
-            loss, was_fruitful = await self._one(work)
+            loss, was_fruitful = await self._run_one(work)
             if was_fruitful:
                 fruitless = 0
             elif loss.cause.suspicion not in NO_LOOPS:
                 fruitless += 1
-            if fruitless == FRUITLESS:
+            if fruitless == MAX_FRUITLESS:
                 raise CrashLoop(
-                    f"{FRUITLESS} generations of workers in a row have ended without finishing any command. "
-                    f"The last one: {loss.story}. Unfinished requests are kept for the next start"
+                    f"{MAX_FRUITLESS} generations of workers in a row have ended without finishing any "
+                    f"command. The last one: {loss.story}. Unfinished requests are kept for the next start"
                 )
             delay = min(FIRST_DELAY * 2**fruitless, LONGEST_DELAY)
             logger.error("%s; starting the workers again in %g s", loss.story, delay)
             await asyncio.sleep(delay)
 
     async def shut_down(self, patience: float) -> None:
-        """Let workers end, for so many seconds, and then agents. ``run`` does nothing more."""
+        """Let workers end within ``patience`` seconds, kill the rest, then end the agents and ``run``."""
         self._is_ending = True
         if self.is_ready and patience > 0:
             self._hub.send(Shutdown())
@@ -116,8 +116,8 @@ class Generations:
         await self._roster.stop(STOP_SECONDS)
         self._roster.quit()
 
-    async def _one(self, work: Work) -> tuple[GenerationLoss, bool]:
-        """A generation, from its start until its workers are gone; and whether it was good for anything."""
+    async def _run_one(self, work: Work) -> tuple[GenerationLoss, bool]:
+        """Run a generation until its workers are gone: its loss, and whether it was fruitful."""
         number = await self._plan.next_number()
         metrics.GENERATION.set(number)
         metrics.GENERATIONS.inc()
@@ -131,11 +131,11 @@ class Generations:
             await asyncio.wait([living, noticing], return_when=asyncio.FIRST_COMPLETED)
             if not self._signs:
                 self._notice(_of_work(living))
-            await self._hear_the_story()
+            await self._wait_for_explanation()
             was_fruitful = self._was_fruitful()
             loss = self._lose()
             await self._roster.stop(STOP_SECONDS)
-            living.cancel()  # without any command that failed, it would not know
+            living.cancel()  # it notices the loss only by a command that fails
             await asyncio.wait([living])
             if not living.cancelled():
                 _of_work(living)
@@ -197,10 +197,10 @@ class Generations:
             self._signs.append(sign)
             self._lost.set()
 
-    async def _hear_the_story(self) -> None:
+    async def _wait_for_explanation(self) -> None:
         """Wait for a sign that explains the first one, if there can be one."""
         try:
-            async with asyncio.timeout(STORY_SECONDS):
+            async with asyncio.timeout(EXPLANATION_SECONDS):
                 while self._roster.has_workers and cause(self._signs).suspicion > Suspicion.KILLED:
                     self._lost.clear()
                     await self._lost.wait()
@@ -214,7 +214,7 @@ class Generations:
         return self._ready_at is not None and now - self._ready_at > FRUITFUL_SECONDS
 
     def _lose(self) -> GenerationLoss:
-        """Tell everybody who waits for a reply. Raises StartError if workers can never start like this."""
+        """Fail all commands without a reply. Raises StartError if workers can never start like this."""
         sign = cause(self._signs)
         if sign.is_final and not self._has_been_ready:
             raise StartError(sign.text)
@@ -227,8 +227,8 @@ class Generations:
         self._hub.lose(loss, NO_COMMAND if culprit is None else culprit, sign.orders)
         return GenerationLoss(sign, message)
 
-    def _with_names(self, sign: LossSign) -> LossSign:
-        """Say on which hosts."""
+    def _with_hosts(self, sign: LossSign) -> LossSign:
+        """Add to the text on which hosts the workers are."""
         if sign.orders:
             return sign
         late = self._hub.late() if sign.suspicion == Suspicion.LATE else [sign.worker]
@@ -237,7 +237,7 @@ class Generations:
 
 
 def _of_work(living: asyncio.Task[None]) -> LossSign:
-    """Why the work ended. What is no loss is raised."""
+    """The sign that the end of the work is. Raises an error that is no loss."""
     try:
         living.result()
     except MeshError as error:

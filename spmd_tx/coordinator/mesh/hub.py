@@ -1,4 +1,4 @@
-"""The hub: sends every command to all workers, numbered, and gathers their replies in order."""
+"""The hub: sends every command, numbered, to all workers, and gathers their replies in order."""
 
 import asyncio
 import logging
@@ -30,14 +30,14 @@ from spmd_tx.protocol.reports import (
 logger = logging.getLogger(__name__)
 
 COMPILE = str(Compile.__struct_config__.tag)
-NO_COMMAND = -1  # in place of the number of a culprit
+NO_COMMAND = -1  # as the number of a culprit: it was no command
 
-Send = Callable[[bytes, bytes], bool]  # identity and message; False when nobody is there any more
+Send = Callable[[bytes, bytes], bool]  # identity and message; False when the connection is gone
 
 
 @dataclass
 class _Worker:
-    """What is known of one worker of this generation."""
+    """Holds what is known of one worker of this generation."""
 
     identity: bytes
     jax_port: int
@@ -47,18 +47,18 @@ class _Worker:
 
 @dataclass
 class _Order:
-    """A program that is being compiled."""
+    """Follows one program that is being compiled."""
 
     program: ProgramShape
-    reply: asyncio.Future[Reply]  # when it is there, all workers know of the order
-    missing: int  # workers that have not said what has become of it
+    reply: asyncio.Future[Reply]  # done when all workers know of the order
+    missing: int  # workers that have not reported the outcome
     answer: asyncio.Future[Compiled]
-    worst: Compiled | None = None  # the slowest, or one that went wrong
+    worst: Compiled | None = None  # the slowest outcome, or one that failed
 
 
 @dataclass
 class _Sent:
-    """A command on its way."""
+    """Follows one command that not all workers have answered."""
 
     name: str
     answer: asyncio.Future[Reply]
@@ -67,7 +67,7 @@ class _Sent:
 
 
 class Hub:
-    """All workers, as one, for the coordinator's life; between generations there are none."""
+    """Addresses all workers as one, for the coordinator's life; between generations there are none."""
 
     def __init__(self, send: Send) -> None:
         self.on_written: Callable[[Written], None] = lambda report: None
@@ -75,17 +75,17 @@ class Hub:
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.programs = CompileProgress()
-        self.avoided: set[ProgramShape] = set()  # whose compilation may have ended a generation
+        self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
         self._send = send
         self._generation: _Generation | None = None
 
     def begin(self, setup: Setup) -> None:
-        """Welcome the workers of a generation. Of ``jax_coordinator``, only the host is known yet."""
+        """Expect the workers of a generation. ``jax_coordinator`` has only the host yet."""
         self._generation = _Generation(setup, self._send)
         self.programs.begin()
 
     def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
-        """Send to all workers; the reply is there when all have replied. WorkerLost when there are none."""
+        """Send to all workers. The future is done when all have replied; WorkerLost when there are none."""
         if self._generation is None:
             answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             _fail(answer, self._absence)
@@ -93,7 +93,7 @@ class Hub:
         return self._generation.send(command)
 
     def compile(self, program: ProgramShape, *, lane: int, is_last: bool = False) -> asyncio.Future[Compiled]:
-        """Have all workers compile a program; what has become of it once all have said so."""
+        """Have all workers compile a program. The future is done when all have reported the outcome."""
         if self._generation is None:
             answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
             _fail(answer, self._absence)
@@ -102,24 +102,24 @@ class Hub:
 
     @property
     def _absence(self) -> WorkerLost:
-        """Why there are no workers; what is sent to nobody is not the cause."""
+        """Why there are no workers. A command that was sent to nobody is not the cause."""
         return WorkerLost(str(self.loss or "the workers have not started"))
 
     async def all_ready(self) -> Ready:
-        """What process 0 said when it was ready, once all are."""
+        """Wait until all workers are ready. The result is the report of process 0."""
         assert self._generation is not None
         ready = await asyncio.shield(self._generation.all_ready)
         self.loss = self.busy = None
         return ready
 
     def take(self, identity: bytes, report: AnyReport) -> None:
-        """Take in what a worker says. Raises MeshError when it breaks the protocol."""
+        """Process a worker's report. Raises MeshError when it breaks the protocol."""
         generation = self._generation
         if generation is None or not self.includes(report):
             if not isinstance(report, Beat):
                 logger.warning("ignored a %s of %s", type(report).__name__, _origin(report))
             return
-        if isinstance(report, Written):  # sent aside, while a command is carried out
+        if isinstance(report, Written):  # sent while a command is being executed
             self.on_written(report)
             return
         if isinstance(report, CustomLossNews | CustomLossEnd):
@@ -138,16 +138,17 @@ class Hub:
             self.be_busy("waiting for worker " + ", ".join(map(str, generation.absent())))
 
     def be_busy(self, what: str) -> None:
-        """Say what the workers do; after a loss, with its reason."""
+        """Set what the workers do, in words; after a loss, the reason is added."""
         why = f"restarting the workers: {self.loss}" if self.loss else None
         self.busy = "; ".join(filter(None, (why, what))) or None
 
     def lose(
         self, loss: WorkerLost, culprit: int | None = None, orders: Collection[int] | None = None
     ) -> None:
-        """End the generation: every command that has no reply is lost, and so are orders of programs.
+        """End the generation: every command without a reply is lost, and so are compile orders.
 
-        Only the ``culprit``, if its number is known, may be the cause; or one of ``orders``, if they are.
+        If the ``culprit`` or the ``orders`` are known, only that command, or one of those orders, may be the
+        cause.
         """
         self.loss = loss
         self.be_busy("")
@@ -156,7 +157,7 @@ class Hub:
             self.avoided |= generation.lose(loss, culprit, orders)
 
     def includes(self, report: AnyReport) -> bool:
-        """Whether its sender belongs to this generation."""
+        """Whether the sender of a report belongs to this generation."""
         if self._generation is None:
             return False
         setup = self._generation.setup
@@ -164,39 +165,39 @@ class Hub:
 
     @property
     def answered(self) -> int:
-        """How many commands of this generation all workers have carried out."""
+        """How many commands of this generation all workers have executed."""
         return 0 if self._generation is None else self._generation.answered
 
     @property
     def was_useful(self) -> bool:
-        """Whether all workers of this generation have carried out a command for somebody."""
+        """Whether all workers of this generation have executed a command other than Compile."""
         return self._generation is not None and self._generation.was_useful
 
     def late(self) -> list[int]:
-        """The workers that have not carried out the oldest command."""
+        """The workers that have not executed the oldest command."""
         return [] if self._generation is None else self._generation.late()
 
     def current(self, worker: int | None = None) -> int | None:
-        """The number of the command that a worker, or the slowest, carries out; None: nothing."""
+        """The number of the command that a worker, or the slowest, executes; None: no command."""
         return None if self._generation is None else self._generation.current(worker)
 
     def compiling(self) -> dict[int, str]:
-        """The orders of programs that all workers know of and not all have settled."""
+        """The programs of orders that all workers know of and not all have settled, by number."""
         return {} if self._generation is None else self._generation.compiling()
 
     def name_of(self, sequence: int) -> str:
-        """What a command is that not all workers have carried out."""
+        """The name of a command that not all workers have executed."""
         return "unknown" if self._generation is None else self._generation.name_of(sequence)
 
 
 class _Generation:
-    """The commands of one generation."""
+    """Holds the workers and the commands of one generation."""
 
     def __init__(self, setup: Setup, send: Send) -> None:
         self.setup = setup
         self.all_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self.answered = 0  # commands that all workers have carried out
-        self.was_useful = False  # whether any of them was for a request
+        self.answered = 0  # commands that all workers have executed
+        self.was_useful = False  # whether any of them was more than an order to compile
         self._send = send
         self._workers: dict[int, _Worker] = {}
         self._sent: deque[_Sent] = deque()  # oldest first
@@ -210,7 +211,7 @@ class _Generation:
         name = str(type(command).__struct_config__.tag)
         self._sent.append(_Sent(name, answer, missing=self.setup.num_processes))
         for worker in self._workers.values():
-            self._send(worker.identity, envelope)  # who is not there any more is noticed elsewhere
+            self._send(worker.identity, envelope)  # a lost connection is noticed elsewhere
         return answer
 
     def compile(self, program: ProgramShape, lane: int, is_last: bool) -> asyncio.Future[Compiled]:
@@ -283,7 +284,7 @@ class _Generation:
     def lose(
         self, loss: WorkerLost, culprit: int | None, orders: Collection[int] | None
     ) -> set[ProgramShape]:
-        """The programs whose compilation may be the cause."""
+        """Fail all futures. The result is the programs whose compilation may be the cause."""
         suspected = set()
         for number, order in self._orders.items():
             may_be = loss.by_command and (orders is None or number in orders)
@@ -306,7 +307,7 @@ class _Generation:
         self._workers[hello.process] = _Worker(identity, hello.jax_port)
         leader = self._workers.get(0)
         if leader is None:
-            return  # whoever joins has to know where
+            return  # its address is part of the others' setup
         address = f"{self.setup.jax_coordinator}:{self.setup.jax_port or leader.jax_port}"
         setup = encode(msgspec.structs.replace(self.setup, jax_coordinator=address))
         waiting = self._workers.values() if hello.process == 0 else [self._workers[hello.process]]
@@ -340,4 +341,4 @@ def _origin(report: AnyReport) -> str:
 def _fail(answer: asyncio.Future[Any], error: MeshError) -> None:
     if not answer.done():
         answer.set_exception(error)
-        answer.exception()  # it is known to whoever waits for any of them; no need to complain about the rest
+        answer.exception()  # marks it as seen: whoever waits for one future knows, and asyncio need not warn

@@ -1,4 +1,4 @@
-"""From the signs that a generation has ended to its cause: which worker, where, and whose fault. Pure."""
+"""Finds the cause of a lost generation among its signs: which worker, where, and whose fault. Pure."""
 
 import signal
 from collections.abc import Collection, Sequence
@@ -8,10 +8,10 @@ from enum import IntEnum
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
 from spmd_tx.protocol.reports import Failure
 
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # an operator, a scheduler of jobs
-PEER_IS_GONE = (
-    "the JAX distributed service detected fatal errors"  # how JAX ends a process whose peer is gone
-)
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent by an operator or a job scheduler
+
+# JAX says this when it ends a process whose peer is gone.
+PEER_IS_GONE = "the JAX distributed service detected fatal errors"
 
 OUT_OF_MEMORY = (
     "A device has no memory left: lower --train-tokens if it was training, else --decode-rows or "
@@ -25,9 +25,9 @@ OUT_OF_HOST_MEMORY = (
 
 
 class Suspicion(IntEnum):
-    """What kind of sign it is. When workers fall together, the lowest is the cause and the rest follow."""
+    """Ranks signs. When workers end together, the sign with the lowest rank is the cause of the others."""
 
-    FAULT = 0  # of the coordinator itself, at work on requests that it knows
+    FAULT = 0  # of the coordinator itself, while it worked on known requests
     KILLED = 1
     HOST_GONE = 2
     FAILED = 3
@@ -39,29 +39,28 @@ class Suspicion(IntEnum):
 
 @dataclass(frozen=True)
 class LossSign:
-    """One thing that was noticed."""
+    """Holds one sign that a generation is lost."""
 
     suspicion: Suspicion
     worker: int
     text: str
     by_command: bool  # whether the command may be the cause
-    sequence: int | None = None  # of that command, where it is known better than from the replies
+    sequence: int | None = None  # of that command, where it is known more exactly than from the replies
     last_lines: tuple[str, ...] = ()
     is_final: bool = False  # it would happen again, whatever the requests
-    # Orders of programs of which one may be the cause; None: all that are being compiled may be
-    orders: Collection[int] | None = ()
+    orders: Collection[int] | None = ()  # compile orders, one of which may be the cause; None: any may be
 
 
 @dataclass(frozen=True)
 class GenerationLoss:
-    """Why a generation ended."""
+    """Says why a generation ended."""
 
     cause: LossSign
     message: str  # "worker 1 on node-b was killed by signal 9 (SIGKILL), during command 17 (optim_step)"
 
     @property
     def story(self) -> str:
-        """The message with the worker's last words."""
+        """The message with the worker's last lines."""
         words = " | ".join(self.cause.last_lines)
         return f"{self.message}; its last words: {words}" if words else self.message
 
@@ -71,7 +70,7 @@ def of_exit(exit: WorkerExit, host: str) -> LossSign:
     follows = any(PEER_IS_GONE in line for line in exit.last_lines)
     if follows:
         suspicion = Suspicion.FOLLOWED
-    elif number > 0 and number != signal.SIGABRT:  # an abort may be what libraries do whose peer is gone
+    elif number > 0 and number != signal.SIGABRT:  # libraries may abort because their peer is gone
         suspicion = Suspicion.KILLED
     else:
         suspicion = Suspicion.EXITED
@@ -108,5 +107,5 @@ def of_agent(worker: int, host: str, what: str) -> LossSign:
 
 
 def cause(signs: Sequence[LossSign]) -> LossSign:
-    """The sign that explains the others: the most suspicious one, the first of its kind."""
+    """The sign that explains the others: the first of the lowest rank."""
     return min(signs, key=lambda sign: sign.suspicion)

@@ -1,4 +1,4 @@
-"""The one socket where agents and workers connect: encrypted, and only for those who know the secret."""
+"""The one socket that agents and workers connect to: encrypted, and only for those who know the secret."""
 
 import asyncio
 import errno
@@ -17,25 +17,25 @@ from spmd_tx.protocol.secret import Keys
 
 logger = logging.getLogger(__name__)
 
-# What strangers can make the port take: a connection for a while, and of a frame no more than this.
+# The most that strangers can cost the port: a connection for this long, and a frame of this size.
 HANDSHAKE_MS = 5_000
-LONGEST_FRAME = FRAME_BYTES + 1024  # with what encryption adds
+LONGEST_FRAME = FRAME_BYTES + 1024  # the overhead of encryption included
 
 
 class WorkerPort:
-    """Serves all generations of a coordinator's life. Lives in one asyncio loop."""
+    """Receives from and sends to agents and workers of all generations. Lives in one asyncio loop."""
 
     def __init__(self, host: str, port: int, keys: Keys) -> None:
         self._context = zmq.asyncio.Context(io_threads=2)  # encryption takes 2 ms per MB and worker
         self._gate = self._context.socket(zmq.REP)
-        self._gate.bind("inproc://zeromq.zap.01")  # where ZeroMQ asks, by its specification
+        self._gate.bind("inproc://zeromq.zap.01")  # the address that ZeroMQ's specification gives
         self._guarding = asyncio.create_task(self._guard(z85.decode(keys.client_public)))
         self._socket = self._context.socket(zmq.ROUTER)
         keys.guard(self._socket)
         self._socket.set_hwm(0)  # a dropped command would be a gap
         self._socket.maxmsgsize = LONGEST_FRAME
         self._socket.handshake_ivl = HANDSHAKE_MS
-        self._socket.router_mandatory = True  # sending to somebody who is gone is an error
+        self._socket.router_mandatory = True  # makes sending to a closed connection an error
         self._socket.heartbeat_ivl = HEARTBEAT_MS
         self._socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
         self.host, self.port = host, self._bind(host, port)
@@ -65,14 +65,14 @@ class WorkerPort:
         return True
 
     def close(self, linger: float = 0.0) -> None:
-        """Disconnect from all, after at most ``linger`` seconds for what has been sent."""
+        """Disconnect all, and give messages on their way ``linger`` seconds at most."""
         self._guarding.cancel()
         self._gate.close(linger=0)
         self._socket.close(linger=round(1000 * linger))
         self._context.term()
 
     async def _guard(self, expected: bytes) -> None:
-        """Tell ZeroMQ which clients may connect: those with the expected key (rfc.zeromq.org/spec/27)."""
+        """Let only clients with the expected key connect (rfc.zeromq.org/spec/27)."""
         while True:
             version, request, *_, mechanism, key = await self._gate.recv_multipart()
             may_connect = (mechanism, key) == (b"CURVE", expected)

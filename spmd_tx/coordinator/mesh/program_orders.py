@@ -1,7 +1,7 @@
-"""In which order workers compile programs. Pure.
+"""Decides in which order workers compile programs. Pure.
 
-First comes what somebody waits for, then what would be better than what is used, then the menu. Sessions
-take turns, and are charged for the seconds that their programs take.
+First come programs that requests wait for, then programs that would be better than those in use, then the
+warm-up menu. Sessions take turns, and are charged for the seconds that their programs take.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,30 +13,30 @@ from spmd_tx.protocol.programs import ProgramShape
 
 AWAITED, AHEAD = range(COMPILE_LANES)
 
-COST_OF_A_SECOND = 4096  # in tokens of training: about what devices train while a program is compiled
+COST_OF_A_SECOND = 4096  # tokens of training: about what devices train while a program is compiled
 
 
 @dataclass(frozen=True)
 class ProgramRequest:
-    """Somebody waits for a program."""
+    """Says that a session waits for a program."""
 
     program: ProgramShape
     session: str
-    request_id: str = ""  # "" for what the server does by itself
+    request_id: str = ""  # "" for the server's own work
 
 
 @dataclass(frozen=True)
 class Order:
-    """A program that workers are told to compile."""
+    """Tells workers to compile a program."""
 
     program: ProgramShape
     lane: int
-    sessions: frozenset[str] = frozenset()  # that wait for it; nobody: it is compiled ahead
+    sessions: frozenset[str] = frozenset()  # that wait for it; empty: it is compiled ahead of need
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the menu is, and what is being compiled."""
+    """Tells how much of the menu is ready, and what is being compiled."""
 
     ready: int
     planned: int
@@ -44,21 +44,21 @@ class Progress:
 
 
 class ProgramOrders:
-    """Which programs are ready on all workers of a generation, and which one is to be compiled next.
+    """Knows which programs are ready on all workers of a generation, and decides which is compiled next.
 
-    At most one is out in each of two lanes. The first is for what somebody waits for. The other one is for
-    what is compiled ahead of need, and for those who would else wait for the program of another session.
+    Each of two lanes compiles at most one program at a time. The first is for awaited programs. The other is
+    for programs ahead of need, and for sessions that would otherwise wait for another session's program.
     """
 
     def __init__(self, menu: Iterable[ProgramShape]) -> None:
         self._menu = dict.fromkeys(menu)
         self._to_come = list(reversed(self._menu))
-        self._better: dict[ProgramShape, None] = {}  # than what is used for want of them, oldest first
+        self._better: dict[ProgramShape, None] = {}  # than those used in their place; oldest first
         self._ready: dict[str, dict[ProgramShape, None]] = {}  # by step
         self._failed: set[ProgramShape] = set()
         self._out: list[Order] = []
-        self._wishes: list[ProgramShape] = []  # that are not ordered, in the order of their turns
-        self._wishers: dict[ProgramShape, frozenset[str]] = {}  # sessions
+        self._awaited: list[ProgramShape] = []  # and not ordered yet, in the order of their turns
+        self._sessions: dict[ProgramShape, frozenset[str]] = {}  # that wait for a program
         self._shares = FairShares()
 
     def is_ready(self, program: ProgramShape) -> bool:
@@ -69,59 +69,59 @@ class ProgramOrders:
         return self._ready.get(step, ())
 
     def has_failed(self, program: ProgramShape) -> bool:
-        """Whether it could not be compiled when it was last tried."""
+        """Whether the last attempt to compile it failed."""
         return program in self._failed
 
     def prefer(self, program: ProgramShape) -> None:
-        """A command uses a larger program than this one, or fewer rows than there are for want of it."""
+        """Compile this program ahead of the menu: a command has used a worse one in its place."""
         if not self.is_ready(program) and program not in self._failed:
             self._better[program] = None
 
-    def wish(self, wishes: Sequence[ProgramRequest]) -> None:
-        """All that is waited for now: sessions take turns, and each has its first wishes first."""
+    def update_awaited(self, requests: Sequence[ProgramRequest]) -> None:
+        """Set what is waited for now. Sessions take turns, each with its programs in their order."""
         by_session: dict[str, list[ProgramShape]] = {}
-        for wish in wishes:
-            if not self.is_ready(wish.program):
-                by_session.setdefault(wish.session, []).append(wish.program)
+        for request in requests:
+            if not self.is_ready(request.program):
+                by_session.setdefault(request.session, []).append(request.program)
         queues = [by_session[session] for session in self._shares.ranking(list(by_session))]
         out = {order.program for order in self._out}
         turns = max(map(len, queues), default=0)
         in_turns = [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)]
-        self._wishes = [program for program in dict.fromkeys(in_turns) if program not in out]
-        self._wishers = {
+        self._awaited = [program for program in dict.fromkeys(in_turns) if program not in out]
+        self._sessions = {
             program: frozenset(session for session, wanted in by_session.items() if program in wanted)
-            for program in self._wishes
+            for program in self._awaited
         }
 
     def next_order(self, only_awaited: bool = False) -> Order | None:
-        """What is to be ordered now, if anything; it is out from then on, until it is settled."""
+        """The next order, if one is due; it counts as sent until it is settled."""
         busy = {order.lane for order in self._out}
         order = None
-        if self._wishes and (AWAITED not in busy or (AHEAD not in busy and not only_awaited)):
-            order = self._next_wished(AWAITED if AWAITED not in busy else AHEAD)
-        elif not self._wishes and not busy and not only_awaited:
+        if self._awaited and (AWAITED not in busy or (AHEAD not in busy and not only_awaited)):
+            order = self._next_awaited(AWAITED if AWAITED not in busy else AHEAD)
+        elif not self._awaited and not busy and not only_awaited:
             program = self._next_ahead()
             order = Order(program, AHEAD) if program is not None else None
         if order is not None:
             self._out.append(order)
         return order
 
-    def _next_wished(self, lane: int) -> Order | None:
+    def _next_awaited(self, lane: int) -> Order | None:
         served = frozenset[str]().union(*(order.sessions for order in self._out))
-        for place, program in enumerate(self._wishes):
-            sessions = self._wishers[program]
+        for place, program in enumerate(self._awaited):
+            sessions = self._sessions[program]
             if lane == AWAITED or not sessions & served:
-                del self._wishes[place]
+                del self._awaited[place]
                 return Order(program, lane, sessions)
         return None
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to be ordered ahead of need."""
+        """Whether no program is left to be compiled ahead of need."""
         return not self._to_come and not self._better
 
     def settled(self, order: Order, seconds: float, error: str | None) -> dict[str, float]:
-        """All workers have answered an order. What that costs those who waited for it, in tokens."""
+        """Note that all workers have answered an order. The result is its cost in tokens, by session."""
         self._out.remove(order)
         self._better.pop(order.program, None)
         if error is None:
@@ -134,12 +134,12 @@ class ProgramOrders:
         return costs
 
     def reason(self, program: ProgramShape) -> str:
-        """Why somebody waits who waits for this one."""
+        """Why a request that waits for this program waits, in words for clients."""
         out = [order.program for order in self._out]
         if program in out:
             return f"waiting for its program: compiling {program}"
         before = sum(bool(order.sessions) for order in self._out)
-        before += self._wishes.index(program) if program in self._wishes else 0
+        before += self._awaited.index(program) if program in self._awaited else 0
         others = f"{before} {'other' if before == 1 else 'others'} before it"
         return f"waiting for its program: compiling {program}" + (f" ({others})" if before else "")
 

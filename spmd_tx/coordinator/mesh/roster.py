@@ -1,4 +1,4 @@
-"""The agents that have joined: who they are, on which hosts, whether they are alive, and what runs there."""
+"""Keeps track of the agents that have joined: their hosts, whether they are alive, and what they run."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ class _Agent:
 
 
 class AgentRoster:
-    """The agents of all processes of the mesh, as far as they are here."""
+    """Knows the present agents of the mesh's processes, and sends them orders."""
 
     def __init__(self, send: Send, processes: int, devices: int) -> None:
         self.on_sign: Callable[[LossSign], None] = lambda sign: None  # a worker or its agent is gone
@@ -50,7 +50,7 @@ class AgentRoster:
         self._change = asyncio.Event()
 
     def take(self, identity: bytes, report: AnyAgentReport) -> None:
-        """Take in what an agent says."""
+        """Process an agent's report."""
         if isinstance(report, AgentHello):
             self._meet(identity, report)
             return
@@ -68,7 +68,7 @@ class AgentRoster:
         self._change.set()
 
     def passed(self, seconds: float) -> None:
-        """Time has passed; see who is still there."""
+        """Add the seconds that have passed, and drop agents that are silent or gone."""
         for process, agent in list(self._agents.items()):
             agent.silent += min(seconds, LONGEST_STEP)
             if agent.silent > SILENT_SECONDS:
@@ -78,7 +78,7 @@ class AgentRoster:
 
     @property
     def has_workers(self) -> bool:
-        """Whether any worker runs that was started."""
+        """Whether any started worker still runs."""
         return any(agent.runs is not None for agent in self._agents.values())
 
     def absent(self) -> list[int]:
@@ -86,18 +86,18 @@ class AgentRoster:
         return [process for process in range(self._processes) if process not in self._agents]
 
     async def changed(self) -> None:
-        """Return when somebody has come, left or said something."""
+        """Return at the next join, leave or report of an agent."""
         self._change.clear()
         await self._change.wait()
 
     def start(self, generation: int, make_order: MakeOrder) -> None:
-        """Have all workers started."""
+        """Order all agents to start their workers."""
         for process, agent in self._agents.items():
             agent.runs = generation
             self._tell(agent, make_order(process, self._device_ids(process)))
 
     async def stop(self, timeout: float) -> None:
-        """Have all workers killed, and return when they are gone. An agent has so many seconds for it."""
+        """Order all agents to kill their workers, and wait. An agent that takes longer is dropped."""
         for agent in self._agents.values():
             if agent.runs is not None:
                 self._tell(agent, StopWorker(generation=agent.runs))
@@ -107,7 +107,7 @@ class AgentRoster:
                     self._drop(process, f"has not ended its worker within {timeout:g} s")
 
     async def ended(self, timeout: float) -> bool:
-        """Wait until no worker runs any more, for at most so many seconds."""
+        """Wait until no worker runs any more; False after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while self.has_workers:
@@ -117,7 +117,7 @@ class AgentRoster:
         return True
 
     def quit(self) -> None:
-        """Let all agents end."""
+        """Order all agents to end."""
         for agent in self._agents.values():
             self._tell(agent, Quit())
 
@@ -129,9 +129,10 @@ class AgentRoster:
         return f"worker {process} on {self.host(process)}"
 
     def leader_address(self) -> str:
-        """Where the other processes reach the host of process 0: over loopback, if they are there, too.
+        """The address of process 0's host for the other processes: loopback, if all are on that host.
 
-        Its own agent may know a loopback address only, if that is the coordinator's host, too.
+        If that host is the coordinator's too, its agent may know a loopback address only; then other agents'
+        address of the coordinator is used.
         """
         leader = self._agents[0].hello
         places = {(agent.hello.host, agent.hello.address) for agent in self._agents.values()}
@@ -185,7 +186,7 @@ class AgentRoster:
         return None if problem is None else Refused(reason=problem, is_final=True)
 
     def _device_ids(self, process: int) -> list[int] | None:
-        """The devices of a process that shares its host with others; None: all that it sees."""
+        """The devices of a process that shares its host with others; None: all visible devices."""
         host = self._agents[process].hello.host
         sharing = sorted(other for other, agent in self._agents.items() if agent.hello.host == host)
         if len(sharing) == 1:
@@ -194,7 +195,7 @@ class AgentRoster:
         return list(range(first, first + self._devices))
 
     def _drop(self, process: int, what: str) -> None:
-        """Its worker is gone too: it dies with its agent, and is killed by an agent without coordinator."""
+        """Forget an agent. Its worker is lost, too: a worker dies with its agent, or with the connection."""
         agent = self._agents.pop(process)
         if agent.runs is not None:
             self.on_sign(of_agent(process, agent.hello.host, what))

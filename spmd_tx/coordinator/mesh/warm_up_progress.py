@@ -1,4 +1,4 @@
-"""What the workers have compiled, and what is still to come: for health checks and for Prometheus."""
+"""Reports how far the workers are with compiling, for health checks and for Prometheus."""
 
 import logging
 
@@ -10,19 +10,19 @@ logger = logging.getLogger(__name__)
 
 
 class CompileProgress:
-    """Of one generation of workers after the other."""
+    """Follows one generation of workers after the other."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """New workers, which have compiled nothing."""
+        """Start again for new workers, which have compiled nothing."""
         self._last = CompileReport()
         self._progress: Progress | None = None
         self._set_gauges()
 
     def show(self, progress: Progress) -> None:
-        """What has become of what was planned."""
+        """Publish how much of the plan is ready."""
         was_ready = self._progress is not None and self._progress.ready == self._progress.planned
         self._progress = progress
         self._set_gauges()
@@ -30,7 +30,7 @@ class CompileProgress:
             logger.info("all %d programs are ready: no request has to wait for one", progress.planned)
 
     def take(self, report: CompileReport) -> None:
-        """The next report of process 0 of the same workers; what it counts is since they started."""
+        """Add the news of the next report of process 0, whose counts are since the workers started."""
         before = {(each.program, each.is_cached): each for each in self._last.counts}
         for each in report.counts:
             last = before.get((each.program, each.is_cached))
@@ -42,7 +42,7 @@ class CompileProgress:
 
     @property
     def shown(self) -> Progress | None:
-        """None when nothing is planned, and nothing is being compiled."""
+        """The progress for health checks; None when nothing is planned or being compiled."""
         now = self._progress
         return now if now is not None and (now.planned or now.compiling) else None
 

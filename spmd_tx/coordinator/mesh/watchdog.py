@@ -1,4 +1,4 @@
-"""Notices workers that hang: silent ones, commands and programs past their deadlines. Has no clock."""
+"""Notices hanging workers: silent ones, and commands and programs past their deadlines. Has no clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from spmd_tx.coordinator.mesh.loss_causes import LossSign, Suspicion
 from spmd_tx.protocol.reports import BEAT_SECONDS, AnyReport, Beat, Progress
 
-SILENT_SECONDS = 15.0  # without a sign of life, until a worker or an agent is taken for lost
-HELLO_SECONDS = 120.0  # from the start of a process to its first sign: Python, JAX and the devices wake up
+SILENT_SECONDS = 15.0  # without a sign of life, after which a worker or an agent counts as lost
+HELLO_SECONDS = 120.0  # from the start of a process to its first sign: Python, JAX and devices have to start
 
-# If more has passed, the coordinator itself has slept, and what workers said meanwhile waits to be read.
+# If more has passed, the coordinator itself has slept, and reports of that time wait to be read.
 LONGEST_STEP = 2 * BEAT_SECONDS
 
 
@@ -36,13 +36,13 @@ class Watchdog:
         self._watched = [_Worker() for _ in range(self.workers)]
 
     def heard(self, report: AnyReport) -> None:
-        """A worker has given a sign of life."""
+        """Note a worker's sign of life."""
         worker = self._watched[report.process]
         worker.silent, worker.has_spoken = 0.0, True
         if isinstance(report, Beat):
             worker.executing = report.sequence
         elif isinstance(report, Progress) and not self._is_ready:
-            self._age = 0.0  # it is getting there
+            self._age = 0.0  # the start makes progress
 
     def ready(self) -> None:
         self._is_ready, self._age = True, 0.0
@@ -50,9 +50,10 @@ class Watchdog:
     def passed(
         self, seconds: float, oldest: int | None, compiling: Mapping[int, str] | None = None
     ) -> list[LossSign]:
-        """Time has passed; ``oldest`` is the number of the command that is being carried out.
+        """Add the seconds that have passed, and return the signs of loss that they reveal.
 
-        ``compiling`` are the programs that are being compiled, by the numbers of their orders.
+        ``oldest`` is the number of the command that is being executed, None for no command; ``compiling`` has
+        the programs that are being compiled, by the numbers of their orders.
         """
         seconds = min(seconds, LONGEST_STEP)
         signs = []

@@ -75,7 +75,7 @@ class PayloadFiles:
         self._directory = directory
         try:
             make_folder(directory)
-            self._lock = lock_file.take(directory / "lock", f"the folder {directory}", "--data-dir")
+            self._lock = lock_file.lock(directory / "lock", f"the folder {directory}", "--data-dir")
             for unfinished in directory.glob("*.tmp"):
                 unfinished.unlink()
         except OSError as error:

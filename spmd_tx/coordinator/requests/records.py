@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.tenancy.spent import NOTHING, Usage
+from spmd_tx.coordinator.tenancy.spent import NO_USAGE, Usage
 from spmd_tx.coordinator.wire.fields import storable
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.errors import InvalidRequest
@@ -86,7 +86,7 @@ class Finished:
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
     notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
-    spent: Usage = field(default=NOTHING, compare=False)
+    spent: Usage = field(default=NO_USAGE, compare=False)
 
     @property
     def digest(self) -> str:

@@ -1,7 +1,7 @@
-"""Many rows of a table in one statement, since a statement costs more than a row.
+"""Writes and finds many rows of a table in one statement, since a statement costs more than a row.
 
-SQLite lets go of the interpreter at every statement, and a busy loop gives it back late: so it gets all
-rows in one. PostgreSQL's driver sends one statement with many sets of parameters in a single round trip.
+SQLite releases the GIL at every statement, and gets it back late from a busy loop: so it gets all rows in
+one. PostgreSQL's driver sends one statement with many sets of parameters in a single round trip.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ ROWS_AT_ONCE = 500  # SQLite takes 32,766 parameters
 
 
 def insert(db: Session, table: Table, rows: Sequence[Row], and_then: str = "") -> None:
-    """Values must be those of the database. ``and_then`` is what stands behind the values: ON CONFLICT ..."""
+    """Insert rows of the database's own values. ``and_then`` follows the values: ON CONFLICT ..."""
     columns = _columns(rows)
     into = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES"
     if not _is_sqlite(db):
@@ -28,7 +28,7 @@ def insert(db: Session, table: Table, rows: Sequence[Row], and_then: str = "") -
 
 
 def update(db: Session, table: Table, key: str, rows: Sequence[Row]) -> None:
-    """Set the other columns of the rows that are found by their key; the first one of each mapping."""
+    """Update rows by their key, which must be the first column of each mapping."""
     columns = _columns(rows)
     assert not columns or columns[0] == key
     if not _is_sqlite(db):
@@ -46,9 +46,9 @@ def update(db: Session, table: Table, key: str, rows: Sequence[Row]) -> None:
 def find(
     db: Session, table: Table, keys: Sequence[str], wanted: Sequence[Sequence[object]], columns: Sequence[str]
 ) -> list[Sequence[Any]]:
-    """The columns of those rows whose key, of several columns, is wanted.
+    """The ``columns`` of the rows whose composite key is among the wanted ones.
 
-    SQLite would compare all rows of the table with a list of such keys. So it is told where to begin.
+    Given a list of such keys, SQLite would scan the whole table. So it joins the keys with the table instead.
     """
     if not _is_sqlite(db):
         key = tuple_(*(table.c[name] for name in keys))

@@ -1,4 +1,4 @@
-"""The connection to the database: SQLite beside the data, or PostgreSQL by URL. Migrated when opened."""
+"""Opens the database, SQLite beside the data or PostgreSQL by URL, migrates it, and runs transactions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -35,16 +35,16 @@ Result = TypeVar("Result")
 
 
 class Aside(Protocol):
-    """Does what blocks, in the middle of a transaction, where it keeps nobody else waiting."""
+    """Runs blocking work in the middle of a transaction without blocking the event loop."""
 
     def __call__(self, work: Callable[[], Result]) -> Result: ...
 
 
 class Database:
-    """Reads may run at any time and side by side; writes are transactions, one at a time.
+    """Runs reads side by side at any time, and writes as transactions, one at a time.
 
-    What fails because the database is gone for a while raises an SQLAlchemyError or an OSError, and may be
-    tried again. DatabaseDamaged and DatabaseTaken are final.
+    While the database is unreachable, methods raise an SQLAlchemyError or an OSError, and may be tried again.
+    DatabaseDamaged and DatabaseTaken are final.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Database:
         held: AsyncExitStack,
         quick_writer: Engine | None = None,
     ) -> None:
-        """``quick_writer`` is for writes of which all statements are made in one thread."""
+        """``quick_writer`` is for transactions that run in one thread from begin to end."""
         self.end: StartError | None = None  # why this database must not be used any more
         self._writer = writer
         self._reader = reader
@@ -69,11 +69,11 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """Committed when the block ends, rolled back when it raises."""
+        """Commits when the block ends, and rolls back when it raises."""
         async with self._writing, self._session(self._writer) as db, db.begin():
             await _connect(db)
             if self.is_sqlite:
-                await db.execute(text("BEGIN IMMEDIATE"))  # that it cannot be written to shows at once
+                await db.execute(text("BEGIN IMMEDIATE"))  # fails at once if it cannot be written to
             yield db
 
     @asynccontextmanager
@@ -83,10 +83,10 @@ class Database:
             yield db
 
     async def write(self, work: Callable[[Session, Aside], Result]) -> Result:
-        """Do work in a transaction that is committed when it returns. It is not given up in the middle.
+        """Do work in a transaction that is committed when the work returns. It runs to its end if cancelled.
 
-        For what is written all the time: with SQLite all of it happens in one thread, because a loop that is
-        busy takes longer to wait for a statement than SQLite to carry it out.
+        Meant for frequent writes: with SQLite they happen in one thread, because a busy loop takes longer to
+        wait for a statement than SQLite takes to execute it.
         """
         quick_writer = self._quick_writer
         if quick_writer is None:
@@ -113,7 +113,7 @@ class Database:
 
     @contextmanager
     def _guard(self, engine: AsyncEngine | Engine) -> Iterator[None]:
-        """Notice when the database must not be used any more, and do not use it then."""
+        """Remember an error after which the database must not be used, and raise it from then on."""
         if self.end is not None:
             raise self.end
         try:
@@ -135,7 +135,7 @@ async def open_database(database_url: str | None, data_dir: Path) -> Database:
     async with AsyncExitStack() as stack:
         if url.get_backend_name() == "sqlite":
             if url.database and url.database != ":memory:":
-                stack.callback((await asyncio.to_thread(sqlite.take, Path(url.database))).close)
+                stack.callback((await asyncio.to_thread(sqlite.lock, Path(url.database))).close)
                 quick_writer = sqlite.make_quick_engine(url)
                 stack.callback(quick_writer.dispose)
             writer = reader = sqlite.make_engine(url)
@@ -148,14 +148,14 @@ async def open_database(database_url: str | None, data_dir: Path) -> Database:
 
 
 async def open_beside(database_url: str | None, data_dir: Path) -> Database:
-    """Connect without taking the database, which a running server may have.
+    """Connect without locking the database, so that a server may be running.
 
-    Its tables are made or migrated when no server runs. Raises StartError as ``open_database``.
+    If no server runs, tables are created or migrated. Raises StartError as ``open_database`` does.
     """
     url = _resolve(database_url, data_dir)
     async with AsyncExitStack() as stack:
         if url.get_backend_name() == "sqlite":
-            await asyncio.to_thread(sqlite.look_in, Path(url.database or ":memory:"))
+            await asyncio.to_thread(sqlite.check_readable, Path(url.database or ":memory:"))
             engine = sqlite.make_engine(url)
         else:
             engine = postgres.make_engine_beside(url)
@@ -173,7 +173,7 @@ async def open_beside(database_url: str | None, data_dir: Path) -> Database:
 async def beside(
     database_url: str | None, data_dir: Path, work: Callable[[Database], Awaitable[Result]]
 ) -> Result:
-    """Do something with the database of a server, which may be running. Raises StartError."""
+    """Do work on the database of a server that may be running. Raises StartError."""
     database = await open_beside(database_url, data_dir)
     try:
         return await work(database)
@@ -184,7 +184,7 @@ async def beside(
 
 
 async def _bring_up_to_date(engine: AsyncEngine, url: str) -> None:
-    """Migrate; wait for a lock that a server which was just killed may still seem to hold."""
+    """Migrate. Waits for a lock that a server which was just killed may still seem to hold."""
     deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
     while True:
         try:
@@ -212,7 +212,7 @@ def _cannot_open(url: str, error: BaseException) -> StartError:
 
 
 async def _finished(work: asyncio.Future[Result]) -> Result:
-    """Wait to the end, also when cancelled: until then nobody else may write."""
+    """Wait for the end, even when cancelled: nobody else may write before it."""
     is_cancelled = False
     while not work.done():
         try:
@@ -269,7 +269,7 @@ def _make_directory(data_dir: Path) -> None:
 
 def _migrate(connection: Connection) -> None:
     if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # a migration that is interrupted leaves nothing behind
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # an interrupted migration leaves nothing behind
     config = _migrations()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

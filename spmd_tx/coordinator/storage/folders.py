@@ -1,7 +1,7 @@
-"""Seals a folder of files, and tells whether all of it is still as it was then. All functions block.
+"""Seals folders with a manifest, and checks whether a sealed folder is still intact. All functions block.
 
-The seal is a file with the sizes and digests of all the others. It is written last, so that a folder
-without one is incomplete.
+The manifest holds the sizes and digests of all other files. It is written last, so a folder without one is
+incomplete.
 """
 
 from hashlib import blake2b, file_digest
@@ -12,33 +12,33 @@ import msgspec
 from spmd_tx.durable_files import sync_name, sync_tree, write_file
 
 MANIFEST = "contents.json"
-FORMAT = 1  # to be raised when an older version could not read the folder; read those of all earlier ones
+FORMAT = 1  # raise it when older versions cannot read the folder; all earlier formats must stay readable
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """What a file must be."""
+    """Describes one file."""
 
     size: int  # bytes
-    digest: str
+    digest: str  # hexadecimal BLAKE2b of 16 bytes
 
 
 class FolderManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a folder."""
+    """Lists the files of a folder."""
 
     format: int = FORMAT
     files: dict[str, FileEntry]  # by path within the folder
 
 
 class _Format(msgspec.Struct):
-    """What is read of a manifest that this version may not understand."""
+    """Reads only the format of a manifest, which this version may not understand."""
 
     format: int
 
 
 def write_manifest(folder: Path, base: Path) -> None:
-    """Make all files durable and write down what they are; from then on the folder outlives a crash.
+    """Make all files durable, then write the manifest; from then on the folder survives a crash.
 
-    ``base`` is the folder around it whose own name is durable.
+    ``base`` is an enclosing folder whose own name is durable.
     """
     paths = _files(folder)
     entries = {str(path.relative_to(folder)): FileEntry(path.stat().st_size, digest(path)) for path in paths}
@@ -85,6 +85,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def digest(path: Path) -> str:
-    """Of a file's content."""
+    """The digest of a file's content."""
     with path.open("rb") as file:
         return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()

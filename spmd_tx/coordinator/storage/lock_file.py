@@ -1,4 +1,4 @@
-"""A file that one server at a time holds, with the name of that server in it. All functions block."""
+"""A lock file that one server at a time holds, and that names its holder. All functions block."""
 
 import fcntl
 import os
@@ -10,14 +10,14 @@ from spmd_tx.errors import StartError
 
 
 def holder_name() -> str:
-    """What another server is told of this one."""
+    """How other servers name this process in their errors."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def take(path: Path, what: str, option: str) -> IO[str]:
-    """Hold the file until it is closed. Raises StartError when another server, named in it, does.
+def lock(path: Path, what: str, option: str) -> IO[str]:
+    """Lock the file until it is closed. Raises StartError when another server, named in it, holds the lock.
 
-    ``what`` is what it stands for, ``option`` the one to change. The kernel lets go when a process dies.
+    The error names ``what`` is locked, and the ``option`` to change. The kernel unlocks when a process dies.
     """
     file = path.open("a+")
     try:

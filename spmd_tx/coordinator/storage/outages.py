@@ -1,4 +1,4 @@
-"""Trying again for as long as database or disk do not answer, or the disk is full."""
+"""Tells outages of the database and the disk from other errors, and tries again until they end."""
 
 import asyncio
 import errno
@@ -19,46 +19,45 @@ from sqlalchemy.exc import (
 
 from spmd_tx.errors import MeshError
 
-OUTAGES = (OSError, SQLAlchemyError)  # what may go away without anybody's doing
-
-
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
-READ_AGAIN_SECONDS = 1.0  # after something could not be read
+OUTAGES = (OSError, SQLAlchemyError)  # errors that may pass by themselves
 
-# Not EIO: a sector that cannot be read stays so.
-OF_DISKS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE))
-OF_STATEMENTS = (IntegrityError, ProgrammingError, DataError, NotSupportedError, NoResultFound)
-OF_VALUES = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
+RETRY_SECONDS = 1.0
+READ_AGAIN_SECONDS = 1.0  # after a failed read
+
+# EIO is missing: an unreadable sector stays unreadable.
+DISK_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE))
+STATEMENT_ERRORS = (IntegrityError, ProgrammingError, DataError, NotSupportedError, NoResultFound)
+VALUE_SQLSTATES = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
 
 Result = TypeVar("Result")
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether an error may go away without anybody's doing anything to the request."""
+    """Whether an error may pass by itself, so that the same work may succeed later."""
     if isinstance(error, OSError):
-        return isinstance(error, ConnectionError | TimeoutError) or error.errno in OF_DISKS
+        return isinstance(error, ConnectionError | TimeoutError) or error.errno in DISK_ERRNOS
     return isinstance(error, SQLAlchemyError) and not _is_of_statement(error)
 
 
 def _is_of_statement(error: SQLAlchemyError) -> bool:
-    """Whether what was sent, or could not be sent, is at fault, and not the connection or the database."""
-    if isinstance(error, OF_STATEMENTS):
+    """Whether the statement or its values are at fault, and not the connection or the database."""
+    if isinstance(error, STATEMENT_ERRORS):
         return True
     if not isinstance(error, DBAPIError):
         return isinstance(error, StatementError)
     original = error.orig  # PostgreSQL's driver has no classes for these
     is_unsendable = isinstance(original.__cause__ if original else None, ValueError)
-    return is_unsendable or (getattr(original, "sqlstate", None) or "")[:2] in OF_VALUES
+    return is_unsendable or (getattr(original, "sqlstate", None) or "")[:2] in VALUE_SQLSTATES
 
 
 async def retry_through_outages(
     work: Callable[[], Awaitable[Result]], is_pointless: Callable[[], bool] = lambda: False
 ) -> Result:
-    """Do something that may be done twice, again and again until database and disk answer.
+    """Repeat idempotent work until database and disk answer.
 
-    Raises MeshError when it ``is_pointless`` to go on, because the workers it was for are lost.
+    Raises MeshError once ``is_pointless`` says that the workers it was for are lost.
     """
     while True:
         try:
@@ -73,7 +72,7 @@ async def retry_through_outages(
 
 
 async def read_before_deadline(seconds: float, read: Callable[[], Awaitable[Result]]) -> Result | None:
-    """Read something, again and again while database or disk do not answer, but not longer; then None."""
+    """Repeat a read while database or disk do not answer; None after ``seconds``."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:
@@ -86,7 +85,7 @@ async def read_before_deadline(seconds: float, read: Callable[[], Awaitable[Resu
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Do something to its end, whoever loses patience."""
+    """Do work to its end, even when the caller is cancelled."""
     task = asyncio.create_task(work)
     while not task.done():
         try:

@@ -1,7 +1,7 @@
-"""PostgreSQL as the database: connections that notice its loss, and the lock of the one server that writes.
+"""Connects to PostgreSQL: engines that notice a lost connection, and the lock of the one server that writes.
 
-The only connection that writes holds the lock, so that whoever has lost the lock cannot write any more.
-PostgreSQL lets go when that connection ends; keep-alives end it within a minute after the loss of a host.
+The only connection that writes holds the lock, so a server that has lost the lock cannot write any more.
+PostgreSQL releases it when that connection ends; keep-alives end it within a minute after the loss of a host.
 """
 
 import os
@@ -18,7 +18,7 @@ from spmd_tx.errors import DatabaseTaken
 
 LOCK = (0x53504D44, 1)  # among the advisory locks of the database
 
-CONNECT_SECONDS = 10.0  # until a server that does not answer is taken to be gone
+CONNECT_SECONDS = 10.0  # until a database server that does not answer counts as gone
 STATEMENT_SECONDS = 120.0
 
 LONGEST_NAME = 63  # bytes
@@ -28,7 +28,7 @@ KEEP_ALIVE = {  # seconds, but for the count
     "tcp_keepalives_count": "3",
 }
 
-# What asyncpg raises by itself while it connects, as to a server that is starting
+# Errors of asyncpg's own while it connects, for example to a server that is starting
 CANNOT_CONNECT = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 _HOLDER = """
@@ -39,7 +39,7 @@ _HOLDER = """
 
 
 def make_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
-    """One to write with, over the connection that holds the lock; one to read with."""
+    """The writer, whose one connection holds the lock, and the reader."""
     name = _connection_name()
     writer = _make_engine(url, name, pool_size=1, max_overflow=0)
     event.listen(writer.sync_engine, "connect", lambda connection, _: _lock(connection, name))
@@ -47,7 +47,7 @@ def make_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:
 
 
 def make_engine_beside(url: URL) -> AsyncEngine:
-    """For a command that runs beside the server, and leaves the lock alone."""
+    """An engine without the lock, for a command that runs beside the server."""
     return _make_engine(url, _connection_name())
 
 
@@ -63,7 +63,7 @@ def _make_engine(url: URL, name: str, **options: Any) -> AsyncEngine:
 
 
 def _wait_for_disks(connection: Any, _: object) -> None:
-    """A commit that returns before it is on a disk would break every promise. The other levels stay."""
+    """Make commits wait for the disk, since results are promised to be durable. Stricter levels stay."""
     cursor = connection.cursor()
     try:
         cursor.execute("SHOW synchronous_commit")
@@ -75,15 +75,16 @@ def _wait_for_disks(connection: Any, _: object) -> None:
 
 
 def _connection_name() -> str:
-    """How PostgreSQL shows the connection; nobody else's is called the same."""
+    """A unique name under which PostgreSQL shows the connections of this server."""
     own = f"spmd-tx {secrets.token_hex(4)}, process {os.getpid()} on "
     return (own + socket.gethostname())[:LONGEST_NAME]
 
 
 def _lock(connection: Any, name: str) -> None:
-    """Lock the database for a new connection. Raises DatabaseTaken when another server has it.
+    """Lock the database for a new connection. Raises DatabaseTaken when another server holds the lock.
 
-    An earlier connection of this server, whose end PostgreSQL has not noticed, is ended: a TimeoutError.
+    If an earlier connection of this server holds it, that connection is ended. Raises TimeoutError then, and
+    the next attempt may succeed.
     """
     cursor = connection.cursor()
     try:

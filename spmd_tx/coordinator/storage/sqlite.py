@@ -1,4 +1,4 @@
-"""SQLite as the database: how its file is taken, checked, opened, and found to be damaged."""
+"""Opens SQLite's file: locks it, checks it for damage, and makes engines for it."""
 
 import os
 import sqlite3
@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.errors import DatabaseDamaged, StartError
 
-CHECK_SECONDS = 10.0  # of a large database, at least a part is checked
+CHECK_SECONDS = 10.0  # after which the check of a large database stops
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-# FULL: a commit is on the disk when it returns. The timeout is for a user who looks in with another tool.
-# The write-ahead log of SQLite is cut back to 64 MiB when it was larger.
+# FULL: a commit is on the disk when it returns. The timeout is for users who open the file with another tool.
+# SQLite cuts its write-ahead log back to 64 MiB.
 PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
@@ -28,30 +28,30 @@ PRAGMAS = (
 )
 
 
-def take(file: Path) -> IO[str]:
-    """Take the file for this process, and check it. Raises StartError, or DatabaseDamaged. Blocks.
+def lock(file: Path) -> IO[str]:
+    """Lock the file for this process, and check it. Raises StartError, or DatabaseDamaged. Blocks.
 
-    Opened first without SQLAlchemy: a connection that cannot be opened would leave a thread behind.
+    The check uses no SQLAlchemy, which leaves a thread behind when a connection cannot be opened.
     """
-    lock = None
+    held = None
     try:
-        lock = lock_file.take(
+        held = lock_file.lock(
             file.with_name(f"{file.name}.lock"), f"the database {file}", "--data-dir or --database-url"
         )
         _check(file)
     except (OSError, sqlite3.Error) as error:
-        if lock is not None:
-            lock.close()
+        if held is not None:
+            held.close()
         raise _cannot_open(file, error) from error
     except StartError:
-        if lock is not None:
-            lock.close()
+        if held is not None:
+            held.close()
         raise
-    return lock
+    return held
 
 
-def look_in(file: Path) -> None:
-    """See that the file can be opened beside a server that has it. Raises as ``take`` does. Blocks."""
+def check_readable(file: Path) -> None:
+    """Check that the file can be opened beside a server that uses it. Raises as ``lock`` does. Blocks."""
     try:
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("PRAGMA schema_version")
@@ -66,14 +66,14 @@ def make_engine(url: URL) -> AsyncEngine:
 
 
 def make_quick_engine(url: URL) -> Engine:
-    """For one thread that writes: without a change of threads at every statement."""
+    """An engine for one thread that writes, without a change of threads at every statement."""
     engine = create_engine(url.set(drivername="sqlite"), pool_size=1, max_overflow=0)
     event.listen(engine, "connect", _set_pragmas)
     return engine
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Whether an error says that the file is not what SQLite has written."""
+    """Whether an error says that the file is corrupt."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in DAMAGE
 
@@ -96,7 +96,7 @@ def _cannot_open(file: Path, error: OSError | sqlite3.Error) -> StartError:
 
 
 def _check(file: Path) -> None:
-    """Read all of the database, within bounds."""
+    """Run SQLite's quick check, for at most CHECK_SECONDS. Raises DatabaseDamaged."""
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA schema_version")
         deadline = time.monotonic() + CHECK_SECONDS

@@ -1,4 +1,4 @@
-"""The database: what must survive a restart of the coordinator. Times are seconds since the epoch."""
+"""The tables of the database. Times are seconds since the epoch."""
 
 from typing import Any, Literal
 
@@ -8,20 +8,19 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from spmd_tx.protocol.commands import AdapterSpec
 
-LOCAL_OWNER = "local"  # of all that was made without an API key
-
+LOCAL_OWNER = "local"  # owns everything that was made without an API key
 
 Role = Literal["user", "admin", "read-only"]
 
 
 class Base(DeclarativeBase):
-    """Base of every table."""
+    """Says how Python types become columns."""
 
     type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012 (SQLAlchemy reads it)
 
 
 class Session(Base):
-    """One ServiceClient. Its models and samplers end with it."""
+    """Stores a session: one ServiceClient. Its models and samplers end with it."""
 
     __tablename__ = "sessions"
 
@@ -41,7 +40,7 @@ class Session(Base):
 
 
 class Model(Base):
-    """One adapter in training; a training run in the words of the listings."""
+    """Stores a model: one adapter in training, which listings call a training run."""
 
     __tablename__ = "models"
 
@@ -63,7 +62,7 @@ class Model(Base):
 
 
 class Sampler(Base):
-    """One frozen set of weights to sample from: a checkpoint, an ephemeral version, or the base model."""
+    """Stores a sampler: frozen weights of a checkpoint, of an ephemeral version or of the base model."""
 
     __tablename__ = "samplers"
 
@@ -72,21 +71,21 @@ class Sampler(Base):
     base_model: Mapped[str]
     model_path: Mapped[str | None]  # tinker:// path of a named checkpoint
     model_id: Mapped[str | None]  # whose weights an ephemeral version is; both null: the base model
-    version: Mapped[str | None]  # which weights it was opened with, should the checkpoint be overwritten
+    version: Mapped[str | None]  # of the weights it was opened with, since a checkpoint may be overwritten
     created_at: Mapped[float]
     clients: Mapped[int] = mapped_column(BigInteger, default=0)  # copies of its client in other processes
-    inflight: Mapped[bool] = mapped_column(default=False)  # draws from the newest such weights of its model
+    inflight: Mapped[bool] = mapped_column(default=False)  # samples from the newest such weights of its model
 
 
 class Checkpoint(Base):
-    """One complete checkpoint folder."""
+    """Stores a complete checkpoint, which is a folder."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (UniqueConstraint("run_id", "kind", "name"),)
 
     number: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[str]  # id of the model that was saved
-    kind: Mapped[str]  # checkpoint_files.KINDS
+    kind: Mapped[str]  # checkpoint_paths.KINDS
     name: Mapped[str]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     is_public: Mapped[bool] = mapped_column(default=False)
@@ -101,7 +100,7 @@ class Checkpoint(Base):
 
 
 class RequestRow(Base):
-    """One accepted request, then its outcome. Bodies are in files (payloads.py), but for small ones."""
+    """Stores an accepted request, then its outcome. Only small bodies are here; the others are in files."""
 
     __tablename__ = "requests"
     __table_args__ = (
@@ -141,21 +140,21 @@ class RequestRow(Base):
     error: Mapped[str | None]
     category: Mapped[str | None]  # "user" or "server"
     executed: Mapped[bool] = mapped_column(default=False)  # its commands count: a replay runs it again
-    digest: Mapped[str | None]  # of the outcome, to compare a replay's with
-    layout: Mapped[str | None]  # how its micro-batches were cut (packing.Grid)
+    digest: Mapped[str | None]  # of the outcome, to compare with a replay's
+    layout: Mapped[str | None]  # how its micro-batches were cut (TrainingShapes)
     losses: Mapped[int] = mapped_column(default=0)  # generations that ended while its command was out
-    losses_by_command: Mapped[int] = mapped_column(default=0)  # those for which the command may be to blame
-    coordinator_losses: Mapped[int] = mapped_column(default=0)  # its own ends while it was at work on it
-    given_up: Mapped[str | None]  # why the operator wants it failed
-    never_again: Mapped[str | None]  # why the operator refuses its model rather than let it run again
+    losses_by_command: Mapped[int] = mapped_column(default=0)  # those that the command may have ended
+    coordinator_losses: Mapped[int] = mapped_column(default=0)  # ends of the coordinator at work on it
+    given_up: Mapped[str | None]  # the operator's reason to fail it
+    never_again: Mapped[str | None]  # the operator's reason to refuse its model rather than run it again
     began_at: Mapped[float | None]  # its turn came; null: never
-    sent_at: Mapped[float | None]  # its first command
+    sent_at: Mapped[float | None]  # its first command was sent
     replied_at: Mapped[float | None]  # its last command was answered
-    tokens: Mapped[int | None] = mapped_column(BigInteger)  # that it went through, or drew
+    tokens: Mapped[int | None] = mapped_column(BigInteger)  # read and sampled
 
 
 class PastRequest(Base):
-    """What is kept, for traces, of a request that nobody needs any more."""
+    """Keeps the times of a request for traces, after its row and its result are gone."""
 
     __tablename__ = "past_requests"
 
@@ -174,35 +173,35 @@ class PastRequest(Base):
 
 
 class SnapshotRow(Base):
-    """A model's state right behind one of its requests, as an Orbax checkpoint."""
+    """Stores where a snapshot is: a model's state after one of its requests, as an Orbax checkpoint."""
 
     __tablename__ = "snapshots"
 
     model_id: Mapped[str] = mapped_column(primary_key=True)
     seq_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     path: Mapped[str]
-    optimizer: Mapped[bool]  # whether the moments are read, too
+    optimizer: Mapped[bool]  # whether the optimizer's moments are restored, too
     adapter: Mapped[dict[str, Any]]  # AdapterSpec
     created_at: Mapped[float]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
 
 
 class ServerState(Base):
-    """The one row of what the server must remember of itself."""
+    """Stores what the server remembers of itself, in one row."""
 
     __tablename__ = "server"
 
     id: Mapped[int] = mapped_column(primary_key=True)  # 1
-    generation: Mapped[int] = mapped_column(BigInteger)  # of workers, the last one that was started
-    had_keys: Mapped[bool] = mapped_column(default=False)  # there were API keys, whether or not there are any
+    generation: Mapped[int] = mapped_column(BigInteger)  # number of the last generation that was started
+    had_keys: Mapped[bool] = mapped_column(default=False)  # whether there ever were API keys
 
 
 class ApiKey(Base):
-    """What a client shows to be let in; of the key itself only the hash is kept."""
+    """Stores an API key, as a hash only."""
 
     __tablename__ = "keys"
 
-    id: Mapped[str] = mapped_column(primary_key=True)  # names the key, and is no secret
+    id: Mapped[str] = mapped_column(primary_key=True)  # names the key; not secret
     hash: Mapped[str] = mapped_column(unique=True)
     owner: Mapped[str]
     role: Mapped[Role] = mapped_column(String)
@@ -210,14 +209,14 @@ class ApiKey(Base):
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
     last_used_at: Mapped[float | None]  # up to a minute old
-    adapters: Mapped[int | None]  # limits, see callers.KeyLimits
+    adapters: Mapped[int | None]  # this and the columns below are limits, see KeyLimits
     queued_requests: Mapped[int | None]
     queued_tokens: Mapped[int | None] = mapped_column(BigInteger)
     requests_per_second: Mapped[float | None]
 
 
 class UsageRow(Base):
-    """What a model was trained, or a sampler drew, in one hour."""
+    """Stores how much a model was trained, or a sampler was sampled from, in one hour."""
 
     __tablename__ = "usage"
 
@@ -231,13 +230,13 @@ class UsageRow(Base):
     trained: Mapped[int] = mapped_column(BigInteger)  # tokens, here and below
     forwarded: Mapped[int] = mapped_column(BigInteger)
     prompt: Mapped[int] = mapped_column(BigInteger)
-    cached: Mapped[int] = mapped_column(BigInteger)  # of those of prompts
+    cached: Mapped[int] = mapped_column(BigInteger)  # of the prompts' tokens
     sampled: Mapped[int] = mapped_column(BigInteger)
     checkpoints: Mapped[int]  # saved under a name
 
 
 class StoredCheckpoint(Base):
-    """How long a checkpoint took room on the disk."""
+    """Stores how long a checkpoint was on the disk."""
 
     __tablename__ = "stored_checkpoints"
     __table_args__ = (UniqueConstraint("run_id", "kind", "name", "created_at"),)
@@ -255,7 +254,7 @@ class StoredCheckpoint(Base):
 
 
 class AuditRow(Base):
-    """Who did what, and when."""
+    """Stores an audit event: who did what, and when."""
 
     __tablename__ = "audit"
 
@@ -264,5 +263,5 @@ class AuditRow(Base):
     event: Mapped[str]  # RESOURCE_ACTION
     actor: Mapped[str]  # an owner, or the operator
     key_id: Mapped[str | None]  # which of the actor's keys
-    owner: Mapped[str] = mapped_column(index=True)  # of what it was done to
+    owner: Mapped[str] = mapped_column(index=True)  # of the thing it was done to
     details: Mapped[dict[str, Any]]

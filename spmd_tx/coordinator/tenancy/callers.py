@@ -1,4 +1,4 @@
-"""Who sends a request, and what they may see, as a rule in Python and in SQL. Knows no HTTP."""
+"""Who sends a request, and what they may see, as a rule in Python and in SQL. Knows nothing of HTTP."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Role
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """Of one key; None: as much as the server can do."""
+    """Holds the limits of one key; None: no limit but the server's."""
 
-    adapters: int | None = None  # of the owner, in sessions that are open
-    queued_requests: int | None = None  # sample requests of the owner that are not finished
+    adapters: int | None = None  # the owner's, in open sessions
+    queued_requests: int | None = None  # the owner's unfinished sample requests
     queued_tokens: int | None = None  # that those may take: prompts, and max_tokens of all samples
     requests_per_second: float | None = None  # with this key
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The holder of an API key, or whoever reaches a server without keys."""
+    """Identifies the holder of an API key, or anybody on a server without keys."""
 
     owner: str
     role: Role
@@ -28,14 +28,14 @@ class Caller:
     limits: KeyLimits = KeyLimits()
 
     def sees(self, owner: str) -> bool:
-        """The rule of ownership: what is not seen does not exist (access.py)."""
+        """Whether the caller may see an owner's things. To a caller, unseen things do not exist."""
         return self.role == "admin" or owner == self.owner
 
 
 EVERYONE = Caller(LOCAL_OWNER, "admin")  # on a server without keys
-SERVER = Caller("server", "admin")  # what it does by itself, in the audit log
+SERVER = Caller("server", "admin")  # in the audit log, for what the server does by itself
 
 
 def is_seen(caller: Caller, owner: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """Caller.sees in SQL."""
+    """``Caller.sees`` in SQL."""
     return true() if caller.role == "admin" else owner == caller.owner

@@ -1,7 +1,7 @@
-"""The keys as a running server knows them: in memory, looked at again every second, so that no request waits.
+"""The API keys in a running server's memory, read again every second, so that no request waits for them.
 
-While the database does not answer, the keys that were last seen count. Where keys were seen, an empty table
-lets nobody in: it is another database, a restored one, or a damaged one.
+While the database does not answer, the keys read last count. If there ever were keys, an empty table lets
+nobody in: the database must have been exchanged, restored or damaged.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from spmd_tx.errors import Forbidden, Unauthorized
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_BETWEEN_NOTES = 60.0  # of when a key was used last
-LOOKS_BETWEEN_ERRORS = 60  # that say that all keys are gone
+SECONDS_BETWEEN_NOTES = 60.0  # between two writes of a key's last use
+LOOKS_BETWEEN_ERRORS = 60  # between two errors in the log about the loss of all keys
 
 MISSING = (
     "this server wants an API key, and the request has none; set TINKER_API_KEY to one that the operator has "
@@ -40,29 +40,29 @@ UNKNOWN = "this server does not know this API key; see that it is complete, or a
 
 
 class Keyring:
-    """All keys. A server that has never had any lets everyone in."""
+    """Finds the caller behind a key. A server that has never had a key lets everyone in."""
 
     def __init__(
         self, database: Database, data_dir: Path, rows: Iterable[ApiKey], were_seen: bool = False
     ) -> None:
-        """``were_seen``: whether there were keys before, whatever there is now."""
+        """``were_seen``: whether there were keys before, even if there are none now."""
         self._database = database
         self._data_dir = data_dir
         self._rows: dict[str, ApiKey] = {}  # by hash
         self._by_id: dict[str, ApiKey] = {}
-        self._used_at: dict[str, float] = {}  # by id; what is not stored yet
+        self._used_at: dict[str, float] = {}  # by id; uses that are not stored yet
         self._were_seen = were_seen
         self._is_noted = were_seen
         self._empty_looks = 0  # in a row
-        self._take(rows)
+        self._set_rows(rows)
 
     @property
     def is_open(self) -> bool:
-        """Whether everyone is let in. Neither the end of the last key opens the server, nor its loss."""
+        """Whether everyone is let in. A server that loses or revokes its last key stays closed."""
         return not self._were_seen
 
     def caller(self, token: str | None) -> Caller:
-        """Who holds a key. Raises Unauthorized. Every key, right or wrong, costs one hash and one look-up."""
+        """The holder of a key. Raises Unauthorized. Every key, valid or not, costs a hash and a look-up."""
         if self.is_open:
             return EVERYONE
         if not self._rows:
@@ -80,9 +80,9 @@ class Keyring:
         return Caller(row.owner, row.role, row.id, limits)
 
     def vouch(self, caller: Caller) -> None:
-        """See that the key still holds with which a caller was given a signed URL. Raises Forbidden.
+        """Check that the key of a caller with a signed URL is still valid. Raises Forbidden.
 
-        A URL that was given without a key ends when there are keys.
+        A URL that was made without a key is valid until there are keys.
         """
         row = self._by_id.get(caller.key_id or "")
         if caller.key_id is None and self.is_open:
@@ -95,7 +95,7 @@ class Keyring:
             raise Forbidden(f"API key {row.id} does not see what belongs to {caller.owner!r} any more")
 
     async def watch(self) -> NoReturn:
-        """Keep up with the database, for ever. Raises StartError when it must not be used any more."""
+        """Follow the database for ever. Raises StartError when the database must not be used any more."""
         is_away = False
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
@@ -114,10 +114,10 @@ class Keyring:
                 is_away = True
 
     async def look(self) -> None:
-        """See which keys are new, and which were revoked."""
+        """Read all keys again."""
         was_open = self.is_open
         async with self._database.reading() as db:
-            self._take(await keys.listed(db))
+            self._set_rows(await keys.listed(db))
         if was_open and not self.is_open:
             logger.warning("from now on every request needs an API key")
         await self.note_keys()
@@ -133,13 +133,13 @@ class Keyring:
         self._empty_looks += 1
 
     async def note_keys(self) -> None:
-        """Remember for the next start that there are keys."""
+        """Store, for the next start, that there are keys."""
         if self._were_seen and not self._is_noted:
             await keys_seen.note(self._database, self._data_dir)
             self._is_noted = True
 
     async def note_uses(self) -> None:
-        """Write down when keys were used, of each at most once a minute."""
+        """Store when keys were used last, each at most once a minute."""
         noted_at = {row.id: row.last_used_at or 0.0 for row in self._rows.values()}
         uses = {
             id: at for id, at in self._used_at.items() if at >= noted_at.get(id, at) + SECONDS_BETWEEN_NOTES
@@ -150,7 +150,7 @@ class Keyring:
                 await db.execute(update(ApiKey), values)
             self._used_at = {id: at for id, at in self._used_at.items() if at > uses.get(id, 0.0)}
 
-    def _take(self, rows: Iterable[ApiKey]) -> None:
+    def _set_rows(self, rows: Iterable[ApiKey]) -> None:
         self._by_id = {row.id: row for row in rows}
         self._rows = {row.hash: row for row in self._by_id.values()}
         self._were_seen = self._were_seen or bool(self._rows)

@@ -1,4 +1,4 @@
-"""API keys as rows: made, listed, revoked, rotated. What a running server makes of them is in keyring.py."""
+"""Creates, lists, revokes and rotates API keys in the database. A running server's view is in keyring.py."""
 
 import re
 import secrets
@@ -27,7 +27,7 @@ OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 
 
 class NewKeyOptions(NamedTuple):
-    """What a new key is to be."""
+    """Describes a key to be made."""
 
     owner: str
     role: Role = "user"
@@ -36,14 +36,14 @@ class NewKeyOptions(NamedTuple):
 
 
 class NewKey(NamedTuple):
-    """A key, and the only copy of what its holder is given."""
+    """Holds a new key's row, and the only copy of its token."""
 
     token: str
     row: ApiKey
 
 
 def digest(token: str) -> str:
-    # A fast hash without salt is right here: nobody guesses 192 random bits, and every request is hashed.
+    # A fast hash without salt is right: nobody guesses 192 random bits, and every request costs a hash.
     return sha256(token.encode()).hexdigest()
 
 
@@ -57,30 +57,30 @@ def problem(row: ApiKey, now: float) -> str | None:
 
 
 async def listed(db: AsyncSession) -> Sequence[ApiKey]:
-    """All keys that there ever were, in the order of their creation."""
+    """All keys, valid or not, in the order of their creation."""
     return (await db.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))).all()
 
 
-async def create(db: AsyncSession, wish: NewKeyOptions) -> NewKey:
-    """Raises StartError when the wish makes no sense."""
-    _check(wish)
+async def create(db: AsyncSession, options: NewKeyOptions) -> NewKey:
+    """Make a key. Raises StartError for options that make no sense."""
+    _check(options)
     token, now = PREFIX + secrets.token_hex(SECRET_BYTES), time.time()
     row = ApiKey(
         id=secrets.token_hex(ID_BYTES),
         hash=digest(token),
-        owner=wish.owner,
-        role=wish.role,
+        owner=options.owner,
+        role=options.role,
         created_at=now,
-        expires_at=None if wish.lifetime is None else now + wish.lifetime,
-        **asdict(wish.limits),
+        expires_at=None if options.lifetime is None else now + options.lifetime,
+        **asdict(options.limits),
     )
     db.add(row)
-    _note(db, "key_created", row, role=wish.role)
+    _note(db, "key_created", row, role=options.role)
     return NewKey(token, row)
 
 
 async def revoke(db: AsyncSession, id: str, caller: Caller = audit.OPERATOR) -> ApiKey:
-    """End a key at once; one that was revoked before stays so."""
+    """End a key at once. Revoking it again changes nothing."""
     row = await _find(db, id)
     if row.revoked_at is None:
         row.revoked_at = time.time()
@@ -89,7 +89,7 @@ async def revoke(db: AsyncSession, id: str, caller: Caller = audit.OPERATOR) -> 
 
 
 async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
-    """Make a key like another one, which is valid for ``overlap`` more seconds."""
+    """Replace a key by a new one like it. The old key stays valid for ``overlap`` seconds at most."""
     old, now = await _find(db, id), time.time()
     reason = problem(old, now)
     if reason is not None:
@@ -105,7 +105,7 @@ async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
 async def in_database(
     database_url: str | None, data_dir: Path, work: Callable[[AsyncSession], Awaitable[Result]]
 ) -> Result:
-    """Do something with the keys of a server, which may be running. Raises StartError."""
+    """Do work in a transaction on the database of a server that may be running. Raises StartError."""
 
     async def write(database: Database) -> Result:
         async with database.transaction() as db:
@@ -125,13 +125,14 @@ async def _find(db: AsyncSession, id: str) -> ApiKey:
     return row
 
 
-def _check(wish: NewKeyOptions) -> None:
-    if not OWNER.fullmatch(wish.owner):
+def _check(options: NewKeyOptions) -> None:
+    if not OWNER.fullmatch(options.owner):
         raise StartError(
-            f"--owner is {wish.owner!r}; use up to 100 letters, digits and any of . _ @ + - after the first"
+            f"--owner is {options.owner!r}; "
+            "use up to 100 letters, digits and any of . _ @ + - after the first"
         )
-    amounts = {"--expires-days": wish.lifetime} | {
-        f"--{name.replace('_', '-')}": amount for name, amount in asdict(wish.limits).items()
+    amounts = {"--expires-days": options.lifetime} | {
+        f"--{name.replace('_', '-')}": amount for name, amount in asdict(options.limits).items()
     }
     for option, amount in amounts.items():
         if amount is not None and not amount > 0:

@@ -1,6 +1,6 @@
-"""That there were API keys: remembered beside the data and in the database.
+"""Remembers, both beside the data and in the database, that there ever were API keys.
 
-When the keys are lost with one of the two, the other one still tells that the server is not for everyone.
+If the keys are lost with one of the two, the other still says that the server must not let everyone in.
 """
 
 import os
@@ -18,17 +18,17 @@ TEXT = "This server has had API keys. Without any it lets nobody in. See docs/ke
 
 
 async def were_seen(db: AsyncSession, data_dir: Path) -> bool:
-    """Whether there ever were keys, as far as is known."""
+    """Whether there ever were keys, by either record."""
     if (data_dir / FILE).exists():
         return True
     return bool(await db.scalar(select(ServerState.had_keys)))
 
 
 async def note(database: Database, data_dir: Path) -> None:
-    """Remember that there are keys. Raises an outage (storage.py) when that is impossible now."""
+    """Remember that there are keys. Raises one of OUTAGES when that is impossible now."""
     async with database.transaction() as db:
         row = await db.get(ServerState, 1)
-        if row is None:  # a database of which somebody has emptied every table
+        if row is None:  # somebody has emptied every table of the database
             db.add(row := ServerState(id=1, generation=0))
         row.had_keys = True
     with (data_dir / FILE).open("w") as file:
@@ -38,7 +38,7 @@ async def note(database: Database, data_dir: Path) -> None:
 
 
 async def forget(db: AsyncSession, data_dir: Path) -> int:
-    """Delete all keys, and that there were any; how many there were."""
+    """Delete all keys, and the record that there were any. The result is the number of deleted keys."""
     removed = (await db.execute(delete(ApiKey).returning(ApiKey.id))).all()
     await db.execute(update(ServerState).values(had_keys=False))
     audit.add(

@@ -1,15 +1,15 @@
-"""What requests have used, as it is counted for bills. Pure."""
+"""How much a request has used, as counted for bills. Pure."""
 
 from typing import NamedTuple
 
 
 class Usage(NamedTuple):
-    """What a request was worth. Counted once, when its result is stored: a replay adds nothing."""
+    """Counts what a request has used, once, when its result is stored: a replay adds nothing."""
 
     trained: int = 0  # tokens through forward_backward
     forwarded: int = 0  # tokens through forward
     prompt: int = 0  # tokens; the samples of one request share its prompt
-    cached: int = 0  # of the prompt's, those that were found in the cache
+    cached: int = 0  # tokens of the prompt that were found in the prefix cache
     sampled: int = 0  # tokens
     checkpoints: int = 0  # saved under a name
 
@@ -18,4 +18,4 @@ class Usage(NamedTuple):
         return self.trained + self.forwarded + self.prompt + self.sampled
 
 
-NOTHING = Usage()
+NO_USAGE = Usage()

@@ -1,6 +1,6 @@
-"""How long each checkpoint takes room on the disk, for the usage of storage.
+"""Records how long each checkpoint is on the disk, for the usage of storage.
 
-Follows the rows of checkpoints, whoever changes them; exact to the time between two looks.
+It compares the table of checkpoints with its own, whoever changes them; exact to the time between two looks.
 """
 
 from sqlalchemy import and_, delete, exists, insert, select, update
@@ -18,7 +18,7 @@ _SAME = and_(
 
 
 async def look(db: AsyncSession, now: float) -> None:
-    """Take note of checkpoints that are new, and of those that are gone. Seconds since the epoch."""
+    """Record checkpoints that are new, and those that are gone. ``now`` is in seconds since the epoch."""
     await db.execute(
         update(StoredCheckpoint)
         .where(StoredCheckpoint.deleted_at.is_(None), ~exists().where(_SAME))

@@ -1,4 +1,4 @@
-"""How much was trained, sampled and saved: added up by the hour, for each model and sampler."""
+"""Adds up what was trained, sampled and saved, by the hour, for each model and sampler."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,42 +9,42 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.tables import Model, Sampler, Session, UsageRow
-from spmd_tx.coordinator.tenancy.spent import NOTHING, Usage
+from spmd_tx.coordinator.tenancy.spent import NO_USAGE, Usage
 from spmd_tx.coordinator.wire import checkpoint_paths
 
 HOUR_SECONDS = 3600
 KEPT_SECONDS = 400 * 24 * 3600.0  # a year, and some days to look at it
-
 
 NOBODY = {"session_id": None, "owner": "", "key_id": None, "run_id": None, "base_model": None}
 _MORE = ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in Usage._fields)
 
 
 class Item(NamedTuple):
-    """What a request of a model or sampler has spent."""
+    """Holds the usage of one request of a model or sampler."""
 
     line: str
     session_id: str
-    spent: Usage
+    usage: Usage
 
 
 def add(db: orm.Session, items: Iterable[Item], now: float) -> None:
     """Count requests towards the hour of ``now``."""
     hour = int(now) // HOUR_SECONDS * HOUR_SECONDS
     sums: dict[tuple[str, str], Usage] = defaultdict(Usage)
-    for line, session_id, spent in items:
-        if spent != NOTHING:
+    for line, session_id, usage in items:
+        if usage != NO_USAGE:
             known = sums[line, session_id]
-            sums[line, session_id] = Usage(*map(sum, zip(known, spent, strict=True)))
+            sums[line, session_id] = Usage(*map(sum, zip(known, usage, strict=True)))
     if not sums:
         return
     lines = [line for line, _ in sums]
     of_hour = select(UsageRow.line).where(UsageRow.hour == hour, UsageRow.line.in_(lines))
     known_lines = set(db.scalars(of_hour))
     rows = []
-    for (line, session_id), spent in sums.items():
-        whose = {**NOBODY, "session_id": session_id} if line in known_lines else _whose(db, line, session_id)
-        rows.append({"hour": hour, "line": line, **whose, **spent._asdict()})
+    for (line, session_id), usage in sums.items():
+        is_known = line in known_lines
+        owner = {**NOBODY, "session_id": session_id} if is_known else _owner_columns(db, line, session_id)
+        rows.append({"hour": hour, "line": line, **owner, **usage._asdict()})
     bulk_rows.insert(
         db, cast(Table, UsageRow.__table__), rows, f"ON CONFLICT (hour, line) DO UPDATE SET {_MORE}"
     )
@@ -54,8 +54,8 @@ async def forget(db: AsyncSession, now: float) -> None:
     await db.execute(delete(UsageRow).where(UsageRow.hour < now - KEPT_SECONDS))
 
 
-def _whose(db: orm.Session, line: str, session_id: str) -> dict[str, str | None]:
-    """The columns that a line's first usage in an hour brings with it."""
+def _owner_columns(db: orm.Session, line: str, session_id: str) -> dict[str, str | None]:
+    """The columns beside the counts, which a line's first row in an hour sets."""
     session = db.get(Session, session_id)
     model = db.get(Sampler, line) or db.get(Model, line)
     return {

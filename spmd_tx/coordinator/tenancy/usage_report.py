@@ -1,4 +1,4 @@
-"""What the billing routes answer. Reads only."""
+"""Builds the answers of the billing routes. Reads only."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -33,14 +33,14 @@ COST = 0.0
 
 
 class Window(NamedTuple):
-    """Whole hours, UTC."""
+    """Holds a range of whole hours, UTC."""
 
     start: datetime
     end: datetime
 
 
 def window(starting_on: str, ending_before: str) -> Window:
-    """Raises InvalidRequest for what is not whole hours, or too many."""
+    """Read a window. Raises InvalidRequest unless it is made of whole hours, and not too many."""
     start, end = _hour("starting_on", starting_on), _hour("ending_before", ending_before)
     if not timedelta(0) < end - start <= timedelta(days=MOST_DAYS):
         raise InvalidRequest(f"ending_before must be up to {MOST_DAYS} days after starting_on")
@@ -57,7 +57,7 @@ def _hour(name: str, text: str) -> datetime:
 
 
 async def usage(db: AsyncSession, wanted: Window, caller: Caller, now: float) -> UsageResponse:
-    """By the hour, then by tokens: the most first. Admins see everybody's."""
+    """The usage that a caller may see, by the hour, then by tokens, most first."""
     start, end = wanted.start.timestamp(), wanted.end.timestamp()
     query = select(UsageRow).where(UsageRow.hour >= start, UsageRow.hour < end)
     rows = (await db.scalars(query.where(is_seen(caller, UsageRow.owner)))).all()
@@ -71,7 +71,7 @@ async def usage(db: AsyncSession, wanted: Window, caller: Caller, now: float) ->
 
 
 async def current_storage(db: AsyncSession, project_id: str | None, caller: Caller) -> StorageResponse:
-    """By owner, and by the project that the session of the checkpoint's run is in now."""
+    """The storage that a caller may see, by owner and by the present project of the run's session."""
     groups = Session.project_id, Checkpoint.owner
     query = (
         select(*groups, func.count(), func.sum(Checkpoint.size_bytes))
@@ -126,7 +126,7 @@ def _token_events(row: UsageRow, sessions: dict[str, Session]) -> Iterator[Usage
 def _storage_events(
     row: StoredCheckpoint, wanted: Window, now: float, sessions: dict[str, Session]
 ) -> Iterator[UsageEvent]:
-    """For each hour in which the checkpoint was there, as far as it has passed."""
+    """One event for each past or present hour in which the checkpoint was there."""
     start = max(wanted.start.timestamp(), row.created_at)
     end = min(wanted.end.timestamp(), now, now if row.deleted_at is None else row.deleted_at)
     hour = int(start) // HOUR_SECONDS * HOUR_SECONDS

@@ -21,7 +21,7 @@ def model_dir(tmp_path):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(generations, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(generations, "STORY_SECONDS", 0.5)
+    monkeypatch.setattr(generations, "EXPLANATION_SECONDS", 0.5)
     monkeypatch.setattr(generations, "TICK_SECONDS", 0.1)
     monkeypatch.setattr(agent, "AGAIN_SECONDS", 0.1)
 

@@ -201,7 +201,7 @@ async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
     storage = DiskGuard(tmp_path, "100%")
     checkpoints = await open_checkpoints(database, tmp_path / "checkpoints", "m", storage)
     storage.measure()
-    storage._has_no_room = True
+    storage._is_full = True
     with pytest.raises(OSError, match="too little room") as full:
         await checkpoints.begin(PATH, SaveOptions())
     assert is_outage(full.value)

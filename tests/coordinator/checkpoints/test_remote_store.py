@@ -63,14 +63,14 @@ async def test_a_saved_checkpoint_is_elsewhere_and_comes_back(checkpoints, base,
     place = "s_train_0/weights/step-1"
     files = [f"{place}/{version}/inner/shard.bin", f"{place}/{MANIFEST}", OWNER]
     assert stored(base) == sorted(files)
-    remote_store.checkpoint_files.delete(cached(tmp_path))
+    remote_store.files.delete(cached(tmp_path))
     assert await content(checkpoints) == b"weights"
     assert cached(tmp_path).exists()
 
 
 async def test_a_part_is_read_without_the_rest(checkpoints, tmp_path):
     await save(checkpoints)
-    remote_store.checkpoint_files.delete(cached(tmp_path))
+    remote_store.files.delete(cached(tmp_path))
     manifest = await checkpoints.describe(PATH)
     assert checkpoints.read(PATH, manifest, "inner/shard.bin", 2, 3) == b"igh"
     assert not cached(tmp_path).exists()
@@ -147,7 +147,7 @@ async def test_checkpoints_from_before_move_to_the_store(database, opened, base,
     local = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
     await save(local)
     moved = await opened()
-    remote_store.checkpoint_files.delete(cached(tmp_path))
+    remote_store.files.delete(cached(tmp_path))
     assert await content(moved) == b"weights"
 
 
@@ -155,7 +155,7 @@ async def test_a_damaged_copy_is_fetched_again_and_a_damaged_original_is_refused
     await save(checkpoints)
     (cached(tmp_path) / "inner" / "shard.bin").write_bytes(b"weightz")
     assert await content(checkpoints) == b"weights"
-    remote_store.checkpoint_files.delete(cached(tmp_path))
+    remote_store.files.delete(cached(tmp_path))
     (original,) = base.rglob("shard.bin")
     original.write_bytes(b"weightz")
     with pytest.raises(InvalidRequest, match="has another content"):

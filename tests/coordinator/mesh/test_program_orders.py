@@ -23,18 +23,18 @@ def orders():
     return ProgramOrders(MENU)
 
 
-def wish(length, session="alice"):
+def request(length, session="alice"):
     return ProgramRequest(program(length), session, f"request of {session}")
 
 
-def order(orders, *wishes):
-    orders.wish(wishes)
+def order(orders, *requests):
+    orders.update_awaited(requests)
     return orders.next_order()
 
 
-def carry_out(orders, *wishes, seconds=1.0, error=None):
+def carry_out(orders, *requests, seconds=1.0, error=None):
     """The next order, which is settled at once; gives its program's row length, or None."""
-    given = order(orders, *wishes)
+    given = order(orders, *requests)
     if given is not None:
         orders.settled(given, seconds, error)
     return given and given.program.row_length
@@ -51,27 +51,27 @@ def test_the_menu_is_compiled_in_its_order_one_after_the_other(orders):
 
 def test_what_somebody_waits_for_is_ordered_beside_what_is_compiled_ahead(orders):
     ahead = order(orders)
-    awaited = order(orders, wish(500))
+    awaited = order(orders, request(500))
     assert (awaited.program, awaited.lane) == (program(500), AWAITED)
-    assert order(orders, wish(500), wish(600)) is None
+    assert order(orders, request(500), request(600)) is None
     orders.settled(ahead, 1.0, None)
-    assert order(orders, wish(500), wish(600)) is None  # the menu waits for those who wait
+    assert order(orders, request(500), request(600)) is None  # the menu waits for those who wait
     assert orders.progress == Progress(1, 3, ("forward 1x500",))
     orders.settled(awaited, 1.0, None)
-    assert order(orders, wish(500), wish(600)).program == program(600)
+    assert order(orders, request(500), request(600)).program == program(600)
 
 
 def test_nobody_waits_for_the_program_of_another_session_alone(orders):
-    assert order(orders, wish(500), wish(501)).lane == AWAITED
-    assert order(orders, wish(500), wish(501)) is None
-    beside = order(orders, wish(500), wish(501), wish(600, "bob"))
+    assert order(orders, request(500), request(501)).lane == AWAITED
+    assert order(orders, request(500), request(501)) is None
+    beside = order(orders, request(500), request(501), request(600, "bob"))
     assert (beside.program, beside.lane) == (program(600), AHEAD)
-    assert order(orders, wish(500), wish(501), wish(600, "bob"), wish(700, "carol")) is None
+    assert order(orders, request(500), request(501), request(600, "bob"), request(700, "carol")) is None
 
 
 def test_what_is_compiled_ahead_is_not_ordered_again_when_it_is_waited_for(orders):
     ahead = order(orders)
-    assert order(orders, wish(16)) is None
+    assert order(orders, request(16)) is None
     orders.settled(ahead, 1.0, None)
     assert orders.is_ready(MENU[0])
 
@@ -82,22 +82,25 @@ def test_what_is_better_than_what_is_used_comes_before_the_menu(orders):
 
 
 def test_sessions_take_turns_however_much_they_wait_for(orders):
-    wishes = [
-        *(wish(length, "greedy") for length in range(1000, 1010)),
-        wish(500, "modest"),
-        wish(501, "modest"),
+    requests = [
+        *(request(length, "greedy") for length in range(1000, 1010)),
+        request(500, "modest"),
+        request(501, "modest"),
     ]
     turns = []
     while len(turns) < 5:
-        turns.append(carry_out(orders, *(each for each in wishes if not orders.is_ready(each.program))))
+        turns.append(carry_out(orders, *(each for each in requests if not orders.is_ready(each.program))))
     assert turns == [1000, 500, 1001, 501, 1002]
 
 
 def test_who_takes_long_waits_until_others_had_as_much(orders):
-    wishes = [*(wish(1000 + n, "slow") for n in range(3)), *(wish(500 + n, "quick") for n in range(9))]
+    requests = [
+        *(request(1000 + n, "slow") for n in range(3)),
+        *(request(500 + n, "quick") for n in range(9)),
+    ]
     turns = []
     while len(turns) < 6:
-        left = [each for each in wishes if not orders.is_ready(each.program)]
+        left = [each for each in requests if not orders.is_ready(each.program)]
         given = order(orders, *left)
         orders.settled(given, 4.0 if "slow" in given.sessions else 1.0, None)
         turns.append(given.program.row_length)
@@ -107,7 +110,7 @@ def test_who_takes_long_waits_until_others_had_as_much(orders):
 def test_those_who_wait_pay_for_the_seconds_together_and_nobody_for_the_menu(orders):
     ahead = order(orders)
     assert orders.settled(ahead, 9.0, None) == {}
-    awaited = order(orders, wish(500, "alice"), wish(500, "bob"), wish(600, "carol"))
+    awaited = order(orders, request(500, "alice"), request(500, "bob"), request(600, "carol"))
     assert orders.settled(awaited, 3.0, None) == dict.fromkeys(("alice", "bob"), 1.5 * COST_OF_A_SECOND)
 
 
@@ -116,18 +119,18 @@ def test_what_cannot_be_compiled_is_tried_again_when_somebody_wants_it_only(orde
     assert orders.has_failed(MENU[0])
     orders.prefer(MENU[0])
     assert [carry_out(orders) for _ in range(3)] == [64, 96, None]
-    assert carry_out(orders, wish(16)) == 16
+    assert carry_out(orders, request(16)) == 16
     assert (orders.is_ready(MENU[0]), orders.has_failed(MENU[0])) == (True, False)
 
 
 def test_nothing_is_ordered_ahead_while_only_what_is_awaited_may_be(orders):
     assert orders.next_order(only_awaited=True) is None
-    orders.wish([wish(500)])
+    orders.update_awaited([request(500)])
     assert orders.next_order(only_awaited=True) is not None
 
 
 def test_who_waits_is_told_what_for_and_how_many_come_before(orders):
-    order(orders, wish(500), wish(600), wish(700, "bob"))
+    order(orders, request(500), request(600), request(700, "bob"))
     assert orders.reason(program(500)) == "waiting for its program: compiling forward 1x500"
     assert (
         orders.reason(program(700)) == "waiting for its program: compiling forward 1x700 (1 other before it)"

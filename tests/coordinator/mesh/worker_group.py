@@ -92,7 +92,7 @@ class WorkerGroup:
             return await self.hub.send(CreateAdapter(slot=0, seed=seed, adapter=AdapterSpec(rank=4)))
 
     def worker_pid(self, agent=0):
-        return self.agents[agent]._supervisor.pid
+        return self.agents[agent]._process.pid
 
     async def close(self):
         for task in self.tasks:

@@ -19,9 +19,9 @@ from spmd_tx.errors import Forbidden, Unauthorized
 
 @pytest.fixture
 def make(database):
-    async def make(owner="alice", **wish):
+    async def make(owner="alice", **options):
         async with database.transaction() as db:
-            return await keys.create(db, NewKeyOptions(owner, **wish))
+            return await keys.create(db, NewKeyOptions(owner, **options))
 
     return make
 
