@@ -23,7 +23,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(generations, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(generations, "EXPLANATION_SECONDS", 0.5)
     monkeypatch.setattr(generations, "TICK_SECONDS", 0.1)
-    monkeypatch.setattr(agent, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(agent, "RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture
