@@ -1,9 +1,9 @@
-"""Attention of packed rows, by the name of an implementation: the reference, in XLA, or cuDNN on NVIDIA GPUs.
+"""Attention over packed rows, by the name of an implementation: the XLA reference, or cuDNN on NVIDIA GPUs.
 
-What cuDNN computes is used only where worker/self_test.py has found it right on the device.
+cuDNN is used only where worker/self_test.py has found its results correct on the device.
 
 Dimension key as in qwen3.py; S source (key) token, G query heads per key-value head, Q query block,
-M segment of a row, the padding at the row's end being one more.
+M segment of a row, counting the padding at its end.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from spmd_tx.models.layers import product
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 
 QUERY_BLOCK = 512  # query tokens whose scores are held at once
-MASKED_TOKENS = 8192  # the longest row of cudnn_masked, whose mask has the square of it
+MASKED_TOKENS = 8192  # the longest row of cudnn_masked, whose mask grows with its square
 WIDEST_HEAD = 256
-SEQUENCE_STEP = 64  # rows of other lengths are not asked of cuDNN
+SEQUENCE_STEP = 64  # cuDNN gets only rows whose length is a multiple of it
 
 # (query [B,T,N,E], key [B,T,K,E], value [B,T,K,E]) -> attended [B,T,N,E]
 Attention = Callable[[Array, Array, Array], Array]
@@ -48,7 +48,7 @@ def attend_keys(
 def segment_attention(implementation: str, segments_BT: Int[Array, "B T"]) -> Attention:
     """Causal attention within each packed segment, by a name of IMPLEMENTATIONS.
 
-    What follows from the segments alone is computed here, once for all layers.
+    What depends on the segments alone is computed here, once for all layers.
     """
     is_possible = segments_BT.shape[1] % SEQUENCE_STEP == 0
     return IMPLEMENTATIONS[implementation if is_possible else "reference"](segments_BT)
@@ -66,10 +66,10 @@ def _cudnn(segments_BT: Array) -> Attention:
         from jax._src.cudnn import fused_attention_stablehlo as cudnn  # no public function packs
 
         if jax.__version_info__ < (0, 11, 2):
-            # Those versions find a key by the queries' stride (jax#39521): make the two equal.
+            # These versions index keys by the queries' stride (jax#39521), so the two are made equal.
             groups = q_BTNE.shape[2] // k_BTKE.shape[2]
             k_BTKE, v_BTKE = (jnp.repeat(x, groups, axis=2) for x in (k_BTKE, v_BTKE))
-        # What was not packed as protocol.py demands must not become numbers that look right.
+        # Rows that break the packing rules of protocol/commands.py must not give plausible numbers.
         nan = jnp.full((), jnp.nan, q_BTNE.dtype)
         y_BTNE = cudnn.dot_product_attention(
             jnp.where(fits_B[:, None, None, None], q_BTNE, nan),
@@ -88,7 +88,7 @@ def _cudnn(segments_BT: Array) -> Attention:
 
 
 def _cudnn_masked(segments_BT: Array) -> Attention:
-    """cuDNN's flash attention through JAX's public function, with a mask: all scores are computed."""
+    """cuDNN's flash attention through JAX's public function and a mask: every score is computed."""
     if segments_BT.shape[1] > MASKED_TOKENS:
         return _reference(segments_BT)
     mask_B1TT = (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
@@ -109,7 +109,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Array], Attention]] = {  # the fastest firs
 
 
 def candidates(head_dim: int, is_bfloat16: bool) -> list[str]:
-    """The implementations that these sizes allow, the fastest first; the reference is always the last."""
+    """List the implementations that these sizes allow, the fastest first; the reference is always last."""
     is_possible = is_bfloat16 and head_dim % 8 == 0 and head_dim <= WIDEST_HEAD
     return list(IMPLEMENTATIONS) if is_possible else ["reference"]
 
@@ -117,10 +117,10 @@ def candidates(head_dim: int, is_bfloat16: bool) -> list[str]:
 def segment_bounds(
     segments_BT: Int[Array, "B T"], most: int
 ) -> tuple[Int[Array, "B M"], Int[Array, "B M1"], Bool[Array, " B"]]:
-    """Lengths and first places of each row's segments, as cuDNN wants them, and whether all are among them.
+    """Return each row's segment lengths and offsets, as cuDNN takes them, and whether ``most`` suffices.
 
-    A segment ends where the number changes, so the padding at a row's end is one, too: outputs and gradients
-    of places that belong to no segment would stay unset. Where a row has fewer than ``most``, -1 stands.
+    A segment ends where the number changes, so the padding at a row's end is a segment, too: outputs and
+    gradients of positions outside all segments would stay unset. Unused entries are -1.
     """
     begins_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     number_BT = jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32) - 1
@@ -134,5 +134,5 @@ def segment_bounds(
 
 
 def saves_attention(primitive: Primitive, *_: object, **__: object) -> bool:
-    """A policy of jax.checkpoint: keep what cuDNN returned, or it would run again on the way back."""
+    """Policy of jax.checkpoint that keeps cuDNN's results, so that the backward pass need not rerun it."""
     return "attention_fwd" in primitive.name

@@ -1,8 +1,8 @@
-"""Causal attention within packed segments, for training and prefill, written so that the way back is cheap.
+"""Causal attention within packed segments, for training and prefill, with a cheap backward pass.
 
-Queries go block by block, and a block's scores reach only as far as its last query: nearly half of a long
-row's scores are never computed. The way back makes the probabilities again from their log-sum, so no scores
-are kept (Dao et al. 2022); all follows from the shape of the rows alone.
+Queries are processed in blocks, and a block's scores reach only as far as its last query: nearly half of a
+long row's scores are never computed. The backward pass recomputes the probabilities from their log-sum, so no
+scores are kept (Dao et al. 2022). The blocks depend on the shape of the rows alone.
 
 Dimension key: B row, T token, S source (key) token, N heads, K key-value heads, G query heads per key-value
 head, E head width, Q queries of a block, X = G·Q.
@@ -18,16 +18,16 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-MOST_BLOCKS = 4  # each is a part of the program of its own, which takes a second or two to be compiled
-SHORTEST_BLOCK = 128  # queries, so that products are not too small
-GOOD_BLOCK = 256  # queries; a row is cut in more than two blocks only if they are as long as that
-QUERIES_AT_ONCE = 512  # whose scores are held
+MOST_BLOCKS = 4  # each adds a second or two of compilation
+SHORTEST_BLOCK = 128  # queries; smaller products are inefficient
+GOOD_BLOCK = 256  # queries; a row has more than two blocks only if they are at least this long
+QUERIES_AT_ONCE = 512  # queries whose scores are held at once
 
 MASKED = -1e30  # not -inf: rows of pure padding must stay finite
 
 
 def blocks(length: int) -> list[tuple[int, int]]:
-    """The first and the last query, plus one, of each block."""
+    """Return (first query, last query + 1) of each block."""
     size = max(SHORTEST_BLOCK, min(GOOD_BLOCK, -(-length // 2)), -(-length // MOST_BLOCKS))
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
@@ -39,12 +39,12 @@ def attend_segments(
     v_BTKE: Float[Array, "B T K E"],
     segments_BT: Int[Array, "B T"],
 ) -> Float[Array, "B T N E"]:
-    """Every token attends to those of its segment up to itself. Scores and softmax in fp32."""
+    """Attend from every token to the tokens of its segment up to itself, with scores and softmax in fp32."""
     return _forward(q_BTNE, k_BTKE, v_BTKE, segments_BT)[0]
 
 
 def _forward(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Array) -> tuple[Array, Array]:
-    """The result, and the log-sum of each query's scores [B, K, G, T]."""
+    """Return the result and the log-sum of each query's scores [B, K, G, T]."""
     q_BKGTE, k_BKSE, v_BKSE = _queries_by_head(q_BTNE, k_BTKE), _by_head(k_BTKE), _by_head(v_BTKE)
     parts = []
     for start, end in blocks(q_BTNE.shape[1]):
@@ -68,7 +68,7 @@ def _attend_block(
 
 
 def _scores(k_BKSE: Array, segments_BS: Array, first: Array, q_BKGQE: Array, segments_B11Q: Array) -> Array:
-    """[B, K, G, Q, S] in fp32. The first query is at place ``first`` of its row."""
+    """Return [B, K, G, Q, S] in fp32. The first query is at position ``first`` of its row."""
     b, heads, group, count, width = q_BKGQE.shape
     flat = q_BKGQE.reshape(b, heads, group * count, width)
     scores = jnp.einsum("BKXE,BKSE->BKXS", flat, k_BKSE, preferred_element_type=jnp.float32)
@@ -87,7 +87,7 @@ def _times(weights_BKGQS: Array, x_BKSE: Array) -> Array:
 
 
 def _kept(q: Array, k: Array, v: Array, segments: Array) -> tuple[Array, tuple[Array, ...]]:
-    # Named here, not by the caller: these very arrays are what the way back reads (qwen3.REMAT_LEVELS).
+    # Named here, not by the caller: the backward pass reads these very arrays (qwen3.REMAT_LEVELS).
     y, sums = (checkpoint_name(x, "attended") for x in _forward(q, k, v, segments))
     return y, (q, k, v, segments, y, sums)
 
@@ -115,7 +115,7 @@ def _backward(kept: tuple[Array, ...], grad_y_BTNE: Array) -> tuple[Array, Array
 def _back_block(
     k_BKSE: Array, v_BKSE: Array, segments_BS: Array, first: Array, queries: tuple[Array, ...]
 ) -> tuple[Array, tuple[Array, Array]]:
-    """The gradient of a block's queries, and what it adds to those of keys and values."""
+    """Return the gradient of a block's queries, and what to add to those of keys and values."""
     q_BKGQE, grad_y_BKGQE, sums_BKGQ, slopes_BKGQ, segments_B11Q = queries
     b, heads, group, count, width = q_BKGQE.shape
     scores = _scores(k_BKSE, segments_BS, first, q_BKGQE, segments_B11Q)
@@ -131,7 +131,7 @@ def _back_block(
 
 
 def _over_queries(attend: Callable[..., tuple[Array, Array]], start: int, queries: tuple[Array, ...]) -> Any:
-    """A block at once, or if it is long by parts of QUERIES_AT_ONCE."""
+    """Process a block at once, or a long one in parts of QUERIES_AT_ONCE queries."""
     count = queries[0].shape[3]
     if count <= QUERIES_AT_ONCE or count % QUERIES_AT_ONCE:
         return attend(jnp.int32(start), queries)
@@ -145,7 +145,7 @@ def _back_over_queries(
     queries: tuple[Array, ...],
     sums: tuple[Array, Array],
 ) -> tuple[Array, tuple[Array, Array]]:
-    """The same on the way back; the gradients of keys and values are added to ``sums`` in order."""
+    """Do the same in the backward pass, adding the gradients of keys and values to ``sums`` in order."""
 
     def step(sums: tuple[Array, Array], part: tuple[Array, tuple[Array, ...]]) -> Any:
         grad_q, added = back(*part)
@@ -160,7 +160,7 @@ def _back_over_queries(
 
 
 def _parts(start: int, queries: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-    """Place of the first query of each part, and the arrays [..., Q, ...] cut along the fourth dimension."""
+    """Return each part's first position, and the arrays [..., Q, ...] cut along the fourth dimension."""
     count = queries[0].shape[3] // QUERIES_AT_ONCE
     first = start + QUERIES_AT_ONCE * jnp.arange(count, dtype=jnp.int32)
 

@@ -1,4 +1,4 @@
-"""What a model is, read from a Hugging Face ``config.json``. No JAX: the coordinator reads it too."""
+"""The configuration of a model, from a Hugging Face ``config.json``. No JAX: the coordinator reads it too."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ARCHITECTURES = (DENSE, MIXTURE)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants of a decoder-only transformer."""
+    """Holds the sizes and constants of a decoder-only transformer."""
 
     architecture: str
     vocab_size: int
@@ -27,7 +27,7 @@ class ModelConfig:
     rms_norm_eps: float
     tied_embeddings: bool
     max_positions: int  # tokens
-    eos_token_ids: tuple[int, ...]  # what ends a sample when the request names no stop
+    eos_token_ids: tuple[int, ...]  # end a sample when the request names no stop
     n_experts: int = 0  # 0: every layer has one feed-forward block for all tokens
     experts_per_token: int = 0
     normalize_expert_weights: bool = False  # whether the chosen experts' weights sum to 1
@@ -79,14 +79,14 @@ def _model_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[i
 
 def _mixture(raw: dict[str, Any]) -> dict[str, Any]:
     return {
-        "n_experts": raw.get("num_local_experts") or raw["num_experts"],  # as transformers 5 calls it
+        "n_experts": raw.get("num_local_experts") or raw["num_experts"],  # the name in transformers 5
         "experts_per_token": raw["num_experts_per_tok"],
         "normalize_expert_weights": raw.get("norm_topk_prob", False),
     }
 
 
 def _check_mixture(model_dir: Path, raw: dict[str, Any]) -> None:
-    """Refuse a stack in which some layers have experts and others have none."""
+    """Raise StartError if some layers have experts and others have none."""
     for key, every_layer in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         if raw.get(key, every_layer) not in (every_layer, None):
             raise StartError(

@@ -1,4 +1,4 @@
-"""How one forward pass differs from the others: attention, adapters, and what travels between devices."""
+"""What differs between forward passes: attention, adapters, and the traffic between devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
 
 @dataclass(frozen=True)
 class Pass:
-    """How one forward pass differs from the others."""
+    """Holds what distinguishes one forward pass: training, prefill or decode."""
 
     attend: Attend
     apply_lora: ApplyLora
-    expert_lora: ApplyLora  # for the rows of all devices of ep
+    expert_lora: ApplyLora  # applied to the rows of all devices of ep
     sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
-    remat: str | None = None  # one of REMAT_LEVELS; None: there is no way back
-    stationary: bool = False  # weights that are split over fsdp stay where they are, and the rows travel
-    experts: Array | None = None  # int [B, T, L, C]: choices to be replayed; -1 lets the router choose
+    remat: str | None = None  # one of REMAT_LEVELS; None: there is no backward pass
+    stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel
+    experts: Array | None = None  # int [B, T, L, C]: choices to replay; -1: the router chooses
 
     def gather(self, x_BTD: Array) -> Array:
         if not self.sequence_parallel or lax.axis_size(TP) == 1:

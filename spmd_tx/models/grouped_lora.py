@@ -1,9 +1,9 @@
 """LoRA for one token per row and several adapters at once, for CPUs: each adapter works on its own rows only.
 
-lora.bank_lora multiplies every row by every adapter. That costs an accelerator little, because it waits for
-the adapters to be read in any case. On a CPU it is arithmetic that counts.
+lora.bank_lora multiplies every row by every adapter. That is cheap on an accelerator, which is limited by
+reading the adapters. A CPU is limited by arithmetic.
 
-Dimension key as in lora.py; J block of rows of one adapter.
+Dimension key as in lora.py; J block of rows, all of one adapter.
 """
 
 import jax.numpy as jnp
@@ -13,19 +13,19 @@ from jaxtyping import Float, Int
 from spmd_tx.models.lora import ApplyLora, Lora
 from spmd_tx.sharding.collectives import varying
 
-LEAST_ROWS, MOST_ROWS = 8, 16  # of a block
+LEAST_ROWS, MOST_ROWS = 8, 16  # rows of a block
 
 
 def block_rows(rows: int, adapters: int) -> int:
-    """As many rows as each adapter has if all have the same, within bounds.
+    """Return the rows of a block: an adapter's share of the rows, within bounds.
 
-    A block copies its adapter's factors, whatever its size; rows that it has to spare are computed in vain.
+    Small blocks copy an adapter's factors more often; large ones compute more rows that nobody needs.
     """
     return min(MOST_ROWS, max(LEAST_ROWS, rows // adapters))
 
 
 def grouped_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
-    """Apply to each row its own adapter. Rows are sorted by adapter, and go back to where they were."""
+    """Apply its own adapter to each row. Rows are sorted by adapter, and the results put back in order."""
     rows, adapters = slots_B.shape[0], scale_S.shape[0]
     size = block_rows(rows, adapters)
     order_B = jnp.argsort(slots_B)
@@ -41,7 +41,7 @@ def grouped_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> Appl
 
     def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
         dtype, (_, t, width_in), width_out = x_BTI.dtype, x_BTI.shape, lora.b.shape[-1]
-        spare = ((0, size), (0, 0), (0, 0))  # the last block may reach beyond the last row
+        spare = ((0, size), (0, 0), (0, 0))  # the last block may extend past the last row
         sorted_BTI = jnp.pad(x_BTI[order_B], spare)
 
         def block(number: Array, y_BTO: Array) -> Array:
@@ -51,7 +51,7 @@ def grouped_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> Appl
             )
             x_JTI = lax.dynamic_slice(sorted_BTI, (start, 0, 0), (size, t, width_in))
             h_JTR = jnp.einsum("JTI,RI->JTR", x_JTI, a_RI) * scale_S[slot].astype(dtype)
-            # What is written to the rows of the next adapters is overwritten by their own blocks.
+            # Rows of the next adapters are overwritten later by their own blocks.
             return lax.dynamic_update_slice(y_BTO, jnp.einsum("JTR,RO->JTO", h_JTR, b_RO), (start, 0, 0))
 
         nothing = varying(jnp.zeros((rows + size, t, width_out), dtype))

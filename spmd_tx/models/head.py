@@ -15,7 +15,7 @@ from spmd_tx.sharding.mesh import FSDP, TP
 
 
 def whole(unembed_VD: Float[Array, "V _"], d_model: int) -> Float[Array, "V D"]:
-    """The matrix with all of its width, for many tokens."""
+    """Gather the whole width of the matrix, which pays off for many tokens."""
     if unembed_VD.shape[1] == d_model:
         return unembed_VD
     return lax.all_gather(unembed_VD, FSDP, axis=1, tiled=True)
@@ -24,7 +24,7 @@ def whole(unembed_VD: Float[Array, "V _"], d_model: int) -> Float[Array, "V D"]:
 def logits(
     unembed_VD: Float[Array, "V _"], lora: Lora[Array], apply_lora: ApplyLora, h_BTD: Float[Array, "B T D"]
 ) -> Float[Array, "B T V"]:
-    """Logits in fp32. A matrix whose width is split over fsdp stays where it is, and the rows travel."""
+    """Return logits in fp32. A matrix whose width is split over fsdp stays in place, and the rows travel."""
     if unembed_VD.shape[1] == h_BTD.shape[2]:
         base_BTV = product("BTD,VD->BTV", h_BTD, unembed_VD)
     else:
@@ -34,15 +34,15 @@ def logits(
 
 
 def top_logits(logits: Float[Array, "*N V"], count: int) -> tuple[Int[Array, "*N K"], Float[Array, "*N K"]]:
-    """The tokens with the highest logits, and these, in falling order; of equal ones the lowest comes first.
+    """Return the tokens with the highest logits, and those logits, descending; ties go to the lower token.
 
-    Only each device's own best ones travel. ``count`` is at most the size of the vocabulary.
+    Devices exchange only their own best tokens. ``count`` is at most the size of the vocabulary.
     """
     part = logits.shape[-1]
     mine, tokens = lax.top_k(logits, min(count, part))
     tokens = tokens + lax.axis_index(TP) * part
     last = logits.ndim - 1
-    # In the order of tp, so that of equals the first place is the lowest token again.
+    # In the order of tp, so that ties still go to the lower token.
     everybodys = lax.all_gather(mine, TP, axis=last, tiled=True, to="invarying")
     tokens = lax.all_gather(tokens, TP, axis=last, tiled=True, to="invarying")
     best, places = lax.top_k(everybodys, count)
@@ -52,7 +52,7 @@ def top_logits(logits: Float[Array, "*N V"], count: int) -> tuple[Int[Array, "*N
 def target_logprobs(
     logits_BTV: Float[Array, "B T V"], targets: Int[Array, "B T *K"]
 ) -> Float[Array, "B T *K"]:
-    """Log-probabilities, in nats, of one token per position, or of K."""
+    """Return log-probabilities, in nats, of one token per position, or of K."""
     targets_BTK = targets.reshape(*logits_BTV.shape[:2], -1)
     local_BTK = targets_BTK - lax.axis_index(TP) * logits_BTV.shape[-1]
     is_here_BTK = (local_BTK >= 0) & (local_BTK < logits_BTV.shape[-1])
@@ -64,5 +64,5 @@ def target_logprobs(
 def named_logprobs(
     logits_BTV: Float[Array, "B T V"], targets_BTK: Int[Array, "B T K"]
 ) -> Float[Array, "B T K"]:
-    """The same; 0 where the target is -1."""
+    """Return target_logprobs, and 0 where the target is -1."""
     return jnp.where(targets_BTK < 0, 0.0, target_logprobs(logits_BTV, targets_BTK))

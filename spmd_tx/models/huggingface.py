@@ -1,6 +1,6 @@
-"""Reads a Hugging Face checkpoint straight into sharded arrays, as the declared weights say.
+"""Reads a Hugging Face checkpoint straight into sharded arrays, as the weights are declared.
 
-Every process reads only the slices that its own devices hold, and each of them once.
+Every process reads only the slices that its own devices hold, each of them once.
 """
 
 import json
@@ -23,13 +23,13 @@ from spmd_tx.errors import StartError
 from spmd_tx.sharding.weight import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-READERS = 8  # tensors that are read and transposed at once
+READERS = 8  # tensors read and transposed at once
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 
 
 def load(model_dir: Path, declared: Any, mesh: Mesh, progress: Callable[[str], None]) -> Any:
-    """The tree of arrays for a tree of Weights; None stays None.
+    """Return the tree of arrays for a tree of Weights; None stays None.
 
     Raises StartError when the directory is not a checkpoint of the declared model.
     """
@@ -50,12 +50,12 @@ def load(model_dir: Path, declared: Any, mesh: Mesh, progress: Callable[[str], N
 
 
 def _lead(weight: Weight) -> tuple[int, ...]:
-    """How many tensors of the checkpoint are stacked in the weight, along each of its first dimensions."""
+    """Return the leading dimensions along which the weight stacks tensors of the checkpoint."""
     return weight.shape[: weight.hf_name.count("{")]
 
 
 def _name(weight: Weight, index: tuple[int, ...]) -> str:
-    """What the checkpoint calls one tensor of the weight."""
+    """Return the checkpoint's name of one tensor of the weight."""
     return weight.hf_name.format(**dict(zip(("layer", "expert"), index, strict=False)))
 
 
@@ -65,13 +65,13 @@ def _stored_shape(weight: Weight) -> tuple[int, ...]:
 
 
 def _stored(of_each_dimension: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Our order of dimensions to the order of a weight that is stored transposed."""
+    """Swap the last two dimensions, as in a weight that is stored transposed."""
     *lead, last_but_one, last = of_each_dimension
     return (*lead, last, last_but_one)
 
 
 class _Files:
-    """The safetensors files of one checkpoint."""
+    """Opens the safetensors files of one checkpoint and finds tensors in them."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
@@ -79,7 +79,7 @@ class _Files:
         self._open: dict[Path, Any] = {}
 
     def tensor(self, name: str) -> Any:
-        """The tensor, of which nothing has been read yet."""
+        """Return a handle of the tensor; nothing has been read yet."""
         path = self._file_of.get(name)
         if path is None:
             raise StartError(
@@ -94,7 +94,7 @@ class _Files:
             raise StartError(f"{path} has no tensor {name!r}, although {INDEX_FILE} says so") from None
 
     def check(self, weight: Weight) -> None:
-        """Raise StartError unless the weight is there in its declared shape."""
+        """Raise StartError unless the checkpoint has the weight in its declared shape."""
         expected = _stored_shape(weight)
         for name in (_name(weight, index) for index in np.ndindex(_lead(weight))):
             found = tuple(self.tensor(name).get_shape())
@@ -106,7 +106,7 @@ class _Files:
 
 
 def _find_tensors(model_dir: Path) -> dict[str, Path]:
-    """The file of every tensor."""
+    """Return the file of every tensor."""
     single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
     if index.exists():
         return _read_index(index)
@@ -135,7 +135,7 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
 
 
 def _local_bounds(weight: Weight, mesh: Mesh) -> list[Bounds]:
-    """The different parts of the weight that this process's devices hold."""
+    """Return the distinct parts of the weight that this process's devices hold."""
     indices = NamedSharding(mesh, weight.spec).addressable_devices_indices_map(weight.shape).values()
     return sorted({_bounds(index, weight.shape) for index in indices if index is not None})
 
@@ -146,7 +146,7 @@ def _size(bounds: Bounds) -> int:
 
 @dataclass
 class _Loading:
-    """Reads weight by weight and says how far it is."""
+    """Reads one weight after the other and reports progress."""
 
     files: _Files
     mesh: Mesh
@@ -167,7 +167,7 @@ class _Loading:
         )
 
     def _read(self, weight: Weight, bounds: Bounds, pool: ThreadPoolExecutor) -> np.ndarray:
-        """One part of a weight, in the declared dtype."""
+        """Read one part of a weight in the declared dtype."""
         part = np.empty([stop - start for start, stop in bounds], weight.dtype)
         lead = len(_lead(weight))
         wanted = tuple(slice(*bound) for bound in bounds[lead:])

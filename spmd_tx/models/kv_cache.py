@@ -1,7 +1,7 @@
-"""Paged keys and values of sequences that are being sampled (Kwon et al. 2023).
+"""Paged keys and values of the sequences being sampled (Kwon et al. 2023).
 
 Dimension key: L layer, P page (of one data shard), S place in a page, K key-value head, E head width,
-B row, T token, N pages in a row's table. Page 0 takes what nobody reads.
+B row, T token, N pages in a row's table. Page 0 takes writes that nobody reads.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from spmd_tx.models.page_loop import attend_row_by_row
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
-MOST_SCORES = 1 << 22  # of one head that are held at once: tokens of rows times tokens that they see
+MOST_SCORES = 1 << 22  # scores of one head held at once: tokens of the rows times tokens that they see
 
 
 class KvCache(PyTreeNode):
-    """[L, P, S, K, E]; every data shard has pages of its own."""
+    """Holds keys and values [L, P, S, K, E]; every data shard has its own pages."""
 
     keys: Any
     values: Any
@@ -33,16 +33,14 @@ class KvCache(PyTreeNode):
 
 def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
     """Declare a cache with ``pages`` pages per data shard."""
-    heads = max(
-        model.n_kv_heads, mesh.shape[TP]
-    )  # with fewer heads than tp, each device keeps the one it uses
+    heads = max(model.n_kv_heads, mesh.shape[TP])  # with fewer heads than tp, each device keeps its own
     shape = (model.n_layers, pages * mesh.shape[FSDP] * mesh.shape[EP], page_size, heads, model.head_dim)
     pool = Weight(shape, P(None, DATA, None, TP, None), dtype)
     return KvCache(pool, pool)
 
 
 def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v: Array) -> KvCache:
-    """Put keys and values of one layer at (page, place); ``pages`` and ``places`` have k's leading shape."""
+    """Write one layer's keys and values at (page, place); ``pages`` and ``places`` have k's leading shape."""
     return KvCache(cache.keys.at[index, pages, places].set(k), cache.values.at[index, pages, places].set(v))
 
 
@@ -52,7 +50,7 @@ def prefill_attend(
     pages_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
 ) -> Attend:
-    """Attend as training does, and write every token's keys and values to its page."""
+    """Attend as in training, and write every token's keys and values to its page."""
     attention = segment_attention(implementation, segments_BT)
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
@@ -65,16 +63,16 @@ def prefill_attend(
 def continue_attend(
     tables_BN: Int[Array, "B N"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]
 ) -> Attend:
-    """Write every token's keys and values to its page, then attend to all that the row's pages hold up to it.
+    """Write every token's keys and values to its page, then attend to the row's tokens up to it.
 
     Each row has one segment, whose first tokens may have been written before. Where there are many scores
-    the queries go block by block.
+    the queries are processed in blocks.
     """
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
         order_S = jnp.arange(tables_BN.shape[1] * cache.keys.shape[2])
-        # What an earlier owner left in a page may be infinite, and zero times infinity is not zero.
+        # A page's earlier owner may have left infinities, and zero times infinity is not zero.
         is_written_BS = order_S[None] <= jnp.max(positions_BT, axis=1, keepdims=True)
         keys = _row_keys(cache.keys, index, tables_BN)
         values = _row_keys(cache.values, index, tables_BN)
@@ -98,7 +96,7 @@ def continue_attend(
 
 
 def _row_keys(pool: Array, index: Array, tables_BN: Array) -> Array:
-    """One layer's keys or values in the order of a row's positions."""
+    """Return one layer's keys or values in the order of a row's positions."""
     paged = pool[index, tables_BN]  # [B, N, S, K, E]
     return paged.reshape(paged.shape[0], -1, *paged.shape[3:])
 
@@ -120,7 +118,7 @@ def decode_attend(
 
         order_T = jnp.arange(tables_BN.shape[1] * page_size)
         mask_BT = order_T[None] <= positions_B[:, None]
-        # What an earlier owner left in a page may be infinite, and zero times infinity is not zero.
+        # A page's earlier owner may have left infinities, and zero times infinity is not zero.
         values = jnp.where(
             mask_BT[:, :, None, None], _row_keys(cache.values, index, tables_BN), jnp.zeros((), v.dtype)
         )

@@ -15,10 +15,10 @@ from spmd_tx.sharding.mesh import FSDP, TP
 
 
 def product(formula: str, x: Array, y: Array) -> Array:
-    """An einsum of two arrays in the compute dtype whose result, in fp32, is not rounded to it.
+    """Compute an einsum of two arrays in the compute dtype, and keep the result in fp32.
 
-    Its gradient is rounded instead, before the products of the way back. Else those would have one operand in
-    fp32, and take ten times as long on a GPU.
+    Its gradient is rounded to the compute dtype before the products of the backward pass. Otherwise those
+    would have one operand in fp32, and take ten times as long on a GPU.
     """
     return cast(Array, _product(formula, x, y))
 
@@ -43,7 +43,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def rms_norm(x: Float[Array, "... W"], weight_W: Float[Array, " W"], eps: float) -> Float[Array, "... W"]:
-    """Root mean square norm (Zhang and Sennrich 2019) over the last dimension, in fp32."""
+    """Apply the root mean square norm (Zhang and Sennrich 2019) over the last dimension, in fp32."""
     x32 = x.astype(jnp.float32)
     normed = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (normed * weight_W.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
@@ -54,9 +54,9 @@ def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def embed(table_VD: Float[Array, "V _"], tokens_BT: Int[Array, "B T"], d_model: int) -> Array:
-    """Embeddings of the tokens in this device's part of the vocabulary, else zero: to be summed over tp.
+    """Embed the tokens of this device's part of the vocabulary, others as zeros: to be summed over tp.
 
-    Of a table whose width is split over fsdp every device looks up the rows of all, for its own part.
+    If the table's width is split over fsdp, every device looks up its part of the width for all rows.
     """
     is_split = table_VD.shape[1] != d_model
     if is_split:
@@ -71,7 +71,7 @@ def embed(table_VD: Float[Array, "V _"], tokens_BT: Int[Array, "B T"], d_model: 
 def rotate(
     x_BTNE: Float[Array, "B T N E"], positions_BT: Int[Array, "B T"], theta: float
 ) -> Float[Array, "B T N E"]:
-    """Rotary position embedding (Su et al. 2021), halves rotated against each other, in fp32."""
+    """Apply the rotary position embedding (Su et al. 2021), pairing the two halves, in fp32."""
     half = x_BTNE.shape[-1] // 2
     frequency_E = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle_BTE = positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]

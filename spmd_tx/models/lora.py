@@ -1,11 +1,11 @@
-"""LoRA adapters (Hu et al. 2021): how many are declared, initialised and applied at once.
+"""LoRA adapters (Hu et al. 2021): declaring, initialising and applying many of them at once.
 
 Adapters of all tenants are stacked along a slot axis, ranks below the maximum are padded with zeros,
-and groups that are not trained are all zero. A and B that are both zero get a gradient of exactly
-zero, so neither padding nor untrained groups need a mask anywhere.
+and untrained groups are all zero. Where A and B are both zero, their gradients are exactly zero, so
+neither padding nor untrained groups need a mask.
 
-Every expert of a mixture has factors of its own, of a rank that is divided by the number of experts that
-work on a token ("LoRA Without Regret", Schulman et al. 2025).
+Every expert of a mixture has its own factors, whose rank is divided by the number of experts per
+token ("LoRA Without Regret", Schulman et al. 2025).
 
 Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O output width, B row, T token.
 """
@@ -37,21 +37,21 @@ ROW_PARALLEL = ("o", "down")  # their input is split over tp; the others' output
 
 
 class Lora(PyTreeNode, Generic[Leaf]):
-    """The two factors of one linear map: y = x W + scale · (x Aᵀ) B."""
+    """Holds the two factors of one linear map: y = x W + scale · (x Aᵀ) B."""
 
     a: Leaf  # [L, S, R, I]; the head has no L, experts have [L, X, S, R, I]
     b: Leaf  # [L, S, R, O]
 
 
 class Adapters(PyTreeNode, Generic[Leaf]):
-    """The factors of every adapted linear map."""
+    """Holds the factors of every adapted linear map."""
 
     layers: dict[str, Lora[Leaf]]
     head: Lora[Leaf]
 
 
 def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Input and output width of every adapted linear map."""
+    """Return the input and output width of every adapted linear map."""
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     return {
         "q": (model.d_model, heads),
@@ -66,21 +66,21 @@ def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def lead(model: ModelConfig, name: str) -> tuple[int, ...]:
-    """How many of a linear map there are: per layer, per layer and expert, or one."""
+    """Return the leading dimensions of a map's factors: (layers,), (layers, experts), or ()."""
     if name == "head":
         return ()
     return (model.n_layers, model.n_experts) if model.n_experts and name in MLP else (model.n_layers,)
 
 
 def rank_of(model: ModelConfig, name: str, rank: int) -> int:
-    """The rank of one map's factors in an adapter of the given rank."""
+    """Return the rank of one map's factors in an adapter of the given rank."""
     return expert_rank(rank, model.experts_per_token) if len(lead(model, name)) == 2 else rank
 
 
 def adapter_weights(
     model: ModelConfig, mesh: AnyMesh, slots: int, rank: int, dtype: DTypeLike, *, zero: bool
 ) -> Adapters[Weight]:
-    """Declare ``slots`` adapters; with ``zero`` they are stored split over fsdp where widths allow (ZeRO)."""
+    """Declare ``slots`` adapters; with ``zero`` they are split over fsdp where the widths allow it (ZeRO)."""
     tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]
 
     def factor(name: str, width: int, split: bool) -> Weight:
@@ -101,9 +101,9 @@ def adapter_weights(
 
 
 def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
-    """A of one slot, ``shape`` [L, R, I] or [R, I]: uniform in ±1/√I, as peft does (Kaiming, a=√5).
+    """Draw A of one slot, ``shape`` [L, R, I] or [R, I], uniform in ±1/√I as peft does (Kaiming, a=√5).
 
-    Every row has a key of its own, so that an adapter does not depend on the server's maximum rank.
+    Every row has its own key, so that an adapter does not depend on the server's maximum rank.
     """
     *lead, width = shape
     keys = jax.random.split(jax.random.fold_in(key, zlib.crc32(name.encode())), 1)
@@ -122,10 +122,10 @@ ApplyLora = Callable[[Float[Array, "B T I"], Lora[Array]], Float[Array, "B T O"]
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rows_of(stack_SRI: Array, slots_B: Array, dtype: jnp.dtype) -> Array:
-    """Each row's factor, in the compute dtype. The way back adds row after row in fp32.
+    """Return each row's factor in the compute dtype. The backward pass adds row after row in fp32.
 
-    The fixed order makes an adapter's gradient independent of what other adapters' rows stand
-    between its own, bit for bit; a scatter would leave the order to the device.
+    The fixed order makes an adapter's gradient independent, bit for bit, of other adapters' rows
+    in the batch; a scatter would leave the order to the device.
     """
     return stack_SRI[slots_B].astype(dtype)
 
@@ -150,7 +150,7 @@ _rows_of.defvjp(_rows_of_forward, _rows_of_backward)
 
 
 def row_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
-    """Apply to each row its own adapter: cost does not depend on the number of slots. For many tokens."""
+    """Apply its own adapter to each row, at a cost independent of the number of slots. For many tokens."""
 
     def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
         a_BRI = _rows_of(lora.a, slots_B, x_BTI.dtype)
@@ -164,10 +164,10 @@ def row_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLor
 
 
 def bank_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
-    """Apply all adapters to all rows and keep each row's own: every adapter is read once. For one token.
+    """Apply all adapters to all rows and keep each row's own, reading every adapter once. For one token.
 
-    Adapters are finite by construction (optim_step and load refuse others), so what a foreign
-    adapter adds is exactly zero.
+    Adapters are finite, because optim_step and load refuse others, so another row's adapter adds
+    exactly zero.
     """
     gate_BS = slots_B[:, None] == jnp.arange(scale_S.shape[0])[None]
 

@@ -1,8 +1,8 @@
-"""A mixture of experts in the place of the feed-forward block, as in Qwen3-MoE (Yang et al. 2025).
+"""A mixture of experts in place of the feed-forward block, as in Qwen3-MoE (Yang et al. 2025).
 
 Experts are split over ep. The rows of all devices of ep are gathered, every device runs its own experts
-over them, and the sum of what they add is scattered back. Each expert runs over all rows, with zeros where
-it was not chosen: no token is ever dropped, and where others go changes no bit of what a token gets.
+over them, and the sum of their outputs is scattered back. Each expert runs over all rows, with zeros where
+it was not chosen: no token is ever dropped, and a token's output does not depend on the others' routing.
 
 Dimension key as in qwen3.py; X expert, C choice, R row of any device of ep, G experts that run at once.
 """
@@ -21,7 +21,7 @@ from spmd_tx.models.lora import MLP, Lora
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
 from spmd_tx.sharding.mesh import EP
 
-GROUP_ELEMENTS = 1 << 25  # most numbers in one intermediate of the experts that run at once
+GROUP_ELEMENTS = 1 << 25  # at most, in one intermediate array of the experts that run at once
 
 Kernels = dict[str, Array]  # gate [X, D, F], up [X, D, F], down [X, F, D]
 
@@ -32,10 +32,10 @@ def route(
     h_BTD: Float[Array, "B T D"],
     replayed_BTC: Int[Array, "B T C"] | None,
 ) -> tuple[Int[Array, "B T C"], Float[Array, "B T X"]]:
-    """The experts of each token, and how much each expert counts for it: 0 where it was not chosen.
+    """Return the experts of each token, and every expert's weight for it: 0 where it was not chosen.
 
-    Where experts are replayed they are taken as they are; -1 lets the router choose. Their weights are the
-    router's own in any case, so that its way back stays the same.
+    Replayed choices are taken as given; -1 lets the router choose. The weights are always the router's own,
+    so that its gradient stays the same.
     """
     logits_BTX = product("BTD,DX->BTX", h_BTD, router_DX)
     probability_BTX = jax.nn.softmax(logits_BTX, axis=-1)
@@ -60,14 +60,14 @@ def gather_rows(x: Array) -> Array:
 def mixture(
     kernels: Kernels, lora: dict[str, Lora[Array]], h_BTD: Array, gates_BTX: Array, how: "Pass"
 ) -> Array:
-    """The experts' weighted sum, to be summed over tp. Runs inside shard_map, its experts split over ep."""
+    """Return the experts' weighted sum, to be summed over tp. The experts are split over ep."""
     h_RTD = gather_rows(h_BTD)
     gates_RTX = lax.all_to_all(gates_BTX, EP, split_axis=2, concat_axis=0, tiled=True)
     experts = (kernels, {name: lora[name] for name in MLP}, jnp.moveaxis(gates_RTX, 2, 0))
     local = gates_RTX.shape[2]
     size = _group_size(local, max(h_RTD.size, h_RTD.size // h_RTD.shape[2] * kernels["up"].shape[2]))
     groups = jax.tree.map(lambda x: x.reshape(local // size, size, *x.shape[1:]), experts)
-    # Recomputed on the way back: what all experts hold for all tokens would not fit.
+    # Recomputed in the backward pass: the intermediates of all experts for all tokens would not fit.
     run = jax.checkpoint(partial(_group, how), prevent_cse=False)
 
     def add_group(sum_RTD: Array, group: tuple[Kernels, dict[str, Lora[Array]], Array]) -> tuple[Array, None]:
@@ -78,7 +78,7 @@ def mixture(
 
 
 def _group_size(experts: int, elements: int) -> int:
-    """How many experts run at once; a divisor of their number."""
+    """Return how many experts run at once, a divisor of their number."""
     size = max(1, min(experts, GROUP_ELEMENTS // elements))
     while experts % size:
         size -= 1
@@ -86,13 +86,13 @@ def _group_size(experts: int, elements: int) -> int:
 
 
 def _group(how: "Pass", h_RTD: Array, group: tuple[Kernels, dict[str, Lora[Array]], Array]) -> Array:
-    """What a few experts add. It follows from shapes and each token's own numbers alone."""
+    """Return the sum of a few experts. It depends on shapes and each token's own numbers alone."""
     y_GRTD = jax.vmap(partial(_expert, how, h_RTD))(*group)
     return jnp.sum(y_GRTD, axis=0)
 
 
 def _expert(how: "Pass", h_RTD: Array, w: Kernels, lora: dict[str, Lora[Array]], gate_RT: Array) -> Array:
-    """One expert over all rows: zeros go in where it was not chosen, so zeros come out, whatever it holds."""
+    """Run one expert over all rows. Where it was not chosen its input is zero, and so is its output."""
     is_chosen_RT1 = (gate_RT != 0)[..., None]
     x_RTD = jnp.where(is_chosen_RT1, h_RTD, jnp.zeros((), h_RTD.dtype))
     width = w["up"].shape[1]

@@ -1,8 +1,8 @@
-"""Attention of one token per row to the pages of its row, for CPUs: row by row, a few pages at a time.
+"""Attention from one token per row to its row's pages, for CPUs: row by row, a few pages at a time.
 
-Where all rows' pages are gathered first, the copy costs more than the attention, and every row costs as much
-as the longest one. Here each row reads its own pages once. The sum over pages is scaled anew when a higher
-score is found (Milakov and Gimelshein 2018), so what is behind a row's last token adds exactly nothing.
+If all rows' pages were gathered first, the copy would cost more than the attention, and every row as much as
+the longest one. Here each row reads its own pages once. The sum over pages is rescaled when a higher score is
+found (Milakov and Gimelshein 2018), so positions after a row's last token add exactly nothing.
 
 Dimension key as in kv_cache.py; W tokens in a block of pages, X all key-value heads side by side (K times E).
 """
@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 
 from spmd_tx.sharding.collectives import varying
 
-BLOCK_PAGES = 8  # read at once
-LOWEST = -1e30  # a large finite number, as in layers.attend_keys
+BLOCK_PAGES = 8  # pages read at once
+LOWEST = -1e30  # a large finite number, as in attention.attend_keys
 
 
 def attend_row_by_row(
@@ -24,9 +24,9 @@ def attend_row_by_row(
     tables_BN: Int[Array, "B _"],
     positions_B: Int[Array, " B"],
 ) -> Float[Array, "B N E"]:
-    """What each row's token sees of the tokens up to its position; the pools are those of keys and values.
+    """Attend from each row's token to the tokens up to its position; the pools hold keys and values.
 
-    A position of -1 is that of a row that nobody reads: it costs next to nothing, and gets zeros.
+    A row that nobody reads has position -1: it costs next to nothing, and its result is zero.
     """
     _, n, e = q_BNE.shape
     page_size, heads = pools_LPSKE[0].shape[2:4]
@@ -36,7 +36,7 @@ def attend_row_by_row(
     own_NK = jnp.arange(n)[:, None] // (n // heads) == jnp.arange(heads)[None]
 
     def read(pool: Array, pages: Array) -> Array:
-        """[W, X]: slice by slice, which copies memory, where a gather goes value by value."""
+        """Return [W, X], sliced page by page: slices copy memory blocks, a gather copies value by value."""
         size = (1, 1, *pool.shape[2:])
         places = range(block_pages)
         slices = [lax.dynamic_slice(pool, (index, pages[place], 0, 0, 0), size) for place in places]
@@ -44,7 +44,7 @@ def attend_row_by_row(
 
     def row(inputs: tuple[Array, Array, Array]) -> Array:
         q_NE, table_N, position = inputs
-        # Zero for other heads' keys, so that one product serves all heads.
+        # Zeros for the other heads' keys let one product serve all heads.
         q_NX = jnp.where(own_NK[:, :, None], q_NE[:, None], jnp.zeros((), q_NE.dtype)).reshape(n, heads * e)
 
         def block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -52,7 +52,7 @@ def attend_row_by_row(
             pages = lax.dynamic_slice(table_N, (number * block_pages,), (block_pages,))
             keys_WX, values_WX = (read(pool, pages) for pool in pools_LPSKE)
             is_there_W = number * width + jnp.arange(width) <= position
-            # What an earlier owner left in a page may be infinite, and zero times infinity is not zero.
+            # A page's earlier owner may have left infinities, and zero times infinity is not zero.
             values_WX = jnp.where(is_there_W[:, None], values_WX, jnp.zeros((), values_WX.dtype))
             scores_NW = jnp.einsum("NX,WX->NW", q_NX, keys_WX, preferred_element_type=jnp.float32) * e**-0.5
             scores_NW = jnp.where(is_there_W[None], scores_NW, LOWEST)

@@ -1,8 +1,8 @@
 """Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it.
 
-The experts of a mixture are linear maps of their own, as they are in the checkpoint: expert N has the
-modules ``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their
-rank, and so their scale alpha / rank, is not the adapter's: ``rank_pattern`` in adapter_config.json says it.
+The experts of a mixture are separate linear maps, as in the model's checkpoint: expert N has the modules
+``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their rank, and
+so their scale alpha / rank, differs from the adapter's: ``rank_pattern`` in adapter_config.json gives it.
 """
 
 import json
@@ -39,10 +39,10 @@ MODULES = {
 def write(
     path: Path, adapters: Adapters[np.ndarray], adapter: AdapterSpec, model: ModelConfig, base_model: str
 ) -> None:
-    """Write the folder, durable and complete when it is there; an earlier one of that name is replaced.
+    """Write the folder durably and atomically, replacing an earlier one of that name.
 
-    A [L, R, in] and B [L, R, out], the head's without L, experts' [L, X, ...]; rows beyond the adapter's
-    rank are padding.
+    Shapes are A [L, R, in] and B [L, R, out], the head's without L, experts' [L, X, ...]; rows beyond the
+    adapter's rank are padding.
     """
     tensors: dict[str, np.ndarray] = {}
     for name in _trained(adapter):
@@ -59,9 +59,9 @@ def write(
 
 
 def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
-    """The adapter, fp32, padded with zeros to ``rank``; groups that were not trained are zero.
+    """Return the adapter in fp32, padded with zeros to ``rank``; untrained groups are zero.
 
-    Raises MeshError when the folder does not hold the adapter: the coordinator has checked that it does.
+    Raises MeshError when the folder does not hold the adapter, which the coordinator has checked before.
     """
     adapters = _zeros(model, rank)
     file = path / WEIGHTS_FILE
@@ -92,7 +92,7 @@ def _pair(adapters: Adapters[np.ndarray], name: str) -> Lora[np.ndarray]:
 
 
 def _modules(name: str, factors: Lora[np.ndarray]) -> Iterator[tuple[str, Lora[np.ndarray]]]:
-    """PEFT's name of each linear map and views of its factors: one per layer (and expert), or the head's."""
+    """Yield PEFT's name of every linear map, one per layer (and expert) or the head's, and its factors."""
     if name == "head":
         yield f"base_model.model.{MODULES[name]}", factors
         return
@@ -143,8 +143,8 @@ def _config(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> dict[s
 
 
 def _write_folder(path: Path, contents: dict[str, bytes]) -> None:
-    """Write beside the folder's place, then move there."""
-    partial = unique_beside(path, "partial")  # a process that was given up may be writing the same
+    """Write under a temporary name beside the path, then rename."""
+    partial = unique_beside(path, "partial")  # a process that was given up may still be writing this folder
     make_folder(partial)
     for name, content in contents.items():
         with open(partial / name, "wb") as file:

@@ -1,7 +1,7 @@
-"""Qwen3, dense and with experts: the weights declared, the forward pass composed.
+"""Qwen3, dense and with experts: the declared weights and the forward pass.
 
-Written for the inside of shard_map. Training, prefill and decode run this same code; they differ in how
-they attend and how they apply adapters, and hand both in.
+Runs inside shard_map. Training, prefill and decode share this code; they pass in how to attend and how to
+apply adapters.
 
 Dimension key: B row, T token, D model width, H heads × head width, F feed-forward width, L layer,
 V vocabulary, N heads, K key-value heads, E head width, X expert, C choice of an expert.
@@ -33,7 +33,7 @@ Leaf = TypeVar("Leaf")
 
 
 class LayerWeights(PyTreeNode, Generic[Leaf]):
-    """The weights of all layers, stacked along the first dimension."""
+    """Holds the weights of all layers, stacked along the first dimension."""
 
     attention_norm: Leaf  # [L, D]
     q: Leaf  # [L, D, H]
@@ -50,7 +50,7 @@ class LayerWeights(PyTreeNode, Generic[Leaf]):
 
 
 class Weights(PyTreeNode, Generic[Leaf]):
-    """The frozen base model."""
+    """Holds the frozen base model."""
 
     embed: Leaf  # [V, D]
     layers: LayerWeights[Leaf]
@@ -111,9 +111,9 @@ def weights(
     )
 
 
-# What each level keeps of a layer until the way back, besides its input; the rest is computed again.
-# Attention's results and its operands are what "mlp" keeps, so the feed-forward block is done twice; with
-# "light" nothing but what is done number by number is. "none" keeps whatever the way back wants.
+# What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
+# keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes
+# elementwise operations only; "none" keeps everything that the backward pass reads.
 # "attended" is named in blockwise_attention.py, "low_rank" in lora.py.
 ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention", "low_rank")
 REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
@@ -125,7 +125,7 @@ REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
 
 
 def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
-    """One layer, as a level of REMAT_LEVELS has it."""
+    """Wrap one layer so that it keeps what a level of REMAT_LEVELS says."""
     names = REMAT_LEVELS[level]
     if names is None:
         return run
@@ -137,7 +137,7 @@ def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one layer is made of."""
+    """Holds the weights and adapters of one layer, and the pass that runs it."""
 
     model: ModelConfig
     w: LayerWeights[Array]
@@ -157,7 +157,7 @@ def backbone(
     how: Pass,
     cache: Any = None,
 ) -> tuple[Float[Array, "B T D"], Any, Int[Array, "B T L C"] | None]:
-    """Hidden states after the final norm, all T of them on every device; the cache; the experts' numbers."""
+    """Return hidden states after the final norm (all T on every device), cache and chosen experts."""
 
     def run(carry: tuple[Array, Any], inputs: tuple[Any, dict[str, Lora[Array]], Array, Any]) -> Any:
         x_BTD, cache = carry
@@ -181,7 +181,7 @@ def backbone(
 def attention(
     layer: _Layer, x_BTD: Array, positions_BT: Array, index: Array, cache: Any
 ) -> tuple[Array, Any]:
-    """The attention block with its residual."""
+    """Run the attention block with its residual."""
     model, w, how, tp = layer.model, layer.w, layer.how, lax.axis_size(TP)
     eps, theta = model.rms_norm_eps, model.rope_theta
     h_BTD = how.gather(rms_norm(x_BTD, w.attention_norm, eps))
@@ -193,9 +193,7 @@ def attention(
     q_BTNE = rotate(rms_norm(heads("q", w.q), w.q_norm, eps), positions_BT, theta)
     k_BTKE = rotate(rms_norm(heads("k", w.k), w.k_norm, eps), positions_BT, theta)
     v_BTKE = heads("v", w.v)
-    if (
-        model.n_kv_heads % tp
-    ):  # every device holds all key-value heads and uses the one its query heads belong to
+    if model.n_kv_heads % tp:  # every device holds all key-value heads and uses that of its query heads
         mine = lax.axis_index(TP) * model.n_kv_heads // tp
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
     q_BTNE, k_BTKE = checkpoint_name(q_BTNE, "query"), checkpoint_name(k_BTKE, "key")
@@ -206,7 +204,7 @@ def attention(
 
 
 def feed_forward(layer: _Layer, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:
-    """The SwiGLU block (Shazeer 2020), or the mixture of such, with its residual; and the experts chosen."""
+    """Run the SwiGLU block (Shazeer 2020), or a mixture, with its residual; return chosen experts, too."""
     model, w, how = layer.model, layer.w, layer.how
     h_BTD = how.gather(rms_norm(x_BTD, w.mlp_norm, model.rms_norm_eps))
     if w.router is not None:

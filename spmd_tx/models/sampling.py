@@ -25,13 +25,13 @@ def draw(
     top_k_B: Int[Array, " B"],
     top_p_B: Float[Array, " B"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """One token per row and its log-probability under softmax(logits / temperature), before top_k and top_p.
+    """Draw one token per row; its log-probability is that of softmax(logits / temperature), unfiltered.
 
-    Temperature 0 takes the most likely token and reports its log-probability at temperature 1. What is drawn
-    depends on the row's own logits, seed and position only. Ties at the threshold of a filter are kept.
+    Temperature 0 takes the most likely token and reports its log-probability at temperature 1. The draw
+    depends on the row's own logits, seed and position only. Ties at the threshold of top_k or top_p are kept.
     """
     is_greedy_B = temperatures_B <= 0
-    # Divided last: a logit over a tiny temperature could be infinite, and infinity minus itself is no number.
+    # The division comes last: a logit over a tiny temperature could be infinite, and inf - inf is NaN.
     below_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)  # nats below the most likely token
     below_BV = below_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
     filters_B = ~is_greedy_B & ((top_k_B < logits_BV.shape[-1]) | (top_p_B < 1))
@@ -47,7 +47,7 @@ def draw(
 def tempered(
     top_BK: Float[Array, "B K"], logits_BV: Float[Array, "B V"], temperatures_B: Float[Array, " B"]
 ) -> Float[Array, "B K"]:
-    """The highest logits as the log-probabilities that ``draw`` gives, to the last bit."""
+    """Turn the highest logits into log-probabilities, equal to those of ``draw`` bit for bit."""
     scale_B1 = jnp.where(temperatures_B <= 0, 1.0, temperatures_B)[:, None]
     below_BV = (logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)) / scale_B1
     log_total_B = jnp.log(jnp.sum(jnp.exp(below_BV), axis=-1))
@@ -61,7 +61,7 @@ def draw_several(
     temperatures_B: Float[Array, " B"],
     count: int,
 ) -> Int[Array, "B C"]:
-    """Independent tokens per row from softmax(logits / temperature), the vocabulary being split over tp.
+    """Draw independent tokens per row from softmax(logits / temperature), with the vocabulary split over tp.
 
     Draw number c of a row depends on its logits, seed, position and c only. Temperature 0 takes the most
     likely token every time.
@@ -90,7 +90,7 @@ def draw_several(
 
 
 def _several_uniforms(seeds_B2: Array, positions_B: Array, count: int) -> Array:
-    """[B, C] in [0, 1); a function of seed, position and number."""
+    """Return [B, C] in [0, 1), a function of seed, position and draw number."""
 
     def one(seed: Array, position: Array, number: Array) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed[0]), seed[1]), position)
@@ -101,7 +101,7 @@ def _several_uniforms(seeds_B2: Array, positions_B: Array, count: int) -> Array:
 
 
 def _uniform(seeds_B2: Array, positions_B: Array) -> Array:
-    """In [0, 1); a function of seed and position."""
+    """Return [B] in [0, 1), a function of seed and position."""
 
     def one(seed: Array, position: Array) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed[0]), seed[1]), position)
@@ -111,7 +111,7 @@ def _uniform(seeds_B2: Array, positions_B: Array) -> Array:
 
 
 def _floor(below_BV: Array, top_k_B: Array, top_p_B: Array) -> Array:
-    """The value above which tokens are kept: top_k first, then top_p of what is left, both by bisection."""
+    """Return the value above which tokens are kept by top_k, then by top_p of the rest; by bisection."""
     vocabulary = below_BV.shape[-1]
     mass_BV = jnp.exp(below_BV)
 
@@ -134,7 +134,7 @@ def _floor(below_BV: Array, top_k_B: Array, top_p_B: Array) -> Array:
 
 
 def _inverse_cdf(mass_BV: Array, uniform_B: Array) -> Array:
-    """The first token at which the running mass passes the uniform share of the total, in two levels."""
+    """Return the first token whose running mass exceeds the uniform share of the total, in two levels."""
     b, vocabulary = mass_BV.shape
     mass_BKV = jnp.pad(mass_BV, ((0, 0), (0, -vocabulary % BLOCK))).reshape(b, -1, BLOCK)
     running_BK = jnp.cumsum(jnp.sum(mass_BKV, axis=-1), axis=-1)
@@ -148,6 +148,6 @@ def _inverse_cdf(mass_BV: Array, uniform_B: Array) -> Array:
     inside_BV = jnp.cumsum(jnp.take_along_axis(mass_BKV, block_B[:, None, None], axis=1)[:, 0], axis=-1)
     place_B = jnp.sum(before_B[:, None] + inside_BV <= wanted_B[:, None], axis=-1, dtype=jnp.int32)
     token_B = jnp.minimum(block_B * BLOCK + place_B, vocabulary - 1)
-    # Rounding may run past the last token with any mass; the most likely one is always allowed.
+    # Rounding may end on a token without mass; the most likely one is always allowed.
     has_mass_B = jnp.take_along_axis(mass_BV, token_B[:, None], axis=1)[:, 0] > 0
     return jnp.where(has_mass_B, token_B, jnp.argmax(mass_BV, axis=-1).astype(jnp.int32))

@@ -1,4 +1,4 @@
-"""Collectives with a meaning of their own, for the inside of shard_map."""
+"""Collectives named by their purpose, for use inside shard_map."""
 
 import jax
 import jax.numpy as jnp
@@ -10,35 +10,35 @@ from spmd_tx.sharding.mesh import AXES, DATA, FSDP, TP
 def varying(x: Array, *axes: str) -> Array:
     """Mark ``x`` as differing between the devices of ``axes`` (all axes by default), if it is not yet.
 
-    Under differentiation this is where the gradients of those devices are added up.
+    In the backward pass, this is where the gradients of those devices are summed.
     """
     missing = tuple(axis for axis in axes or AXES if axis not in jax.typeof(x).manual_axis_type.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def sum_over_shards(x: Array) -> Array:
-    """Add up over exactly the axes along which ``x`` differs."""
+    """Sum over exactly the axes along which ``x`` differs."""
     differs = jax.typeof(x).manual_axis_type.varying
     axes = tuple(axis for axis in AXES if axis in differs)  # a set's own order differs between processes
     return lax.psum(x, axes) if axes else x
 
 
 def replicate_rows(x: Array) -> Array:
-    """Rows of one data shard -> rows of all, on every device, in data shard order."""
+    """Gather the rows of all data shards on every device, in data shard order."""
     for axis in reversed(DATA):
         x = lax.all_gather(x, axis, axis=0, tiled=True, to="invarying")
     return x
 
 
 def unshard(x: Array, full: int) -> Array:
-    """Gather the last dimension over fsdp if it is stored split (ZeRO). Its gradient is a sum_scatter."""
+    """Gather the last dimension over fsdp if it is stored split (ZeRO). The gradient is a sum_scatter."""
     return x if x.shape[-1] == full else gather(x, FSDP, x.ndim - 1)
 
 
 def gather(x: Array, axis: str, dimension: int) -> Array:
-    """What the devices of ``axis`` have, side by side along ``dimension``. Its gradient is a sum_scatter.
+    """Concatenate the parts of the devices of ``axis`` along ``dimension``. The gradient is a sum_scatter.
 
-    Where nothing is differentiated, lax.all_gather does as well.
+    Code that is never differentiated may use lax.all_gather.
     """
     if not _is_gloo():
         return lax.all_gather(x, axis, axis=dimension, tiled=True)
@@ -48,7 +48,7 @@ def gather(x: Array, axis: str, dimension: int) -> Array:
 
 
 def sum_scatter(x: Array, axis: str, dimension: int) -> Array:
-    """The sum over the devices of ``axis``, of which each keeps its part of ``dimension``."""
+    """Sum over the devices of ``axis``; each keeps its own part of ``dimension``."""
     if not _is_gloo():
         return lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)  # noqa: TID251
     size = lax.axis_size(axis)
@@ -58,25 +58,27 @@ def sum_scatter(x: Array, axis: str, dimension: int) -> Array:
 
 
 def _is_gloo() -> bool:
-    """Whether the devices are processes on CPUs. Then nothing may become a reduce-scatter: its last elements
-    are wrong now and then, because every rank of Gloo but the first writes its result over what it sends
-    without waiting until that is sent (github.com/jax-ml/jax/issues/40830). Nor does it wait longer than
-    30 seconds for a process that still compiles (40831).
+    """Say whether several processes run on CPUs, so that Gloo does the collectives.
+
+    Then nothing may become a reduce-scatter: its last elements are sometimes wrong, because every rank but
+    the first overwrites its send buffer with the result before it is sent
+    (github.com/jax-ml/jax/issues/40830). Gloo also gives up on a process that compiles for more than 30
+    seconds (40831).
     """
     return jax.process_count() > 1 and jax.default_backend() == "cpu"
 
 
 def vocabulary_logsumexp(logits_NV: Array) -> Array:
-    """Log of the sum of exponentials over a vocabulary that is split over tp."""
+    """Return the log of the sum of exponentials over a vocabulary that is split over tp."""
     peak_N = lax.pmax(lax.stop_gradient(jnp.max(logits_NV, axis=-1)), TP)
     return jnp.log(lax.psum(jnp.sum(jnp.exp(logits_NV - peak_N[..., None]), axis=-1), TP)) + peak_N
 
 
 def linear(x: Array, kernel: Array, width_out: int, *, stationary: bool) -> Array:
-    """x [B, T, I] times kernel [I, O], of which each device may hold only its part of I or of O over fsdp.
+    """Multiply x [B, T, I] by kernel [I, O], whose I or O may be split over fsdp.
 
-    Then either the kernel is gathered, or, with ``stationary``, the rows of all devices of fsdp go to
-    where the kernel's parts are and the results come back: far less traffic when rows are few.
+    A split kernel is gathered; with ``stationary``, the rows of all devices of fsdp travel to the kernel's
+    parts instead, and the results come back: far less traffic when there are few rows.
     """
     splits_in, splits_out = kernel.shape[0] != x.shape[-1], kernel.shape[1] != width_out
     if not (splits_in or splits_out):
@@ -90,9 +92,9 @@ def linear(x: Array, kernel: Array, width_out: int, *, stationary: bool) -> Arra
 
 
 def contract_slice(rows: Array, formula: str, kernel: Array) -> Array:
-    """The rows of all devices of fsdp -> this device's rows of the product, in fp32.
+    """Take the rows of all devices of fsdp; return this device's rows of the product, in fp32.
 
-    Each device contracts the slice of the last dimension that its kernel is for.
+    Each device contracts its kernel's slice of the last dimension.
     """
     width = rows.shape[-1] // lax.axis_size(FSDP)
     mine = lax.dynamic_slice_in_dim(rows, lax.axis_index(FSDP) * width, width, axis=rows.ndim - 1)

@@ -11,11 +11,11 @@ TP = "tp"  # heads, feed-forward width and vocabulary are split over it (Megatro
 DATA = (FSDP, EP)  # the axes that split rows, major first: a data shard is one point of them
 AXES = (FSDP, EP, TP)
 
-AnyMesh = Mesh | AbstractMesh  # for what needs the axes only
+AnyMesh = Mesh | AbstractMesh  # for code that needs the axes only
 
 
 def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
-    """Lay the devices of all processes out as an [fsdp, ep, tp] grid."""
+    """Arrange all processes' devices in an [fsdp, ep, tp] grid. Raises StartError if there are too few."""
     size, devices = fsdp * ep * tp, jax.devices()
     if size > len(devices):
         raise StartError(
@@ -26,5 +26,5 @@ def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
 
 
 def abstract_mesh(fsdp: int, ep: int, tp: int) -> AbstractMesh:
-    """The same grid without devices, for arithmetic on what each of them would hold."""
+    """Return the same grid without devices, to compute what each of them would hold."""
     return AbstractMesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3)

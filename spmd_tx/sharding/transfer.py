@@ -22,7 +22,7 @@ def rows_to_devices(mesh: Mesh, tree: Any) -> Any:
 
 
 def to_devices(array: np.ndarray, sharding: NamedSharding) -> Array:
-    """Place an array that every process holds whole."""
+    """Place an array of which every process holds the whole."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 

@@ -1,4 +1,4 @@
-"""One declaration per weight: its shape, where it lives, and what Hugging Face calls it."""
+"""One declaration per weight: its shape, its sharding, and its name in Hugging Face checkpoints."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 @dataclass(frozen=True)
 class Weight:
-    """What a parameter tree holds before the arrays exist."""
+    """Declares one array; a leaf of parameter trees before the arrays exist."""
 
     shape: tuple[int, ...]
     spec: PartitionSpec
@@ -19,17 +19,17 @@ class Weight:
 
 
 def specs(weights: Any) -> Any:
-    """The tree of PartitionSpecs of a tree of Weights."""
+    """Return the tree of PartitionSpecs of a tree of Weights."""
     return jax.tree.map(lambda weight: weight.spec, weights)
 
 
 def shardings(mesh: Mesh, weights: Any) -> Any:
-    """The tree of NamedShardings of a tree of Weights."""
+    """Return the tree of NamedShardings of a tree of Weights."""
     return jax.tree.map(lambda weight: NamedSharding(mesh, weight.spec), weights)
 
 
 def abstract(mesh: Mesh, weights: Any) -> Any:
-    """The tree of ShapeDtypeStructs, with shardings, of a tree of Weights."""
+    """Return the tree of ShapeDtypeStructs, with shardings, of a tree of Weights."""
 
     def leaf(weight: Weight) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=NamedSharding(mesh, weight.spec))

@@ -1,7 +1,7 @@
-"""What must be settled before JAX looks at NVIDIA GPUs: XLA's flags, memory, and which attention is right.
+"""Settings to choose before JAX opens NVIDIA GPUs: XLA flags, memory, and an attention that is correct.
 
-Everything is tried in a process of its own: an unknown flag ends a process, and so may a kernel. What fails
-there is left out, with a line in the log that says why.
+Everything is tried in a child process, because an unknown flag ends a process, and a kernel may do so, too.
+What fails there is not used, and a line in the log says why.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.protocol.commands import Setup
 from spmd_tx.worker.self_test import Sizes, Verdict
 
-SELF_TEST_SECONDS = 300.0  # for all implementations; a kernel that hangs costs no more
-MEMORY_FRACTION = "0.92"  # of a device, for JAX's pool; what is left is for CUDA, cuDNN and NCCL
+SELF_TEST_SECONDS = 300.0  # for all implementations together, in case a kernel hangs
+MEMORY_FRACTION = "0.92"  # of a device, for JAX's pool; the rest is for CUDA, cuDNN and NCCL
 UNKNOWN_FLAG = re.compile(r"Unknown flags? in XLA_FLAGS:(.*)")
 
-# A request that is executed again must bring the same bits.
+# A request that is executed again must give the same bits.
 REPRODUCIBLE = ("--xla_gpu_exclude_nondeterministic_ops=true",)
-# Gathers of the next layer's weights and sums of gradients run beside the arithmetic of this one.
+# Overlap gathers of the next layer's weights and sums of gradients with this layer's arithmetic.
 OVERLAPPED = (
     "--xla_gpu_enable_latency_hiding_scheduler=true",
     "--xla_gpu_enable_while_loop_double_buffering=true",
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 def prepare_accelerator(
     setup: Setup, device_ids: Sequence[int] | None, progress: Callable[[str], None]
 ) -> Setup:
-    """Set this process's environment, and say in the setup which attention its first device may use.
+    """Set this process's environment, and put into the setup which attention its first device may use.
 
-    Where there are no NVIDIA GPUs nothing is set and the reference is used.
+    Without NVIDIA GPUs nothing is set, and the reference is used.
     """
     if setup.attention != "auto":
         return setup
@@ -60,17 +60,17 @@ def prepare_accelerator(
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What a worker uses."""
+    """Holds the XLA flags and the attention that a worker uses."""
 
     flags: list[str]
     attention: str
 
 
 def settle(folder: str, flags: Sequence[str], sizes: Sizes) -> Choice:
-    """Try everything out, once for this machine and these versions, and keep the choice in the folder.
+    """Try everything once for this machine and these versions, and store the choice in the folder.
 
-    A worker that starts again must choose the same, even if its test would be disturbed this time: the
-    requests that it runs again are to bring the same bits.
+    A restarted worker must choose the same even if a new test came out differently, because requests that
+    it runs again must give the same bits.
     """
     question = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
     kept = Path(folder) / f"accelerator-{hashlib.sha256(question).hexdigest()[:16]}.json"
@@ -92,7 +92,7 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes) -> Choice:
 
 
 def machine() -> list[str]:
-    """Versions, driver and GPUs, which are read without waking them."""
+    """List versions, driver and GPUs, without opening the GPUs."""
     driver = Path("/proc/driver/nvidia")
     files = [driver / "version", *sorted(driver.glob("gpus/*/information"))]
     lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
@@ -102,7 +102,7 @@ def machine() -> list[str]:
 
 
 def agreed_attention(chosen: str) -> str:
-    """What all processes may use: the slowest of their choices. Their programs must be the same."""
+    """Agree on the slowest of all processes' choices: their programs must be the same."""
     names = list(attention.IMPLEMENTATIONS)
     if chosen not in names or jax.process_count() == 1:
         return chosen if chosen in names else "reference"
@@ -111,7 +111,7 @@ def agreed_attention(chosen: str) -> str:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether JAX would use one. It is not asked, because it would start with the flags as they are."""
+    """Say whether JAX would use one, without asking JAX, which would read the flags too early."""
     platforms = jax.config.values["jax_platforms"] or ""
     is_wanted = not platforms or any(name in platforms for name in ("cuda", "gpu"))
     has_plugin = any("cuda" in plugin.name for plugin in metadata.entry_points(group="jax_plugins"))
@@ -119,7 +119,7 @@ def has_nvidia_gpu() -> bool:
 
 
 def wanted_flags(setup: Setup) -> list[str]:
-    """Our flags for XLA, less those that the user sets. Several devices have collectives to hide."""
+    """List our flags for XLA, except those that the user sets."""
     has_collectives = setup.fsdp * setup.ep * setup.tp > 1
     flags = [*REPRODUCIBLE, *(OVERLAPPED if has_collectives else ())]
     users = os.environ.get("XLA_FLAGS", "")
@@ -127,12 +127,12 @@ def wanted_flags(setup: Setup) -> list[str]:
 
 
 def joined_flags(flags: Sequence[str]) -> str:
-    """Ours and the user's, whose last word counts."""
+    """Join our flags and the user's, which come last and so win."""
     return " ".join([*flags, *os.environ.get("XLA_FLAGS", "").split()])
 
 
 def sizes_of(setup: Setup, model: ModelConfig, device_ids: Sequence[int] | None) -> Sizes:
-    """Attention as one device has it."""
+    """Return the sizes of attention on one device."""
     return Sizes(
         implementations=attention.candidates(model.head_dim, setup.dtype != "float32"),
         heads=model.n_heads // setup.tp,
@@ -143,9 +143,9 @@ def sizes_of(setup: Setup, model: ModelConfig, device_ids: Sequence[int] | None)
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a self-test ended."""
+    """Holds how a self-test ended."""
 
-    code: int | None  # None: it was too slow, and was stopped
+    code: int | None  # None: it took too long and was stopped
     verdicts: list[Verdict]
     errors: str
 
@@ -154,9 +154,9 @@ RunSelfTest = Callable[[Sequence[str], Sizes], Ended]
 
 
 def try_out(flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> tuple[list[str], list[Verdict]]:
-    """The flags that XLA knows, and what became of each implementation down to the first that is right.
+    """Return the flags that XLA knows, and verdicts on the implementations up to the first correct one.
 
-    If not even the reference is, the flags are to blame, and none is left.
+    If even the reference fails, the flags are to blame, and none is returned.
     """
     flags, waiting, verdicts = list(flags), list(sizes.implementations), []
     while waiting:
@@ -173,19 +173,19 @@ def try_out(flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> tuple[list[
             if verdict.problem is None:
                 return flags, verdicts
             if name not in found:
-                break  # it ended the process: the others are still to be tried
+                break  # it ended the process, so the others have not been tried
     if flags:
         log.warning("no attention is right with the XLA flags %s, so they are not set", " ".join(flags))
     return [], verdicts
 
 
 def unknown_flags(errors: str) -> set[str]:
-    """The names that XLA complained of when it ended the process."""
+    """Return the flags that XLA rejected when it ended the process."""
     return {flag.split("=")[0] for text in UNKNOWN_FLAG.findall(errors) for flag in text.split()}
 
 
 def run_self_test(compilation_cache: str, flags: Sequence[str], sizes: Sizes) -> Ended:
-    """Run self_test.py with these flags."""
+    """Run self_test.py with these flags in a child process."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": compilation_cache,  # so that the next start is faster
         "XLA_FLAGS": joined_flags(flags),

@@ -20,13 +20,13 @@ from spmd_tx.models.lora import Adapters
 Leaf = TypeVar("Leaf")
 OnEnd = Callable[[str, str | None], None]  # path, and what went wrong
 
-WRITE_TIMEOUT_SECONDS = 300  # until the processes that write one checkpoint together must have met
+WRITE_TIMEOUT_SECONDS = 300  # for the processes that write a checkpoint together to meet
 
-absl.logging.set_verbosity(absl.logging.WARNING)  # Orbax tells every step of a save otherwise
+absl.logging.set_verbosity(absl.logging.WARNING)  # otherwise Orbax logs every step of a save
 
 
 class SlotState(PyTreeNode, Generic[Leaf]):
-    """What a slot holds: fp32 adapters without the slot axis, [L, R, width], the head's [R, width]."""
+    """Holds one slot: fp32 adapters without the slot axis, [L, R, width], the head's [R, width]."""
 
     w: Adapters[Leaf]
     mu: Adapters[Leaf]
@@ -35,13 +35,13 @@ class SlotState(PyTreeNode, Generic[Leaf]):
 
 
 def save_state(path: Path, state: SlotState[Array], rank: int) -> None:
-    """Write the first ``rank`` rows of every factor; the rest is padding. Complete when it returns."""
+    """Write the first ``rank`` rows of every factor (the rest is padding); return when that is complete."""
     with _checkpointer() as checkpointer:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
 
 
 def write_in_background(path: Path, state: SlotState[Array], rank: int, on_end: OnEnd) -> None:
-    """Write the same, but return when ``state`` may be given up; ``on_end`` is called in another thread."""
+    """Write as save_state does, but return once ``state`` may be freed; another thread calls ``on_end``."""
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=WRITE_TIMEOUT_SECONDS)
     try:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
@@ -55,7 +55,7 @@ def _wait(checkpointer: ocp.AsyncCheckpointer, path: Path, on_end: OnEnd) -> Non
     try:
         checkpointer.wait_until_finished()
         checkpointer.close()
-    except (OSError, ValueError, RuntimeError) as problem:  # a full disk; another process that never came
+    except (OSError, ValueError, RuntimeError) as problem:  # a full disk; a process that did not join
         on_end(str(path), f"{type(problem).__name__}: {problem}")
     else:
         on_end(str(path), None)

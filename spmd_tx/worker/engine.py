@@ -1,4 +1,4 @@
-"""The commands of protocol.py as methods: host arrays in, device steps, arrays out."""
+"""The commands of protocol/commands.py as methods: host arrays in, device steps, arrays out."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +35,7 @@ Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still 
 
 
 class Engine:
-    """One worker's half of every step. All workers call the same methods in the same order."""
+    """Carries out commands on this worker's devices. All workers call the same methods in the same order."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Engine:
 
     @property
     def plan(self) -> MemoryPlan:
-        """What there is room for."""
+        """The memory plan, for the coordinator."""
         return report(self._plan)
 
     @property
     def device(self) -> str:
-        """The mesh's devices, for people, and what is not the reference on them."""
+        """The mesh's devices and their attention, if it is not the reference, as text."""
         attention = "" if self.attention == "reference" else f", attention {self.attention}"
         return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
@@ -100,7 +100,7 @@ class Engine:
         return {"logprobs": logprobs, "losses": losses}, {}
 
     def custom_loss(self, command: commands.CustomLoss) -> Result:
-        """Only process 0 runs it, beside the commands."""
+        """Start it on process 0 only, where it runs beside the commands."""
         if jax.process_index() == 0:
             self._custom_losses.submit(command)
         return {}, {}
@@ -173,7 +173,7 @@ class Engine:
         self.state.bank = self._run(self._calls.to_bank(self.state, one, bank, adapter))
 
     def _write_peft(self, one: Any, path: str, adapter: AdapterSpec) -> None:
-        """All processes gather, process 0 writes, and none goes on before the folder is there."""
+        """Gather on all processes, write on process 0, and return when the folder exists."""
         whole = self._run(self._calls.gather(one))
         if jax.process_index() == 0:
             peft.write(Path(path), to_host(whole), adapter, self.model, self.setup.model_name)

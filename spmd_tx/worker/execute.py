@@ -28,7 +28,7 @@ from spmd_tx.protocol.commands import (
     SwapOut,
 )
 
-# Arrays and metrics of a reply, which may still be on their way from the device.
+# Arrays and metrics of a reply, which the device may still be computing.
 Result = tuple[Mapping[str, jax.Array | np.ndarray], Mapping[str, Any]]
 
 NOTHING: Result = ({}, {})
@@ -36,7 +36,7 @@ NOTHING: Result = ({}, {})
 
 @runtime_checkable
 class Steps(Protocol):
-    """What the engine can do: one method per command."""
+    """Defines what the engine can do: one method per command."""
 
     def create_adapter(self, command: CreateAdapter) -> Result: ...
     def forward_backward(self, command: ForwardBackward) -> Result: ...

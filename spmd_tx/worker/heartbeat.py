@@ -12,7 +12,7 @@ from spmd_tx.worker.inbox import Inbox
 
 
 class Heartbeat:
-    """Beats while it is entered; a step that runs or is compiled does not stop it."""
+    """Sends beats while it is entered, also during steps and compilation."""
 
     def __init__(self, inbox: Inbox, programs: Callable[[], CompileReport] | None = None) -> None:
         self._inbox = inbox
@@ -33,7 +33,7 @@ class Heartbeat:
         self._thread.join()
 
     def tell(self, kind: type[Report], **fields: Any) -> None:
-        """Send a report, and a beat with it. Any thread may ask."""
+        """Send a report, and a beat with it. Any thread may call this."""
         self._untold.put((kind, fields))
         self._wake.set()
 

@@ -1,7 +1,7 @@
-"""What this process keeps of adapters that are not on the device: in host memory, beyond a bound in files.
+"""This process's shards of adapters that are not on the device: in host memory, and beyond a limit in files.
 
-Files are written in the background, those of the adapters that were left for longest first. They mean
-nothing to other processes, or to later ones: a lost generation is restored from snapshots and the log.
+Files are written in the background, least recently used adapters first. They are of no use to other
+processes or later ones: a lost generation is restored from snapshots and the log.
 """
 
 import logging
@@ -22,13 +22,13 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 logger = logging.getLogger(__name__)
 
-PINNED = "pinned_host"  # memory that a device reads and writes without the help of a processor
-MOST_WRITING = 4  # adapters on their way to disk, which are in host memory still
+PINNED = "pinned_host"  # memory that a device reads and writes without the CPU
+MOST_WRITING = 4  # adapters being written to disk, which are still in host memory
 
 
 @dataclass(eq=False)
 class _Idle:
-    """One adapter: the pieces of this process's devices, in memory, in a file, or in both."""
+    """Holds one adapter: the pieces of this process's devices, in memory, in a file, or in both."""
 
     shape: tuple[int, ...]
     sharding: Sharding
@@ -44,9 +44,9 @@ class _Idle:
 
 
 def place_of(directory: Path, generation: int, process: int) -> Path:
-    """Where a process keeps its vectors. What earlier generations have left goes.
+    """Return the folder of a process's vectors, and delete those of earlier generations.
 
-    Should a worker of one of them still live, it loses its files, and cannot write over those of this one.
+    A worker of an earlier generation that still lives loses its files, and cannot overwrite this one's.
     """
     for folder in directory.glob("generation-*"):
         if int(folder.name.rpartition("-")[2]) < generation:
@@ -55,14 +55,14 @@ def place_of(directory: Path, generation: int, process: int) -> Path:
 
 
 class IdleAdapters:
-    """Vectors of uint32 (swap_steps.py) by the name of their model. For one thread."""
+    """Keeps vectors of uint32 (steps/swap.py) by the name of their model. For one thread."""
 
     def __init__(self, directory: Path, budget: int) -> None:
-        """``budget`` is what stays in host memory, in bytes; ``directory`` is emptied now and at the end."""
+        """Empty ``directory``, now and at the end; at most ``budget`` bytes stay in host memory."""
         shutil.rmtree(directory, ignore_errors=True)
         self._directory = directory
         self._budget = budget
-        self._idle: OrderedDict[str, _Idle] = OrderedDict()  # the one that was left for longest first
+        self._idle: OrderedDict[str, _Idle] = OrderedDict()  # least recently used first
         self._numbers = count()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="idle-adapters")
         self._disk_has_failed = False
@@ -77,7 +77,7 @@ class IdleAdapters:
         return sum(idle.size for idle in self._idle.values() if idle.pieces is None)
 
     def put(self, model: str, vector: Array) -> None:
-        """Take a vector off the devices. Returns before it has arrived."""
+        """Move a vector off the devices. Returns before the copy is complete."""
         shards = vector.addressable_shards
         devices = [shard.device for shard in shards]
         pieces = [
@@ -90,7 +90,7 @@ class IdleAdapters:
         self._make_room()
 
     def take(self, model: str) -> tuple[Array, bool]:
-        """Bring a vector back to where it was; and whether it had to be read from disk."""
+        """Put a vector back on its devices; return it, and whether it was read from disk."""
         idle = self._idle.pop(model)
         is_on_disk = idle.pieces is None
         pieces = _read(idle) if idle.pieces is None else idle.pieces
@@ -103,19 +103,19 @@ class IdleAdapters:
         return vector, is_on_disk
 
     def drop(self, models: Iterable[str]) -> None:
-        """These are not wanted any more."""
+        """Delete the vectors of these models."""
         for model in models:
             self._delete(self._idle.pop(model))
 
     def settle(self) -> None:
-        """Return when all that is on its way to disk is there."""
+        """Wait until everything that is being written is on disk."""
         for idle in self._idle.values():
             if idle.writing is not None:
                 self._end_writing(idle)
         self._writer.submit(lambda: None).result()
 
     def _make_room(self) -> None:
-        """Send to disk what was left for longest, until the rest fits."""
+        """Write the least recently used to disk until the rest fits."""
         writing = [(idle, idle.writing) for idle in self._idle.values() if idle.writing is not None]
         for place, (idle, written) in enumerate(writing):
             if written.done() or place <= len(writing) - MOST_WRITING:

@@ -1,4 +1,4 @@
-"""The worker's end of the wire: commands in their order, or an error; and reports back."""
+"""The worker's connection: receives commands in order, or fails, and sends reports."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -16,20 +16,18 @@ from spmd_tx.protocol.secret import Keys
 
 logger = logging.getLogger(__name__)
 
-# A dead process closes its connection at once. A dead host does not; this tells, from ZeroMQ's own threads.
+# A dead process closes its connection at once. A dead host does not; ZeroMQ's heartbeats detect that.
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 15_000
-LINGER_MS = 2_000  # at the end, for the last report to leave
-ASIDE_LINGER_MS = (
-    60_000  # for one that somebody waits for: it may be large, and the coordinator slow to greet
-)
+LINGER_MS = 2_000  # at the end, for the last report to be sent
+ASIDE_LINGER_MS = 60_000  # for a report that somebody waits for: it may be large, the coordinator slow
 
 
 class Inbox:
-    """The connection to the coordinator. Lives in one thread."""
+    """Holds the connection to the coordinator. For one thread."""
 
     def __init__(self, coordinator: str, process: int, generation: int, keys: Keys) -> None:
-        self.executing: int | None = None  # the sequence number of the command that is being carried out
+        self.executing: int | None = None  # the sequence number of the command in progress
         self._coordinator = coordinator
         self._keys = keys
         self._origin = {"process": process, "generation": generation}
@@ -75,7 +73,7 @@ class Inbox:
                 return envelope
 
     def next_if_there(self) -> Envelope | None:
-        """The next command if it has arrived already."""
+        """Return the next command if it has already arrived."""
         while (message := self._receive(0.0)) is not None:
             envelope = self._take(message)
             if envelope is not None:
@@ -93,7 +91,7 @@ class Inbox:
 
     @contextmanager
     def aside(self, linger_ms: int = LINGER_MS) -> Iterator[Callable[..., object]]:
-        """A function like ``report``, for the thread that enters this, over a connection of its own."""
+        """Yield a function like ``report`` with its own connection, for the thread that enters this."""
         with self._context.socket(zmq.DEALER) as socket:
             self._keys.introduce(socket)
             socket.linger = linger_ms
@@ -103,7 +101,7 @@ class Inbox:
             )
 
     def close(self) -> None:
-        """Send what has not been sent, if that is soon possible, and disconnect."""
+        """Send pending reports, if that is possible within LINGER_MS, and disconnect."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=LINGER_MS)
@@ -114,18 +112,18 @@ class Inbox:
         return f"worker {self._origin['process']} of generation {self._generation}"
 
     def _receive(self, timeout: float | None) -> Setup | Envelope | None:
-        """What the coordinator says next; None when it says nothing for ``timeout`` seconds."""
+        """Receive the next message; None when there is none for ``timeout`` seconds."""
         ready = dict(self._poller.poll(None if timeout is None else round(timeout * 1000)))
-        if self._socket in ready:  # what came before the connection was lost still counts
+        if self._socket in ready:  # messages from before a lost connection still count
             return decode_to_worker(self._socket.recv())
         if self._monitor in ready:
             recv_monitor_message(self._monitor)
-            # A new connection would be a stranger's to the coordinator.
+            # The coordinator would not recognise a new connection.
             raise MeshError(f"{self._name} has lost the coordinator at {self._coordinator}")
         return None
 
     def _take(self, message: Setup | Envelope | None) -> Envelope | None:
-        """The message, if it is the next command of this generation. Raises CommandGap if it is another."""
+        """Return the message if it is this generation's next command. Raises CommandGap if one is missing."""
         if not isinstance(message, Envelope) or message.generation != self._generation:
             self._ignore(message)
             return None

@@ -1,7 +1,7 @@
 """Receive, execute, reply, until told to shut down.
 
-The device works while a reply travels: when the next command is there already, it is dispatched
-before the result of the one before is fetched. Replies keep the order of the commands.
+The device works while a reply travels: if the next command has arrived, it is dispatched before the
+previous result is fetched. Replies keep the order of the commands.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ from spmd_tx.protocol.commands import (
 from spmd_tx.protocol.reports import Reply, Report
 from spmd_tx.worker.execute import Result, Steps, execute
 
-# The engine returns from these as soon as the device has its work; the others wait for disks.
+# The engine returns from these once they are dispatched to the device; the others wait for disks.
 DISPATCHED = (ForwardBackward, Forward, OptimStep, SwapOut, SwapIn, Prefill, Decode, Compile)
 
 
 @runtime_checkable
 class Commands(Protocol):
-    """What the loop needs of the inbox."""
+    """Defines what the loop needs of the inbox."""
 
     executing: int | None
 
@@ -42,11 +42,11 @@ class Commands(Protocol):
 
 @dataclass
 class Loop:
-    """One worker at work."""
+    """Runs the commands of one worker."""
 
     steps: Steps
     inbox: Commands
-    is_leader: bool  # process 0 sends arrays and metrics; the others only say that they are done
+    is_leader: bool  # process 0 sends arrays and metrics; the others only acknowledge
 
     def run(self) -> None:
         """Return after Shutdown. Whatever else ends the loop is an exception."""
@@ -76,7 +76,7 @@ class Loop:
 
     def _reply(self, sequence: int, result: Result) -> None:
         arrays, metrics = result
-        self.inbox.executing = sequence  # a failure on the device shows here
+        self.inbox.executing = sequence  # a failure on the device surfaces here
         if self.is_leader:
             fetched = {name: np.asarray(array) for name, array in arrays.items()}
             numbers = {name: float(value) for name, value in metrics.items()}

@@ -30,10 +30,10 @@ from spmd_tx.worker.loop import Loop
 from spmd_tx.worker.memory.allocator import keep_free_memory
 from spmd_tx.worker.programs.programs import Programs
 
-HELLO_SECONDS = 120.0  # until the coordinator must have answered, which waits for process 0
+HELLO_SECONDS = 120.0  # for the coordinator to answer; it waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes
 
-# What collectives say when the process at the other end is gone.
+# In errors of collectives whose peer process is gone.
 PEER_IS_GONE = (
     "Gloo",
     "NCCL",
@@ -48,7 +48,7 @@ PEER_IS_GONE = (
 
 @runtime_checkable
 class LoadedEngine(Steps, Protocol):
-    """An engine that can run commands."""
+    """Defines what a worker needs of an engine besides its steps."""
 
     @property
     def plan(self) -> MemoryPlan: ...
@@ -63,7 +63,7 @@ StartEngine = Callable[[Setup, Programs, Callable[[str], None]], LoadedEngine]
 
 
 def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
-    """Run one worker; the result is its exit code. An exception is reported and ends the process with 1."""
+    """Run one worker and return its exit code. An exception is reported and ends the process with 1."""
     keep_free_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then ends its workers
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -115,16 +115,16 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
 
 def configure_jax(setup: Setup, devices: int) -> None:
     """Set what must be set before JAX looks at the devices."""
-    jax.config.update("jax_num_cpu_devices", devices)  # accelerators are as many as there are
+    jax.config.update("jax_num_cpu_devices", devices)  # no effect on accelerators
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_compilation_cache_dir", setup.compilation_cache)
-    # Restarts should be fast: keep every program, even if it is small or was compiled quickly.
+    # For fast restarts, cache every program, even one that is small or was compiled quickly.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _join(setup: Setup, options: argparse.Namespace) -> None:
-    """Become part of the mesh. All processes end soon when one of them does."""
+    """Join the mesh. When one of its processes ends, all of them end soon."""
     service = setup.jax_coordinator
     if mesh_address.is_local(service):
         mesh_address.keep_nccl_local()
@@ -137,7 +137,7 @@ def _join(setup: Setup, options: argparse.Namespace) -> None:
         cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax.distributed would postpone it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # undo jax.distributed's handler, which delays it
     if jax.local_device_count() != options.devices:
         raise StartError(
             f"worker {options.process_id} on {socket.gethostname()} has {jax.local_device_count()} devices, "
@@ -147,14 +147,14 @@ def _join(setup: Setup, options: argparse.Namespace) -> None:
 
 
 def _leave() -> None:
-    """Exit while a program is being compiled: Python would end in the middle of that, and abort."""
-    jax.distributed.shutdown()  # together with the other processes; it does nothing when there is only one
+    """Exit while a program is being compiled, during which a normal exit of Python aborts."""
+    jax.distributed.shutdown()  # with all processes; does nothing if there is only one
     sys.stderr.flush()
     os._exit(0)
 
 
 def _fail(inbox: Inbox, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an exception that nobody caught, and exit at once: other workers may never answer again."""
+    """Report an uncaught exception and exit at once, because collectives with other workers may hang."""
     if isinstance(error, SpmdTxError):
         message = story = str(error)
     else:

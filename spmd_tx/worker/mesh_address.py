@@ -1,6 +1,6 @@
-"""Where JAX's own service listens, and NCCL: nowhere but where the processes of the mesh need them.
+"""The addresses at which JAX's service and NCCL listen: only where the processes of the mesh need them.
 
-Neither asks who is there. Whoever reaches the service can end the workers.
+Neither authenticates its peers, and whoever reaches the service can end the workers.
 """
 
 import logging
@@ -19,9 +19,9 @@ def free_port() -> int:
 
 
 def bind_address(service: str) -> str:
-    """The address at which process 0 listens, HOST:PORT, when the others find it at ``service``.
+    """Return HOST:PORT at which process 0 listens when the others connect to ``service``.
 
-    All addresses of this host, if it does not know which of them the others mean.
+    That is all addresses of this host if ``service`` is none that it knows as its own.
     """
     host, _, port = service.rpartition(":")
     try:
@@ -39,7 +39,7 @@ def bind_address(service: str) -> str:
 
 
 def is_local(service: str) -> bool:
-    """Whether all processes are on one host, so that they find the service at a loopback address."""
+    """Say whether the service has a loopback address, so that all processes are on one host."""
     host = service.rpartition(":")[0].strip("[]")
     try:
         return ip_address(host).is_loopback
@@ -48,5 +48,5 @@ def is_local(service: str) -> bool:
 
 
 def keep_nccl_local() -> None:
-    """Let NCCL use the loopback interface only, unless the operator has chosen others."""
+    """Restrict NCCL to the loopback interface, unless the operator has chosen others."""
     os.environ.setdefault(NCCL_INTERFACE, "lo")

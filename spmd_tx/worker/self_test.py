@@ -1,9 +1,9 @@
-"""Compares implementations of attention with the reference, on the device, in a process of its own.
+"""Compares implementations of attention with the reference, on the device, in a separate process.
 
     python -m spmd_tx.worker.self_test '{"heads": 32, "kv_heads": 8, "head_dim": 128, ...}'
 
-prints a Verdict per implementation, as a line of JSON, as soon as it is known. One that is wrong may end the
-process. accelerator.py starts it.
+prints a Verdict per implementation, as a line of JSON, as soon as it is known. A broken implementation may
+end the process, which accelerator.py starts.
 """
 
 import sys
@@ -23,19 +23,19 @@ from spmd_tx.models.attention import segment_attention
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from spmd_tx.sharding.mesh import AXES, DATA, TP
 
-# The lengths of rows' segments; what is left of a row is padding.
+# The lengths of rows' segments; the rest of a row is padding.
 ROWS = {
     512: [[512], [100, 93, 319], [1, 7, 130, 200], [7] * SEGMENTS_PER_ROW, []],
     2048: [[1500, 37, 500], [2048]],
 }
-# The most that one number may be off, in units of its own size plus the root mean square of all. bfloat16's
-# rounding leaves 0.05 of the reference's own; what belongs to another place is off by about 1.
+# The largest allowed error of a number, in units of its own size plus the root mean square of all. The
+# reference itself has 0.05 from bfloat16's rounding; a value at a wrong position has about 1.
 MOST_ERROR = 0.1
 NAMES = ("output", "gradient of the queries", "gradient of the keys", "gradient of the values")
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What is compared: attention of one device."""
+    """Holds the sizes of attention on one device."""
 
     implementations: list[str]
     heads: int
@@ -45,10 +45,10 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of one implementation."""
+    """Holds the result for one implementation."""
 
     implementation: str
-    problem: str | None  # None: it is right
+    problem: str | None  # None: it is correct
     platform: str = ""  # of JAX's backend
 
 
@@ -56,7 +56,7 @@ Attend = Callable[[Array, Array, Array, Array], Array]  # query, key, value and 
 
 
 def problem_of(attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]] = ROWS) -> str | None:
-    """Why an implementation must not be used; None if outputs and gradients are right, and twice the same."""
+    """Say why an implementation must not be used; None if it is correct and gives the same bits twice."""
     run = with_gradients(attend)
     for length, lengths in rows.items():
         segments, arrays = _inputs(sizes, length, lengths)
@@ -66,7 +66,7 @@ def problem_of(attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]] = 
         once, again = (jax.device_get(run(segments, *arrays)) for _ in range(2))
         for name, want, got, second in zip(NAMES, exact, once, again, strict=True):
             error = worst_error(got, want)
-            if not error <= MOST_ERROR:  # so that NaN is a problem, too
+            if not error <= MOST_ERROR:  # also true for NaN
                 return f"{name} is off by {error:.2g} in rows of {length} tokens"
             if got.tobytes() != second.tobytes():
                 return f"{name} differs between two runs in rows of {length} tokens"
@@ -74,13 +74,13 @@ def problem_of(attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]] = 
 
 
 def worst_error(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest error of one number, in units of its own size plus the root mean square of all."""
+    """Return the largest error, in units of a number's own size plus the root mean square of all."""
     got, want = got.astype(np.float64), want.astype(np.float64)
     return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))
 
 
 def implementation(name: str, device: int) -> Attend:
-    """As the steps use it: inside shard_map, on one device."""
+    """Return attention as the steps use it: inside shard_map, on one device."""
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
     heads = P(DATA, None, TP)
 
@@ -92,7 +92,7 @@ def implementation(name: str, device: int) -> Attend:
 
 
 def with_gradients(attend: Attend) -> Callable[..., Any]:
-    """(segments, query, key, value, gradient of the output) -> output and gradients of the three; jitted."""
+    """Jit (segments, query, key, value, gradient of the output) -> (output, gradients of the three)."""
 
     def run(segments_BT: Array, q: Array, k: Array, v: Array, cotangent: Array) -> tuple[Array, ...]:
         out, pull_back = jax.vjp(lambda q, k, v: attend(q, k, v, segments_BT), q, k, v)
@@ -102,7 +102,7 @@ def with_gradients(attend: Attend) -> Callable[..., Any]:
 
 
 def _inputs(sizes: Sizes, length: int, rows: list[list[int]]) -> tuple[np.ndarray, list[Array]]:
-    """Segments [B, T], and random queries, keys, values and the output's gradient."""
+    """Make segments [B, T], and random queries, keys, values and gradients of the output."""
     segments = np.zeros((len(rows), length), np.int32)
     for row, lengths in enumerate(rows):
         segments[row, : sum(lengths)] = np.repeat(np.arange(1, len(lengths) + 1), lengths)

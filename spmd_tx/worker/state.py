@@ -1,4 +1,4 @@
-"""All arrays of a worker: declared, and made when it starts."""
+"""The declarations of all arrays of a worker, and their allocation at its start."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ from spmd_tx.worker.steps.train_state import TrainState, train_weights
 
 
 class WorkerState(PyTreeNode, frozen=False):
-    """The same fields hold the declarations (Weight leaves) or the arrays."""
+    """Holds all arrays of a worker, or their declarations (leaves are Weights)."""
 
     base: Weights[Any]
     train: TrainState
@@ -47,7 +47,7 @@ def declare(plan: Plan) -> WorkerState:
 
 
 def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, WorkerState]:
-    """(declarations, arrays): weights loaded, the rest zero."""
+    """Return (declarations, arrays), with the weights loaded and the rest zero."""
     declared, mesh, setup = declare(plan), plan.sizes.mesh, plan.sizes.setup
     assert isinstance(mesh, Mesh), "there are devices"
     base = load(Path(setup.model_dir), declared.base, mesh, progress)
@@ -58,7 +58,7 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
 
 
 def zeros(mesh: Mesh, declared: Any) -> Any:
-    """Arrays of zeros, made where they live. One buffer per leaf: shared ones could not be donated."""
+    """Make arrays of zeros on their devices, one buffer per leaf: shared ones could not be donated."""
 
     def make() -> Any:
         return jax.tree.map(lambda weight: jnp.zeros(weight.shape, weight.dtype), declared)

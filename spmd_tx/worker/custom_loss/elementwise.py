@@ -1,4 +1,4 @@
-"""Operations of custom losses that work element by element, with torch's results and torch's gradients."""
+"""Elementwise operations of custom losses, with torch's results and gradients."""
 
 import operator
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def apply(trace: Trace, function: Function, *values: Value, dtype: Any = None) -
 
 
 def floats(function: Function) -> Function:
-    """Of one tensor; integers are taken for float32."""
+    """Make an operation on one tensor; integers become float32."""
 
     def run(trace: Trace, x: Tensor, **_: Any) -> Tensor:
         return apply(trace, function, x, dtype=floating(x.dtype))
@@ -46,7 +46,7 @@ def floats(function: Function) -> Function:
 
 
 def same(function: Function) -> Function:
-    """Of one tensor, with a result of its type, or of bool."""
+    """Make an operation on one tensor whose result has its type, or is bool."""
 
     def run(trace: Trace, x: Tensor) -> Tensor:
         return apply(trace, function, x)
@@ -55,7 +55,7 @@ def same(function: Function) -> Function:
 
 
 def rounding(function: Function) -> Function:
-    """Integers are whole already."""
+    """Make a rounding operation, which leaves integers as they are."""
 
     def run(trace: Trace, x: Tensor) -> Tensor:
         return apply(trace, function, x) if x.is_floating else x
@@ -64,7 +64,7 @@ def rounding(function: Function) -> Function:
 
 
 def pair(function: Function, of_numbers: Function | None = None, *, floating_only: bool = False) -> Function:
-    """Of two values, which are brought to one type."""
+    """Make an operation on two values, which are promoted to one type."""
 
     def run(trace: Trace, x: Value, other: Value) -> Value:
         if not isinstance(x, Tensor) and not isinstance(other, Tensor):
@@ -143,7 +143,7 @@ def as_bool(trace: Trace, x: Tensor) -> Tensor:
 
 
 def _clamp(trace: Trace, x: Tensor, min: Value | None = None, max: Value | None = None) -> Tensor:
-    """The gradient at the bounds is that within."""
+    """Clamp as torch does: at the bounds, the gradient is that of values within."""
     if min is None and max is None:
         raise LossProblem("it takes min, max or both")
     given = [each for each in (min, max) if each is not None]
@@ -198,7 +198,7 @@ def _itself(trace: Trace, x: Tensor, **_: Any) -> Tensor:
 
 
 def constant(value: Any, default: float) -> float:
-    """A parameter that must be known when the loss is compiled."""
+    """Return a parameter that must be known when the loss is compiled."""
     if value is None:
         return default
     if not isinstance(value, int | float):

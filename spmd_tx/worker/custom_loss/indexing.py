@@ -1,4 +1,4 @@
-"""Elements and parts of the values of custom losses: x[1:], x[-1], gather."""
+"""Indexing of values in custom losses: x[1:], x[-1], gather."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ def plus(one: Dim, other: Dim) -> Dim:
 
 
 def gather(trace: Trace, x: Tensor, dim: Any, index: Tensor, sparse_grad: Any = None) -> Tensor:
-    """An index out of range gives NaN, and so an error: whether it is, only the values tell."""
+    """Gather along a dimension. An index out of range gives NaN, and so an error once values are known."""
     axis = axis_of(dim, x.ndim)
     fits = x.ndim == index.ndim and all(
         one == other
@@ -66,7 +66,7 @@ def _picked(
 
 
 def getitem(trace: Trace, x: Any, index: Any) -> Any:
-    """Of a tensor, of a shape, or of several results."""
+    """Index a tensor, a shape, or several results."""
     if not isinstance(x, Tensor):
         if isinstance(x, tuple) and isinstance(index, int | slice):
             return x[index]
@@ -130,7 +130,7 @@ def _element(trace: Trace, x: Tensor, index: Any, axis: int) -> Tensor:
 
 
 def _from_end(trace: Trace, size: Dim, index: Length) -> int:
-    """x[n - 1] as x[-1]."""
+    """Turn an index such as n - 1 into one from the end, such as -1."""
     if not isinstance(size, Length) or size.per_token != index.per_token or index.extra >= size.extra:
         raise LossProblem(f"the index {index} is not within the size {size}")
     return index.extra - size.extra

@@ -1,4 +1,4 @@
-"""Custom losses as programs: a graph is interpreted in JAX, and compiled for datums of one padded shape.
+"""Custom losses as programs: interprets a graph in JAX, and compiles it for datums of one padded shape.
 
 Dimension key: D datum, T token, K target of a position, M metric.
 """
@@ -28,18 +28,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = (
     | loss_shapes.FUNCTIONS
 )
 
-MOST_DATUMS = 64  # of one call of a program
+MOST_DATUMS = 64  # per call of a program
 MOST_WORK = 1 << 27  # elements of all values of all its datums
 
-# What tracing raises when JAX refuses what no check of ours has caught. Nothing is computed yet, so it is the
-# loss that fails, not the worker.
+# What tracing raises when JAX refuses something that our checks let pass. Nothing is computed yet, so the
+# loss fails, not the worker.
 REFUSALS = (TypeError, ValueError, IndexError, KeyError, ArithmeticError, NotImplementedError, RecursionError)
 
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs of one datum, padded
 
 
 class Program:
-    """A loss for datums of one padded shape, and for as many of them at once as it was compiled for."""
+    """Compiles and runs a loss for datums of one padded shape, for given numbers of datums."""
 
     def __init__(self, loss: CustomLoss, bucket: int, shapes: Shapes, dtypes: tuple[str, ...]) -> None:
         """Raises LossProblem when the loss cannot be run on these shapes."""
@@ -49,7 +49,7 @@ class Program:
         ]
         trace = self._trace(jax.ShapeDtypeStruct((), jnp.int64), self._inputs)
         self.needs: list[Need] = trace.needs
-        self.operations = trace.operations  # of arithmetic, for one datum
+        self.operations = trace.operations  # of arithmetic, per datum
         self.datums = power_of_four(min(MOST_DATUMS, max(1, MOST_WORK // max(1, trace.work))))
         self._compiled: dict[int, Callable[..., Any]] = {}  # by the number of datums
 
@@ -66,13 +66,13 @@ class Program:
         self._compiled[datums] = lowered.compile()
 
     def run(self, tokens_D: np.ndarray, logprobs: np.ndarray, others: Sequence[np.ndarray]) -> Any:
-        """((losses, metrics), gradients); compiled first if it is not."""
+        """Return ((losses, metrics), gradients); compile first if needed."""
         if not self.is_compiled(len(tokens_D)):
             self.compile(len(tokens_D))
         return self._compiled[len(tokens_D)](tokens_D, logprobs, list(others))
 
     def _trace(self, tokens: Any, inputs: list[Any]) -> Trace:
-        """Go through the graph without computing anything."""
+        """Trace the graph without computing anything."""
         seen: list[Trace] = []
 
         def run(tokens: Array, inputs: list[Array]) -> Any:
@@ -93,7 +93,7 @@ class Program:
 
 
 def inputs_of(command: commands.CustomLoss) -> list[list[np.ndarray]]:
-    """Per datum and input: [], [T] or [T, K]."""
+    """Unpack the inputs of every datum, each [], [T] or [T, K]."""
     ranks = [each.rank for each in definition.decode(command.definition).inputs]
     columns = []
     for rank, widths_D, values in zip(ranks, command.widths, command.values, strict=True):
@@ -110,7 +110,7 @@ def _shape(rank: int, length: int, width: int) -> tuple[int, ...]:
 
 
 def _interpret(loss: CustomLoss, trace: Trace, inputs: Sequence[Array]) -> tuple[Array, Array]:
-    """Run the nodes in their order: the loss, and the metrics [M]."""
+    """Run the nodes in order; return the loss and the metrics [M]."""
     values: dict[str, Any] = {}
     for each, array in zip(loss.inputs, inputs, strict=True):
         shape: tuple[Dim, ...] = (Length(1, 0), *array.shape[1:]) if each.rank else ()
@@ -141,7 +141,7 @@ def _metric(trace: Trace, name: str, node: str, value: Any) -> Array:
 
 
 def _without_meaning(node: Node) -> set[str]:
-    """Arguments that are there for torch's own reasons."""
+    """Return the names of arguments that torch needs and we ignore."""
     return {
         each.name
         for each in node.operation.parameters
@@ -170,7 +170,7 @@ def place_of(loss: CustomLoss, node: str) -> str:
 
 
 def power_of_four(count: int) -> int:
-    """The largest power of four that is not more."""
+    """Return the largest power of four that is at most ``count``."""
     size = 1
     while 4 * size <= count:
         size *= 4

@@ -1,4 +1,4 @@
-"""Runs custom losses beside the commands, in a few processes of their own, a piece of one loss at a time."""
+"""Runs custom losses beside the commands, in a few child processes, a piece of one loss at a time."""
 
 import logging
 import os
@@ -41,24 +41,24 @@ from spmd_tx.worker.custom_loss.turns import LossTurns
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 120.0  # until a process is there
-MOST_ENDS = 2  # of processes, during one run, or at their start
+START_SECONDS = 120.0  # for a process to start
+MOST_ENDS = 2  # process failures allowed, in one run or at the start
 WAITING = "waiting for a process that runs custom losses"
 
 
 @runtime_checkable
 class Process(Protocol):
-    """A process that runs losses, and the pipe to it."""
+    """Defines a process that runs losses, and the pipe to it."""
 
     pipe: Any
 
     def end(self) -> str:
-        """Kill it if it is alive; how it ended."""
+        """Kill it if it is alive; return how it ended."""
         ...
 
 
 class ChildProcess:
-    """The one that runs loss_process.py."""
+    """Starts and ends a process that runs process.py."""
 
     def __init__(self, memory_bytes: int, compilation_cache: str) -> None:
         self.pipe, theirs = Pipe()
@@ -73,7 +73,7 @@ class ChildProcess:
 
     def end(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.2)  # it may be about to say by itself how it ended
+            self._process.wait(0.2)  # it may be about to exit by itself
         self._process.kill()
         code = self._process.wait()
         self.pipe.close()
@@ -82,7 +82,7 @@ class ChildProcess:
 
 @dataclass(eq=False)
 class _Lane:
-    """One process, and what it is at."""
+    """Holds one process and its current run."""
 
     process: Process
     since: float  # when its present phase began
@@ -93,12 +93,12 @@ class _Lane:
     knows: set[int] = field(default_factory=set)  # hashes of definitions
 
     def order(self, order: Order) -> None:
-        with suppress(OSError):  # that it is gone is noticed when it is read
+        with suppress(OSError):  # reading from it will show that it is gone
             self.process.pipe.send_bytes(written(order))
 
 
 class LossLanes:
-    """All runs of custom losses of a worker. Has a thread of its own from the first one on."""
+    """Runs all custom losses of a worker, in its own thread, which the first run starts."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class LossLanes:
         self._thread: threading.Thread | None = None
 
     def submit(self, command: CustomLoss) -> None:
-        """Begin to run a loss; reports say what becomes of it."""
+        """Start to run a loss; reports tell its progress and its end."""
         self._arrivals.put(command)
         self._wake.send_bytes(b"")
         if self._thread is None:
@@ -143,7 +143,7 @@ class LossLanes:
             self._end(number, problem="running the loss failed by an error of the server's", is_ours=True)
 
     def _assign(self) -> None:
-        """Give each process that is idle something to do, as long as there is something."""
+        """Give work to idle processes while there is any, and start a process if all are busy."""
         while (number := self._turns.next(self._busy_tenants())) is not None:
             lane = self._idle_lane(number)
             if lane is None:
@@ -169,13 +169,13 @@ class LossLanes:
         return {self._runs[lane.run].command.tenant for lane in self._lanes if lane.run is not None}
 
     def _idle_lane(self, number: int) -> _Lane | None:
-        """Rather one that has this run open, or its loss compiled."""
+        """Choose an idle process, preferably one that has this run open, or its loss compiled."""
         idle = [lane for lane in self._lanes if lane.is_up and lane.run is None]
         definition = hash(self._runs[number].command.definition)
         return max(idle, key=lambda lane: (number in lane.has_open, definition in lane.knows), default=None)
 
     def _listen(self) -> None:
-        """Wait for news, until somebody is too slow at the latest."""
+        """Wait for messages, at most until a process has taken too long."""
         now = self._clock()
         left = [(self._left(lane), now - lane.since) for lane in self._lanes]
         timeout = min((max(0.0, most - passed) for most, passed in left if most is not None), default=None)
@@ -229,7 +229,7 @@ class LossLanes:
             self._end(number, arrays=run.arrays())
 
     def _charge(self, lane: _Lane) -> None:
-        """Time counts for the run that a process was at, and for its tenant."""
+        """Charge the time since the last call to the process's run and its tenant."""
         now = self._clock()
         if lane.run is not None:
             run = self._runs[lane.run]
@@ -238,7 +238,7 @@ class LossLanes:
         lane.since = now
 
     def _left(self, lane: _Lane) -> float | None:
-        """Seconds from the beginning of its phase until it is too slow."""
+        """Return how many seconds its present phase may take; None: any."""
         if not lane.is_up:
             return START_SECONDS
         return None if lane.run is None else self._runs[lane.run].seconds_left(lane.is_compiling)
@@ -259,7 +259,7 @@ class LossLanes:
             self._end(number, problem=problem, is_given_up=is_compiling)
 
     def _lose(self, lane: _Lane) -> None:
-        """A process has ended, or has to. What it was at is tried once more in another one."""
+        """End a process, or note that it ended. Its run is tried once more in another one."""
         self._lanes.remove(lane)
         how = lane.process.end()
         if not lane.is_up:

@@ -1,4 +1,4 @@
-"""What a worker and its processes for custom losses say to each other, each over a pipe of its own."""
+"""The messages between a worker and its processes for custom losses, each with its own pipe."""
 
 from typing import Any
 
@@ -9,47 +9,47 @@ from spmd_tx.protocol.commands import CustomLoss, encode, unpack_array
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
-    """One message; ``job`` is the number of the command that it is about."""
+    """Holds one message; ``job`` is the number of its command."""
 
     job: int
 
 
 class Open(Message, frozen=True, tag="open"):
-    """Read and check a loss with its datums; answered by Opened."""
+    """Asks to read and check a loss with its datums; answered by Opened."""
 
     command: CustomLoss
 
 
 class Take(Message, frozen=True, tag="take"):
-    """Run one piece of an open loss; answered by Taken."""
+    """Asks to run one piece of an open loss; answered by Taken."""
 
     piece: int
 
 
 class Close(Message, frozen=True, tag="close"):
-    """Forget it. There is no answer."""
+    """Asks to forget a loss. There is no answer."""
 
 
 class Up(msgspec.Struct, frozen=True, tag_field="op", tag="up"):
-    """The process is there."""
+    """Says that the process has started."""
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """It can be run, in so many pieces."""
+    """Says that the loss can be run, in so many pieces."""
 
     pieces: int
 
 
 class Compiling(Message, frozen=True, tag="compiling"):
-    """It is being compiled, before the answer to Take."""
+    """Says that the loss is being compiled, before the answer to Take."""
 
 
 class Compiled(Message, frozen=True, tag="compiled"):
-    """It is being run from now on."""
+    """Says that the loss is compiled and runs now."""
 
 
 class Taken(Message, frozen=True, tag="taken"):
-    """What a piece gave; gradients of its datums end to end."""
+    """Holds the results of a piece; gradients of its datums are concatenated."""
 
     datums: np.ndarray  # int64
     losses: np.ndarray  # float64 [D]
@@ -58,13 +58,13 @@ class Taken(Message, frozen=True, tag="taken"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """It cannot be run on these datums: why, for its author."""
+    """Tells the loss's author why it cannot be run on these datums."""
 
     problem: str
 
 
 class Failed(Message, frozen=True, tag="failed"):
-    """An exception that nobody has foreseen."""
+    """Reports an unexpected exception."""
 
     traceback: str
 

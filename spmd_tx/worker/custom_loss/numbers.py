@@ -1,4 +1,4 @@
-"""Arithmetic of Python's numbers in custom losses: lengths stay lengths where they can."""
+"""Arithmetic on Python's numbers in custom losses, where lengths stay lengths if possible."""
 
 import operator
 from collections.abc import Callable
@@ -13,11 +13,11 @@ Function = Callable[..., Any]
 
 
 def numbers(trace: Trace, function: Function, *values: Scalar) -> Scalar:
-    """Arithmetic of Python. A length plus or minus a number, or times one, stays a length."""
+    """Apply Python's arithmetic. A length plus or minus a number, or times one, stays a length."""
     plain = [value for value in values if isinstance(value, bool | int | float)]
     if len(plain) == len(values):
         try:
-            if function is operator.pow:  # of integers, it would take as long as it likes
+            if function is operator.pow:  # powers of integers would take unbounded time
                 plain = [float(value) for value in plain]
             return function(*plain)
         except (ArithmeticError, TypeError, ValueError) as error:
@@ -63,7 +63,7 @@ def _length(function: Function, *values: Scalar) -> Length | int | None:
 
 
 def of_python(trace: Trace, function: Function, x: Value) -> Scalar:
-    """A function of Python's math, of a number: its result has no gradient."""
+    """Apply a function of Python's math to a number. The result has no gradient."""
     if isinstance(x, Tensor):
         if x.shape:
             raise LossProblem("math functions take numbers; use the function of torch of the same name")

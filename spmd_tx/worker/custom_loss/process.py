@@ -1,6 +1,6 @@
-"""A process of its own for custom losses: what they take, and whatever they end in, is not the worker's.
+"""A child process for custom losses, so that their memory, their time and their failures spare the worker.
 
-It runs one order after the other. Its worker ends it when it takes too long; it ends itself with its worker.
+It carries out one order at a time. The worker kills it when it takes too long; it exits with the worker.
 """
 
 import gc
@@ -47,7 +47,7 @@ NO_MEMORY = (
 
 
 class LossProcess:
-    """The open losses of this process."""
+    """Carries out orders on the open losses of this process."""
 
     def __init__(self, tell: Callable[[Answer], None]) -> None:
         self._tell = tell
@@ -87,7 +87,7 @@ class LossProcess:
 
 def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
     """Follow orders until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the coordinator
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator
     be_modest()
     _configure_jax(compilation_cache)
     pipe = Connection(descriptor)
@@ -95,7 +95,7 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
     threading.Thread(target=_read, args=(pipe, orders), daemon=True).start()
 
     def tell(answer: Answer) -> None:
-        with suppress(BrokenPipeError):  # then the reading thread ends this process
+        with suppress(BrokenPipeError):  # the worker is gone, and the reading thread ends this process
             pipe.send_bytes(written(answer))
 
     process = LossProcess(tell)
@@ -112,14 +112,14 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
             is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
             problem = Refused(job=order.job, problem=NO_MEMORY.format(name=process.name_of(order)))
             tell(problem if is_memory else Failed(job=order.job, traceback=traceback.format_exc()))
-        except Exception:  # whatever it is, it is told, and the others are not concerned
+        except Exception:  # whatever it is, it is reported, and other losses go on
             tell(Failed(job=order.job, traceback=traceback.format_exc()))
         del order
         gc.collect(0)
 
 
 def _read(pipe: Connection, orders: queue.SimpleQueue[bytes]) -> None:
-    """Take orders in as they come, so that the worker never waits; end when it is gone."""
+    """Receive orders as they come, so that the worker never waits; exit when the worker is gone."""
     try:
         while True:
             orders.put(pipe.recv_bytes())
@@ -128,7 +128,7 @@ def _read(pipe: Connection, orders: queue.SimpleQueue[bytes]) -> None:
 
 
 def _limit_memory(most: int) -> None:
-    """Bytes beyond what Python and JAX take, which grows with the number of processors."""
+    """Limit memory to ``most`` bytes beyond what Python and JAX take, which grows with the CPUs."""
     if sys.platform != "linux":
         return
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -137,7 +137,7 @@ def _limit_memory(most: int) -> None:
 
 
 def _configure_jax(compilation_cache: str) -> None:
-    """As in the worker (main.py), on the host's processor: programs of one process are found by the next."""
+    """Configure JAX as worker/main.py does, on the CPU, with a cache of programs for later processes."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_compilation_cache_dir", compilation_cache)

@@ -1,4 +1,4 @@
-"""Products of custom losses: of vectors, of matrices, and einsum; what is not real adds nothing."""
+"""Products of vectors and matrices, and einsum, in custom losses; padding adds nothing."""
 
 import string
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from spmd_tx.custom_loss.arguments import quoted
 from spmd_tx.worker.custom_loss.elementwise import cast
 from spmd_tx.worker.custom_loss.values import Dim, LossProblem, Tensor, Trace, result_type
 
-PRODUCTS_PER_ELEMENT = 64  # a product of matrices is that much cheaper, per product, than other work
+PRODUCTS_PER_ELEMENT = 64  # a multiplication in a product of matrices is this much cheaper than other work
 
 
 def _einsum(trace: Trace, equation: str, operands: Sequence[Tensor]) -> Tensor:

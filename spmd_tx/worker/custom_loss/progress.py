@@ -1,4 +1,4 @@
-"""One run of a custom loss, as its worker keeps it: what is done of it, and what it has taken."""
+"""One run of a custom loss: how much of it is done, and the time that it has taken."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from spmd_tx.worker.custom_loss.messages import Taken
 
 @dataclass
 class LossRun:
-    """Its pieces are independent, so it can go on in any process."""
+    """Tracks a run. Its pieces are independent, so it can continue in any process."""
 
     command: CustomLoss
     name: str
@@ -20,8 +20,8 @@ class LossRun:
     next_piece: int = 0
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
-    ends: int = 0  # of processes that ended while they were at it
-    told: str = ""  # what was said of it last
+    ends: int = 0  # processes that ended while they ran it
+    told: str = ""  # the last progress that was reported
     _parts: list[Taken] = field(default_factory=list)
 
     @property
@@ -33,7 +33,7 @@ class LossRun:
         return self.next_piece == self.pieces
 
     def seconds_left(self, is_compiling: bool) -> float | None:
-        """Until it has taken too long; None: it may take as long as it likes."""
+        """Return the seconds left to it; None: no limit."""
         if self.limits is None:
             return None
         if is_compiling:
@@ -51,7 +51,7 @@ class LossRun:
         self.next_piece += 1
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Of all datums, in their order."""
+        """Return the results of all datums, in their order."""
         order = np.concatenate([part.datums for part in self._parts])
         sizes = self.command.lengths.astype(np.int64) * np.maximum(self.command.widths[0], 1)
         gradients = [
@@ -71,7 +71,7 @@ class LossRun:
         return f"{'compiling' if is_compiling else 'running'} custom loss '{printed(self.name)}'{piece}"
 
     def too_slow(self, is_compiling: bool) -> str:
-        """What its author is told when it has taken too long."""
+        """Return the message for its author when it has taken too long."""
         assert self.limits is not None
         if is_compiling:
             return (

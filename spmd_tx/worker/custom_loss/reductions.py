@@ -1,4 +1,4 @@
-"""Operations of custom losses that bring elements together; what is not real adds nothing."""
+"""Reductions, sorts and losses over elements in custom losses; padding adds nothing."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,7 +45,7 @@ def _reduce(
 
 
 def _summable(x: Tensor, dtype: Any) -> Tensor:
-    """Sums of integers and bools are of int64."""
+    """Cast to the type of a sum: int64 for integers and bools."""
     if dtype is not None:
         return cast(x, dtype)
     return x if x.is_floating else cast(x, jnp.int64)
@@ -98,7 +98,7 @@ def _require_some(trace: Trace, x: Tensor, dim: Any) -> None:
 
 
 def _extreme(name: str, trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Any:
-    """Of all elements, along one dimension (with the places), or of two tensors."""
+    """Return the extreme of all elements, along one dimension (with indices), or of two tensors."""
     if isinstance(dim, Tensor):
         return ELEMENTWISE["maximum" if name == "max" else "minimum"](trace, x, dim)
     if dim is None:
@@ -172,7 +172,7 @@ def _std(trace: Trace, x: Tensor, dim: Any = None, **more: Any) -> Tensor:
 def _norm(
     trace: Trace, x: Tensor, p: Any = None, dim: Any = None, keepdim: bool | None = None, dtype: Any = None
 ) -> Tensor:
-    """The gradient of a norm of 0 is 0."""
+    """Return a norm, whose gradient is 0 where it is 0."""
     x = x if dtype is None else cast(x, dtype)
     order = constant(p, 2.0)
     sizes = ELEMENTWISE["abs"](trace, x)
@@ -234,7 +234,7 @@ def _topk(trace: Trace, x: Tensor, k: Any, dim: Any = -1, largest: Any = True, s
 
 
 def finish(trace: Trace, losses: Tensor, reduction: str | None, batch: Dim = 1) -> Tensor:
-    """What torch.nn.functional calls the reduction of a loss."""
+    """Apply the reduction of a loss in torch.nn.functional."""
     match reduction or "mean":
         case "none":
             return losses
@@ -248,7 +248,7 @@ def finish(trace: Trace, losses: Tensor, reduction: str | None, batch: Dim = 1) 
 
 
 def _loss(function: Callable[..., Array]) -> Function:
-    """Of input and target, and of parameters that are plain numbers."""
+    """Make a loss of input and target, with parameters that are plain numbers."""
 
     def run(trace: Trace, input: Tensor, target: Tensor, reduction: str | None = None, **more: Any) -> Tensor:
         known = {name: constant(value, 1.0) for name, value in more.items() if value is not None}
@@ -300,7 +300,7 @@ def _bce_with_logits(
 def _bce(
     trace: Trace, input: Tensor, target: Tensor, weight: Value | None = None, reduction: str | None = None
 ) -> Tensor:
-    """As in torch, logarithms are at least -100."""
+    """Return binary cross entropy; as in torch, logarithms are at least -100."""
 
     def pointwise(x: Array, y: Array, each: Array) -> Array:
         positive, negative = jnp.maximum(jnp.log(x), -100), jnp.maximum(jnp.log1p(-x), -100)

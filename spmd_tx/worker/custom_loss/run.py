@@ -1,6 +1,6 @@
-"""Runs custom losses on datums: shapes are brought together, compiled once each, and gone through in pieces.
+"""Runs custom losses on datums: datums are grouped by shape, each shape is compiled once, and run in pieces.
 
-Losses run on the host's processor: there they take nothing of the memory that was measured for the model.
+Losses run on the host's CPU, where they take none of the memory that was planned for the model.
 Dimension key: D datum, T token, M metric.
 """
 
@@ -22,14 +22,14 @@ from spmd_tx.worker.custom_loss.interpret import Program, place_of
 from spmd_tx.worker.custom_loss.values import LossProblem, Need
 
 SHORTEST_BUCKET = 32  # tokens
-MOST_PROGRAMS = 64  # that are kept; the ones used last
+MOST_PROGRAMS = 64  # kept, the most recently used
 
-Datum = Sequence[np.ndarray]  # its inputs, logprobs first: [], [T] or [T, K]
+Datum = Sequence[np.ndarray]  # its inputs, logprobs first: each [], [T] or [T, K]
 
 
 @dataclass(frozen=True)
 class LossResults:
-    """What a loss gave for each datum."""
+    """Holds the results of a loss for each datum."""
 
     losses_D: np.ndarray  # float64
     metrics_DM: np.ndarray  # float64
@@ -38,7 +38,7 @@ class LossResults:
 
 @dataclass(frozen=True)
 class Piece:
-    """Datums that go through one call of a program, filled up to ``count`` with repetitions of the first."""
+    """Holds the datums of one call of a program, filled up to ``count`` with copies of the first."""
 
     program: Program
     bucket: int  # tokens
@@ -52,7 +52,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class OpenLoss:
-    """A loss and the datums of one request; its pieces do not depend on each other."""
+    """Runs a loss on the datums of one request, in pieces that do not depend on each other."""
 
     loss: CustomLoss
     inputs: Sequence[Datum]
@@ -63,7 +63,7 @@ class OpenLoss:
             piece.program.compile(piece.count)
 
     def run(self, piece: Piece) -> LossResults:
-        """Of the piece's datums."""
+        """Return the results of the piece's datums."""
         inputs = self.inputs
         chosen = [*piece.datums, *[piece.datums[0]] * (piece.count - len(piece.datums))]
         tokens_D = np.array([inputs[datum][0].shape[0] for datum in chosen], np.int64)
@@ -83,7 +83,7 @@ class OpenLoss:
 
 
 class CustomLosses:
-    """Losses and programs that were used last."""
+    """Runs losses, and keeps the most recently used losses and programs."""
 
     def __init__(self) -> None:
         self._losses: OrderedDict[bytes, CustomLoss] = OrderedDict()
@@ -109,7 +109,7 @@ class CustomLosses:
         return OpenLoss(loss, inputs, pieces)
 
     def run(self, definition: bytes, inputs: Sequence[Datum]) -> LossResults:
-        """The loss of each datum."""
+        """Run the loss on every datum."""
         opened = self.open(definition, inputs)
         results = LossResults(
             losses_D=np.zeros(len(inputs)),
@@ -143,13 +143,13 @@ class CustomLosses:
 
 @contextmanager
 def _as_torch() -> Iterator[None]:
-    """On the host's processor, with torch's 64-bit types."""
+    """Run JAX on the host's CPU, with torch's 64-bit types."""
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         yield
 
 
 def _groups(inputs: Sequence[Datum]) -> dict[tuple[Any, ...], list[int]]:
-    """Datums that go through one program: (bucket, padded shapes, types) to their numbers, in order."""
+    """Group datums by program: (bucket, padded shapes, types) to the datums' numbers, in order."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for datum, arrays in enumerate(inputs):
         bucket = SHORTEST_BUCKET
@@ -161,7 +161,7 @@ def _groups(inputs: Sequence[Datum]) -> dict[tuple[Any, ...], list[int]]:
 
 
 def _count(datums: int, most: int) -> int:
-    """A power of four, so that few numbers of datums are compiled for."""
+    """Round up to a power of four, so that programs are compiled for few numbers of datums."""
     count = 1
     while count < datums:
         count *= 4

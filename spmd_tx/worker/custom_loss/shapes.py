@@ -1,4 +1,4 @@
-"""Operations of custom losses that move elements, make new tensors, or tell about shapes and types."""
+"""Operations of custom losses that move elements, make tensors, or read shapes and types."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -24,7 +24,7 @@ from spmd_tx.worker.custom_loss.values import (
     shown,
 )
 
-MAX_DIFFERENCES = 8  # of neighbours, one after the other
+MAX_DIFFERENCES = 8  # the highest order of diff
 
 Function = Callable[..., Any]
 
@@ -70,7 +70,7 @@ def _plain(values: Any, what: str) -> tuple[Dim, ...]:
 
 
 def _reshape(trace: Trace, x: Tensor, shape: Any) -> Tensor:
-    """Tokens stay the first dimension, so that what is not real stays behind what is."""
+    """Reshape. Tokens must stay the first dimension, so that padding stays behind real elements."""
     wanted = list(_plain(shape, "sizes"))
     if wanted.count(-1) > 1:
         raise LossProblem("only one size can be -1")
@@ -88,7 +88,7 @@ def _reshape(trace: Trace, x: Tensor, shape: Any) -> Tensor:
 
 
 def _quotient(trace: Trace, x: Tensor, others: Sequence[Dim]) -> Dim:
-    """What -1 stands for beside the other sizes of a new shape."""
+    """Return the size that -1 stands for, given the other sizes of a new shape."""
     total, known = _numel(trace, x), _numel(trace, Tensor(x.array, tuple(others)))
     match total, known:
         case int(), int() if known and total % known == 0:
@@ -143,7 +143,7 @@ def _expand(trace: Trace, x: Tensor, size: Any) -> Tensor:
 
 
 def _cat(trace: Trace, tensors: Sequence[Tensor], dim: Any = 0) -> Tensor:
-    """Each piece begins at the true end of the one before, and covers what is not real of it."""
+    """Concatenate. Each piece begins at the true end of the one before, and overwrites its padding."""
     if not tensors:
         raise LossProblem("there is nothing to put together")
     axis = axis_of(dim, tensors[0].ndim)

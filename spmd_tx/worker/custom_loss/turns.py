@@ -1,4 +1,4 @@
-"""Whose custom loss is worked on next: tenants get equal shares of the time that losses take. Pure."""
+"""Chooses the custom loss to work on next: tenants get equal shares of the time. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Collection
@@ -7,14 +7,14 @@ MOST_REMEMBERED = 1000  # tenants
 
 
 class LossTurns:
-    """Runs of losses, each of a tenant. Those of a tenant take turns, and so do tenants."""
+    """Schedules runs of losses: the runs of a tenant take turns, and so do tenants."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[int, str] = OrderedDict()  # the one that had its turn last at the end
+        self._runs: OrderedDict[int, str] = OrderedDict()  # least recently scheduled first
         self._spent: OrderedDict[str, float] = OrderedDict()  # seconds, by tenant
 
     def add(self, run: int, tenant: str) -> None:
-        """Who comes has spent no less than the most patient of those who wait: nobody saves up time."""
+        """Add a run. A new tenant starts with at least the least time that a waiting one has spent."""
         waiting = set(self._runs.values())
         if tenant not in waiting:
             least = min((self._spent[each] for each in waiting), default=0.0)
@@ -27,7 +27,7 @@ class LossTurns:
         self._runs.pop(run, None)
 
     def next(self, busy: Collection[str]) -> int | None:
-        """The run whose turn it is; none of a tenant that is busy, because one at a time is its share."""
+        """Return the run whose turn it is. Busy tenants are skipped: each gets one run at a time."""
         waiting = [run for run, tenant in self._runs.items() if tenant not in busy]
         return min(waiting, key=lambda run: self._spent[self._runs[run]], default=None)
 
@@ -35,7 +35,7 @@ class LossTurns:
         self._runs.move_to_end(run)
 
     def charge(self, tenant: str, seconds: float) -> None:
-        """Time that was spent on a run of this tenant, whatever came of it."""
+        """Count seconds spent on a run of this tenant, whatever its outcome."""
         self._spent[tenant] = self._spent.get(tenant, 0.0) + seconds
 
     def _forget(self, needed: Collection[str]) -> None:

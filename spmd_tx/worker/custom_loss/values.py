@@ -1,9 +1,9 @@
 """Values of a custom loss while it is traced, for datums of one padded length; types promote as in torch.
 
 A dimension over tokens is a Length: its true size is per_token * tokens + extra, where ``tokens`` differs
-from datum to datum, and the array is as wide as for the longest datum. What lies beyond the true size is
-anything: every operation replaces it before use, so that neither it nor the gradient through it reaches
-anything real.
+from datum to datum, and the array is wide enough for the longest datum. What lies beyond the true size is
+padding of arbitrary value: every operation replaces it before use, so that neither padding nor the gradient
+through it reaches real elements.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from jax import Array
 
 MAX_ELEMENTS = 1 << 24  # of one value of one datum
 MAX_WORK = 1 << 27  # elements of all values of one datum
-COMPARISON = 8  # operations that one of a sort is counted for
+COMPARISON = 8  # operations that a comparison in a sort counts as
 
 # Harmless for every operation: within the domain of log, sqrt, acos, logit, division and their derivatives.
 HARMLESS = {"f": 0.5, "i": 1, "b": False}
 
 
 class LossProblem(Exception):
-    """A loss cannot be run on these shapes; the message is for its author."""
+    """Says that a loss cannot be run on these shapes; the message is for its author."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """A number of elements that follows from the number of tokens."""
+    """Holds a number of elements that depends on the number of tokens."""
 
     per_token: int
     extra: int
@@ -45,7 +45,7 @@ Dim = int | Length
 
 @dataclass(frozen=True)
 class Tensor:
-    """An array, and the shape that torch would see."""
+    """Holds an array, and the shape that torch would see."""
 
     array: Array
     shape: tuple[Dim, ...]
@@ -69,7 +69,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of Python that is known only when the loss runs, such as the mean length."""
+    """Holds a Python number that is known only when the loss runs, such as the mean length."""
 
     value: Array  # float64 or int64, no dimensions
 
@@ -79,7 +79,7 @@ Value = Tensor | Scalar
 
 
 class Need(NamedTuple):
-    """A datum must have so many tokens for a node."""
+    """Holds the least number of tokens of a datum that a node needs."""
 
     tokens: int
     node: str
@@ -87,23 +87,23 @@ class Need(NamedTuple):
 
 @dataclass
 class Trace:
-    """What all operations of one run share."""
+    """Holds what all operations of one run share."""
 
-    tokens: Array  # int64 []: of the datum
+    tokens: Array  # int64 [], of the datum
     bucket: int  # tokens that arrays have room for
-    node: str = ""  # which is being run
+    node: str = ""  # being run
     needs: list[Need] = field(default_factory=list)
     work: int = 0  # elements of all arrays so far
-    operations: int = 0  # of arithmetic so far, roughly: one per element and more where it takes more
+    operations: int = 0  # of arithmetic so far, roughly: at least one per element
 
     def size(self, dim: Dim) -> Array | int:
-        """How many elements a datum has there."""
+        """Return the datum's true size of the dimension."""
         if isinstance(dim, int):
             return dim
         return jnp.maximum(self.tokens * dim.per_token + dim.extra, 0)
 
     def width(self, dim: Dim) -> int:
-        """How many elements an array has there."""
+        """Return the array's size of the dimension, padding included."""
         if isinstance(dim, int):
             return dim
         width = dim.per_token * self.bucket + dim.extra
@@ -115,7 +115,7 @@ class Trace:
         return tuple(self.width(dim) for dim in shape)
 
     def require(self, size: Dim, least: int) -> None:
-        """A dimension must have at least so many elements in every datum."""
+        """Require a dimension to have at least so many elements in every datum."""
         if isinstance(size, int):
             if size < least:
                 raise LossProblem(f"it takes element {least} of {size}")
@@ -125,7 +125,7 @@ class Trace:
             self.needs.append(Need(tokens, self.node))
 
     def tensor(self, array: Array, shape: Sequence[Dim]) -> Tensor:
-        """Put array and shape together."""
+        """Make a Tensor, within the limits. Raises LossProblem if it is too large."""
         shape = tuple(shape)
         assert array.shape == self.widths(shape), f"{array.shape} is not {shape}"
         if array.size > MAX_ELEMENTS:
@@ -136,14 +136,14 @@ class Trace:
         return Tensor(array, shape)
 
     def spend(self, work: int, operations: int = 0) -> None:
-        """Count what an operation costs, in elements, and what arithmetic it takes beyond one for each."""
+        """Count an operation's cost in elements, and its arithmetic beyond one operation per element."""
         self.work += work
         self.operations += work + operations
         if self.work > MAX_WORK:
             raise LossProblem(f"up to here, values have {self.work} elements per datum; {MAX_WORK} are taken")
 
     def mask(self, shape: Sequence[Dim]) -> Array | None:
-        """What is real of an array; None: all of it."""
+        """Return which elements of an array are not padding; None: all."""
         mask = None
         for axis, dim in enumerate(shape):
             if isinstance(dim, Length):
@@ -153,7 +153,7 @@ class Trace:
         return None if mask is None else jnp.broadcast_to(mask, self.widths(shape))
 
     def filled(self, x: Tensor, value: float | int | None = None) -> Array:
-        """The array with a value in place of what is not real; None: a harmless one."""
+        """Return the array with padding replaced by a value; None: a harmless one."""
         mask = self.mask(x.shape)
         if mask is None:
             return x.array
@@ -162,13 +162,13 @@ class Trace:
         return jnp.where(mask, x.array, jnp.asarray(value, x.dtype))
 
     def broadcast(self, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-        """Repeat along dimensions of size 1, as in every operation of several tensors."""
+        """Repeat along dimensions of size 1, as operations on several tensors do."""
         missing = (1,) * (len(shape) - x.ndim)
         array = jnp.broadcast_to(x.array.reshape(missing + x.array.shape), self.widths(shape))
         return self.tensor(array, shape)
 
     def as_tensor(self, value: Value, dtype: Any = None) -> Tensor:
-        """A number as a tensor without dimensions."""
+        """Turn a number into a tensor without dimensions."""
         if isinstance(value, Tensor):
             return value if dtype is None else Tensor(value.array.astype(dtype), value.shape)
         if isinstance(value, Length):
@@ -179,14 +179,14 @@ class Trace:
 
 
 def category(dtype: Any) -> str:
-    """f, i or b."""
+    """Return "f", "i" or "b"."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
     return "b" if dtype == np.bool_ else "i"
 
 
 def python_dtype(value: Scalar) -> np.dtype:
-    """What torch makes of a number of Python."""
+    """Return the type that torch gives a Python number."""
     if isinstance(value, bool):
         return np.dtype(np.bool_)
     if isinstance(value, Number):
@@ -195,7 +195,7 @@ def python_dtype(value: Scalar) -> np.dtype:
 
 
 def result_type(*values: Value) -> np.dtype:
-    """torch's rule: dimensions before none before numbers of Python; the latter only count by their kind."""
+    """Promote as torch does: tensors with dimensions before those without, before Python numbers."""
     with_dimensions = [each.dtype for each in values if isinstance(each, Tensor) and each.ndim]
     without = [each.dtype for each in values if isinstance(each, Tensor) and not each.ndim]
     numbers = [python_dtype(each) for each in values if not isinstance(each, Tensor)]
@@ -218,7 +218,7 @@ def _join(dtypes: Sequence[np.dtype]) -> np.dtype | None:
 
 
 def promote(one: np.dtype, other: np.dtype) -> np.dtype:
-    """The type that holds both."""
+    """Return the type that holds both."""
     if one == other:
         return one
     kinds = category(one), category(other)
@@ -226,18 +226,18 @@ def promote(one: np.dtype, other: np.dtype) -> np.dtype:
         floats = [dtype for dtype, kind in zip((one, other), kinds, strict=True) if kind == "f"]
         sizes = {dtype.itemsize for dtype in floats}
         if len(floats) == 2 and len(sizes) == 1:
-            return np.dtype(np.float32)  # of float16 and bfloat16
+            return np.dtype(np.float32)  # float16 and bfloat16
         return max(floats, key=lambda dtype: dtype.itemsize)
     return np.promote_types(one, other)
 
 
 def floating(dtype: np.dtype) -> np.dtype:
-    """Functions such as exp take integers for float32."""
+    """Return the type in which functions such as exp compute: float32 for integers."""
     return dtype if category(dtype) == "f" else np.dtype(np.float32)
 
 
 def common_shape(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
-    """The shape that tensors broadcast to."""
+    """Return the shape that tensors broadcast to."""
     ndim = max(map(len, shapes))
     aligned = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
     return tuple(_common_dim(dims, shapes) for dims in zip(*aligned, strict=True))
@@ -255,7 +255,7 @@ def shown(shape: Sequence[Dim]) -> str:
 
 
 def axis_of(dim: Any, ndim: int) -> int:
-    """A dimension as torch counts it, from either end."""
+    """Resolve a dimension that torch counts from either end."""
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise LossProblem(f"a dimension must be a plain integer, not {type(dim).__name__}")
     room = max(ndim, 1)
@@ -265,7 +265,7 @@ def axis_of(dim: Any, ndim: int) -> int:
 
 
 def axes_of(dims: Any, ndim: int) -> tuple[int, ...]:
-    """One dimension, several, or all."""
+    """Resolve one dimension, several, or all."""
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(ndim))
     several = dims if isinstance(dims, list | tuple) else [dims]
@@ -273,7 +273,7 @@ def axes_of(dims: Any, ndim: int) -> tuple[int, ...]:
 
 
 def elements(shape: Sequence[Dim], trace: Trace) -> Array | int:
-    """How many elements a datum has in all."""
+    """Return the number of elements of a datum."""
     sizes = [trace.size(dim) for dim in shape]
     return (
         prod(sizes)
@@ -283,7 +283,7 @@ def elements(shape: Sequence[Dim], trace: Trace) -> Array | int:
 
 
 def rounds(x: Tensor, axis: int) -> int:
-    """How often each element is looked at, in what sorts or accumulates."""
+    """Return how often a sort or an accumulation reads each element."""
     return x.array.shape[axis].bit_length() if x.ndim else 1
 
 

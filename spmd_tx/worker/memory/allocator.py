@@ -1,4 +1,4 @@
-"""How the C library deals with free memory: steps ask for the same again, compiling leaves much of it."""
+"""Tunes the C library's use of free memory, which steps reuse and compilation leaves behind."""
 
 import ctypes
 import sys
@@ -7,14 +7,14 @@ from functools import cache
 
 # mallopt's options (man mallopt); malloc.h has the numbers.
 TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
-MOST_KEPT = 1 << 30  # bytes at the heap's end
+MOST_KEPT = 1 << 30  # free bytes kept at the heap's end
 
 
 def keep_free_memory() -> None:
-    """Let this process use the memory of one step again for the next, instead of fresh pages every time.
+    """Let this process reuse the memory of one step for the next, instead of fresh pages every time.
 
-    XLA takes what a step needs on a CPU from malloc, which would map large blocks anew, with a page fault for
-    each 4 KiB. To be called before there are threads. Does nothing where the C library is not glibc.
+    On a CPU, XLA takes a step's memory from malloc, which would map large blocks anew, with a page fault per
+    4 KiB. Call it before threads start. Does nothing where the C library is not glibc.
     """
     set_option = _of_glibc("mallopt")
     if set_option is not None:
@@ -24,7 +24,7 @@ def keep_free_memory() -> None:
 
 
 def free_memory() -> None:
-    """Give back to the system what is free. Does nothing where the C library is not glibc."""
+    """Return free memory to the system. Does nothing where the C library is not glibc."""
     trim = _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)

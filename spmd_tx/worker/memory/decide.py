@@ -1,4 +1,4 @@
-"""How much memory the devices have, and what is planned with it. All processes decide alike."""
+"""Reads how much memory the devices have, and makes the plan for it. All processes decide the same."""
 
 import os
 import re
@@ -19,13 +19,13 @@ from spmd_tx.worker.memory.plan import Memory, Plan
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 
-USABLE_SHARE = 0.96  # of what JAX takes of an accelerator's memory: what is freed and taken again leaves gaps
+USABLE_SHARE = 0.96  # of JAX's pool on an accelerator; fragmentation takes the rest
 
 # Where device memory is host memory:
-HOST_SHARE = 0.6  # of a host's memory; others work there, too
+HOST_SHARE = 0.6  # of a host's memory; other programs need some
 FREE_SHARE = 0.8  # of what is free at the start, for the arrays that stay
 CPU_CACHE_TOKENS = 32768  # per data shard
-CPU_SAVED_BYTES = 512 * 2**20  # per device; fresh pages cost a CPU more than doing a product twice
+CPU_SAVED_BYTES = 512 * 2**20  # per device; on a CPU, fresh pages cost more than recomputing a product
 
 MIB = 2**20
 MEMINFO = Path("/proc/meminfo")
@@ -44,17 +44,17 @@ def compute_dtype(setup: Setup) -> DTypeLike:
 
 
 def dtype_on(platform: str, name: str) -> DTypeLike:
-    """What the option means there."""
+    """Resolve the dtype option for a platform."""
     if name == "auto":
         name = "float32" if platform == "cpu" else "bfloat16"
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
 def plan_memory(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable[[str], None]) -> Plan:
-    """Decide what goes where, before anything is allocated. Raises StartError if there is no room.
+    """Make the memory plan before anything is allocated. Raises StartError if nothing fits.
 
-    The choices follow from how much memory there is, not from how much is free now, so that they are the
-    same whenever requests are run again. Where it is the host's, the size of the cache looks at both.
+    The choices depend on the total memory, not on what is free now, so that they are the same when requests
+    are run again. In host memory, the size of the cache depends on both.
     """
     sizes = Sizes(setup, model, mesh, compute_dtype(setup))
     limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
@@ -66,7 +66,7 @@ def plan_memory(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable
 
 
 def of_host(share: float, agreed: Callable[[int], int] = int) -> Memory:
-    """What a device may use that has this share of the host's memory as its own."""
+    """Return what a device may use if it owns this share of the host's memory."""
     total, free = _host_bytes()
     return Memory(
         bytes=agreed(int(HOST_SHARE * share * total)),
@@ -77,7 +77,7 @@ def of_host(share: float, agreed: Callable[[int], int] = int) -> Memory:
 
 
 def _host_bytes() -> tuple[int, int]:
-    """(all, free): of this host, or of what this container may use of it."""
+    """Return (total, free) bytes of this host or container."""
     total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if MEMINFO.exists():
         available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), flags=re.MULTILINE)
@@ -91,7 +91,7 @@ def _host_bytes() -> tuple[int, int]:
 
 
 def _number(path: Path) -> int | None:
-    """What a file of cgroups says; None if it is not there, or there is no limit."""
+    """Read a cgroup file; None if it does not exist, or there is no limit."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -100,13 +100,13 @@ def _number(path: Path) -> int | None:
 
 
 def _memory_stats(mesh: Mesh) -> list[dict[str, int]]:
-    """Of this process's devices; none where the platform does not tell (CPU)."""
+    """Return the statistics of this process's devices; none where the platform has none (CPU)."""
     all_stats = [device.memory_stats() for device in mesh.local_devices]
     return [stats for stats in all_stats if stats]
 
 
 def _least_of_all(size: int) -> int:
-    """That of the process which has least: all must decide alike."""
+    """Return the least of all processes' sizes, in whole MiB: all must decide the same."""
     return MIB * int(_everybodys(size / MIB).min())
 
 

@@ -1,20 +1,20 @@
-"""How much memory this host has left, for what need not be on a device."""
+"""How much host memory is available for idle adapters."""
 
 from pathlib import Path
 
-IDLE_SHARE = 0.3  # of what is free at the start: the most that idle adapters take in host memory
-MOST_PINNED = 48 << 30  # bytes; what XLA pins by itself for one process ends at 64 GiB
+IDLE_SHARE = 0.3  # of the memory free at the start, for idle adapters
+MOST_PINNED = 48 << 30  # bytes; XLA pins at most 64 GiB for one process
 
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def idle_budget(processes: int) -> int:
-    """Bytes for idle adapters in this one of the processes, all of which may be on this host."""
+    """Return bytes for idle adapters in one process, if all processes share this host."""
     return min(MOST_PINNED, int(IDLE_SHARE * available_bytes()) // processes)
 
 
 def available_bytes() -> int:
-    """What is free on this host, or in the container that this process may not leave."""
+    """Return what is free on this host, or in this process's container."""
     fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     available = 1024 * int(fields["MemAvailable"].split()[0])
     try:

@@ -1,4 +1,4 @@
-"""Compiles the largest batch of each step before anything is allocated, and asks XLA what it needs."""
+"""Compiles the largest batch of each step before anything is allocated, and reads its memory from XLA."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,9 +27,9 @@ from spmd_tx.worker.steps.train_state import train_weights
 def measured_plan(
     sizes: Sizes, memory: Memory, progress: Callable[[str], None], agreed: Callable[[float], float]
 ) -> Plan:
-    """A plan whose steps need what was measured; each kind of step is compiled once.
+    """Make a plan with measured steps; each kind of step is compiled once.
 
-    ``agreed`` makes one number of those that the processes have measured.
+    ``agreed`` turns the numbers that the processes have measured into one.
     """
     corrections: dict[Step, float] = {}
     while True:
@@ -43,9 +43,9 @@ def measured_plan(
 
 
 def measure(plan: Plan, step: Step, shape: Shape) -> int:
-    """Bytes of a device that the step needs besides its arguments, in a program for this shape.
+    """Return the bytes of a device that the step needs for this shape, besides its arguments.
 
-    ``shape`` is that of one data shard; of decode its length is what a row's pages hold, in tokens.
+    ``shape`` is per data shard; for decode its length is what a row's pages hold, in tokens.
     """
     programs = _Programs(plan)
     if step == "prefill":
@@ -58,7 +58,7 @@ def measure(plan: Plan, step: Step, shape: Shape) -> int:
 
 
 class _Programs:
-    """The steps of a plan, lowered for arguments that are not there."""
+    """Lowers the steps of a plan for abstract arguments."""
 
     def __init__(self, plan: Plan) -> None:
         sizes, setup = plan.sizes, plan.sizes.setup
@@ -130,6 +130,6 @@ class _Programs:
         return abstract(self._mesh, declared)
 
     def _rows(self, count: int, *rest: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        """``count`` rows of every data shard."""
+        """Return an abstract array of ``count`` rows per data shard."""
         sharding = NamedSharding(self._mesh, P(DATA))
         return jax.ShapeDtypeStruct((self._shards * count, *rest), dtype, sharding=sharding)

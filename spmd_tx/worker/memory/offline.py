@@ -1,4 +1,4 @@
-"""A memory plan for devices that are not here."""
+"""Makes a memory plan without the devices."""
 
 import msgspec
 
@@ -16,9 +16,9 @@ from spmd_tx.worker.memory.sizes import Sizes
 
 
 def plan_offline(setup: Setup, model: ModelConfig, devices: Devices) -> MemoryPlan:
-    """What workers would decide, unless they measure something else. Raises StartError if nothing fits.
+    """Return the plan that workers would make without measuring. Raises StartError if nothing fits.
 
-    Of an accelerator its fastest attention is assumed.
+    Accelerators are assumed to use their fastest attention.
     """
     dtype = dtype_on("cpu" if devices.is_cpu else "gpu", setup.dtype)
     is_possible = not devices.is_cpu and setup.dtype != "float32"

@@ -1,9 +1,9 @@
 """The memory plan: what a device holds, and how large batches may be. Pure arithmetic.
 
-Arrays that stay come first: base weights, training slots, the sampler bank. Of what is left the steps need
-some while they run, and the pages of keys and values get the rest. How much is computed again on the way
-back, how many tokens a micro-batch has and how many rows are decoded at once are chosen so that pages are
-no bottleneck: the first of a short list of choices with which they are not, else the one that leaves most.
+Permanent arrays come first: base weights, training slots, the sampler bank. The steps need some of the rest
+while they run, and the pages of keys and values get what remains. How much is recomputed in the backward
+pass, how many tokens a micro-batch has and how many rows are decoded at once come from a short list of
+choices: the first with which pages are no bottleneck, else the one that leaves the most pages.
 
 ``spmd-tx plan`` and the workers at their start use this same code.
 """
@@ -22,17 +22,17 @@ from spmd_tx.worker.memory.steps import LEVELS, Shape, Step, StepMemory
 
 @dataclass(frozen=True)
 class Memory:
-    """What may be used of a device."""
+    """Holds how much of a device may be used."""
 
     bytes: int
     most_cache_tokens: int | None = None  # per data shard; None: all that fit
-    most_resident: int | None = None  # bytes that all arrays that stay may have, the cache among them
-    most_saved: int | None = None  # bytes that a training step should keep until its way back
+    most_resident: int | None = None  # bytes of all permanent arrays, the cache included
+    most_saved: int | None = None  # bytes that a training step should keep for its backward pass
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes are those of one device; tokens, rows and pages those of one data shard."""
+    """Holds a plan: bytes per device; tokens, rows and pages per data shard."""
 
     sizes: Sizes
     steps: StepMemory
@@ -41,10 +41,10 @@ class Plan:
     adapters: int
     bank: int
     cache: int
-    pages: int  # page 0, which holds nothing, included
+    pages: int  # including page 0, which holds nothing
     train_tokens: int
     decode_rows: int
-    levels: tuple[str, ...]  # of recomputation, from that of usual micro-batches to that of the largest
+    levels: tuple[str, ...]  # of recomputation, from usual micro-batches to the largest
 
     @property
     def splits_base(self) -> bool:
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """What steps may use while they run."""
+        """The bytes that steps may use while they run."""
         return self.memory.bytes - self.base - self.adapters - self.bank - self.cache
 
     @property
@@ -61,7 +61,7 @@ class Plan:
         return (self.pages - 1) * self.sizes.setup.page_size
 
     def level(self, rows: int, length: int) -> str:
-        """How much of a micro-batch is computed again: the least for which there is room."""
+        """Return the level of recomputation for a micro-batch, the least that fits."""
         shape = Shape(rows, length)
         return next((level for level in self.levels if self._allows(level, shape)), self.levels[-1])
 
@@ -72,7 +72,7 @@ class Plan:
         return self.steps.train(level, shape) <= self.room
 
     def worst(self) -> dict[Step, tuple[Shape, int]]:
-        """For each step that there will be, its largest batch, and the bytes that it needs."""
+        """Return for each step its largest batch and the bytes that it needs."""
         found: dict[Step, tuple[Shape, int]] = {}
         for shape in self.sizes.shapes(self.train_tokens):
             level = self.level(*shape)
@@ -90,7 +90,7 @@ def _keep_largest(found: dict[Step, tuple[Shape, int]], step: Step, shape: Shape
 
 
 def best_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan | None:
-    """The best plan that fits; None if there is none. ``corrections`` as in StepMemory."""
+    """Return the best plan that fits, or None. ``corrections`` as in StepMemory."""
     for splits in sizes.ways_to_split(memory.bytes):
         planner = Planner(sizes, memory, splits, corrections or {})
         for rows in sizes.row_counts():
@@ -123,12 +123,12 @@ class Planner:
         )
 
     def best(self, rows: int) -> Plan | None:
-        """With so many rows of decode."""
+        """Return the best plan with so many rows of decode, or None."""
         ample = self._sizes.ample_tokens(rows)
         if self._memory.most_cache_tokens is not None:
             ample = min(ample, self._memory.most_cache_tokens)
         if self._sizes.setup.kv_cache_tokens:
-            ample = 0  # they are as many as was asked for
+            ample = 0  # the option decides
         plans = [plan for plan in self._choices(rows) if plan is not None]
         for enough in (ample, ample // 4):
             for plan in plans:
@@ -137,7 +137,7 @@ class Planner:
         return max(plans, key=lambda plan: plan.pages, default=None)
 
     def _choices(self, rows: int) -> Iterator[Plan | None]:
-        """The fastest first."""
+        """Yield plans for each choice, the fastest first; None where one does not fit."""
         wish = self._sizes.setup.remat
         levels = LEVELS if wish == "auto" else (wish,)
         most, *fewer = self._sizes.train_tokens()
@@ -147,7 +147,7 @@ class Planner:
             yield self._plan(levels[-1:], tokens, rows)
 
     def _plan(self, levels: tuple[str, ...], tokens: int, rows: int) -> Plan | None:
-        """None if the cache cannot be as large as it must be."""
+        """Return a plan, or None if the cache would be too small."""
         sizes, setup = self._sizes, self._sizes.setup
         page, least = sizes.page, sizes.least_pages
         fitting = (self.left - self.needs(levels, tokens, rows)) // page - 1
@@ -172,7 +172,7 @@ class Planner:
         )
 
     def _most_pages(self) -> int:
-        """Of those that the memory is to be used for."""
+        """Return the most pages that the memory's limits allow."""
         memory, most = self._memory, sys.maxsize
         if memory.most_cache_tokens is not None:
             most = memory.most_cache_tokens // self._sizes.setup.page_size
@@ -182,7 +182,7 @@ class Planner:
         return most
 
     def needs(self, levels: tuple[str, ...], tokens: int, rows: int) -> int:
-        """Of the steps, with the first level for usual micro-batches and the last for the others."""
+        """Return the steps' bytes, with the first level for usual micro-batches and the last for others."""
         if (levels, tokens) not in self._needs:
             self._needs[levels, tokens] = self._without_decode(levels, tokens)
         return max(self._needs[levels, tokens], self.steps.decode(rows, self._sizes.widest_table))
@@ -199,7 +199,7 @@ class Planner:
 
 
 def report(plan: Plan) -> MemoryPlan:
-    """The plan as the coordinator hears of it, and people."""
+    """Summarise the plan for the coordinator and for people."""
     shapes, needs = plan.sizes.shapes(plan.train_tokens), plan.worst().items()
     return MemoryPlan(
         pages=plan.pages,

@@ -1,4 +1,4 @@
-"""Says why nothing fits, with the arithmetic, and which single option would change that."""
+"""Explains why nothing fits, with the arithmetic, and which single option would help."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ MOST_TP = 64
 
 
 def make_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan:
-    """The best plan. Raises StartError if nothing fits."""
+    """Return the best plan. Raises StartError if nothing fits."""
     plan = best_plan(sizes, memory, corrections)
     if plan is None:
         raise StartError(refusal(sizes, memory, partial(best_plan, memory=memory, corrections=corrections)))
@@ -31,7 +31,7 @@ def make_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | 
 
 
 def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
-    """``fit`` says what plan other sizes would have with the same memory."""
+    """Return the message. ``fit`` returns the plan of other sizes with the same memory."""
     splits = sizes.ways_to_split(memory.bytes)[-1]
     planner = Planner(sizes, memory, splits, {})
     level = LEVELS[-1] if sizes.setup.remat == "auto" else sizes.setup.remat
@@ -61,7 +61,7 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
 
 
 def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
-    """Each setting as high as it may be, tried by halves."""
+    """Yield for each option the first value that fits, by halving."""
     setup = sizes.setup
 
     def first(option: str, values: Iterable[Any], change: Callable[[Any], dict[str, Any]]) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
 
 
 def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:
-    """With the same data shards, so on more devices."""
+    """Yield a larger tp that fits with the same data shards, so on more devices."""
     fsdp, ep, tp = sizes.mesh.shape.values()
     while (tp := 2 * tp) <= MOST_TP and splits_evenly(sizes.model, tp):
         setup = msgspec.structs.replace(sizes.setup, tp=tp)

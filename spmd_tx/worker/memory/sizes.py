@@ -1,6 +1,6 @@
-"""What decides a memory plan besides the memory: options, model and mesh, and what follows from them.
+"""The inputs of a memory plan besides the memory: options, model and mesh, and sizes derived from them.
 
-No array is made, and no device is needed: an AbstractMesh will do.
+No array is made and no device is needed: an AbstractMesh is enough.
 """
 
 import math
@@ -25,13 +25,13 @@ from spmd_tx.worker.steps.train_state import train_weights
 REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may take before fsdp splits them
 TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster
 SHORTEST_ROW = 64  # tokens
-USUAL_LENGTH = 2048  # tokens of a sequence when it is asked whether pages are enough
-FEWER_ROWS = 4  # a plan that does not fit is tried with this many times fewer rows of decode
+USUAL_LENGTH = 2048  # tokens of a sequence, to judge whether pages are enough
+FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens, rows and pages are those of one data shard, bytes those of one device."""
+    """Holds the inputs. Tokens, rows and pages are per data shard, bytes per device."""
 
     setup: Setup
     model: ModelConfig
@@ -40,26 +40,26 @@ class Sizes:
 
     @property
     def longest_row(self) -> int:
-        """Tokens of the longest row of training and prefill."""
+        """The tokens of the longest row of training and prefill."""
         return self.setup.longest_row or _doubled(SHORTEST_ROW, self.setup.max_context)
 
     @property
     def widest_table(self) -> int:
-        """Tokens that the pages of a row have room for."""
+        """The tokens for which the pages of a row have room."""
         return -(-self.setup.max_context // self.setup.page_size) * self.setup.page_size
 
     @property
     def least_pages(self) -> int:
-        """One sequence of full length must be able to end."""
+        """The pages with which one sequence of full length can finish."""
         setup = self.setup
         return -(-(setup.max_context + 2 * setup.decode_steps) // setup.page_size) + 2
 
     def ample_tokens(self, rows: int) -> int:
-        """With a cache of so many, pages are no bottleneck."""
+        """Return how many cached tokens make pages no bottleneck."""
         return rows * min(self.setup.max_context, USUAL_LENGTH)
 
     def ways_to_split(self, memory: int) -> list[bool]:
-        """Whether fsdp splits the base weights: what is to be tried, the better one first."""
+        """Return whether to split the base weights over fsdp: the choices to try, the better first."""
         fsdp, wish = self.mesh.shape[FSDP], self.setup.shard_base_weights
         if fsdp == 1 or wish == "no":
             return [False]
@@ -70,18 +70,18 @@ class Sizes:
         return [True] if self.base(splits=False) > REPLICATED_SHARE * memory else [False, True]
 
     def row_counts(self) -> list[int]:
-        """How many rows may be decoded at once: what is to be tried, the most first."""
+        """Return how many rows to decode at once: the choices to try, the most first."""
         counts = [max(1, self.setup.decode_rows // self.data_shards)]
         while counts[-1] > 1:
             counts.append(max(1, counts[-1] // FEWER_ROWS))
         return counts
 
     def train_tokens(self) -> list[int]:
-        """Most tokens of a micro-batch: what is to be tried, the most first."""
+        """Return the maximum tokens of a micro-batch: the choices to try, the most first."""
         return [self.setup.train_tokens] if self.setup.train_tokens else list(TRAIN_TOKENS)
 
     def shapes(self, tokens: int) -> list[Shape]:
-        """Of batches of at most so many tokens, or of one row; the largest of each row length.
+        """Return the largest batch of each row length, with at most so many tokens, or one row.
 
         Lengths between the powers of two are left out: they need less than the next one.
         """
@@ -91,7 +91,7 @@ class Sizes:
         return [Shape(max(1, tokens // length), length) for length in lengths]
 
     def prefill_shapes(self) -> list[Shape]:
-        """The same of prefills."""
+        """Return the same for prefills."""
         return [shape for shape in self.shapes(PREFILL_TOKENS) if shape.tokens <= PREFILL_TOKENS]
 
     def base(self, splits: bool) -> int:
@@ -120,7 +120,7 @@ class Sizes:
 
 
 def bytes_per_device(mesh: AnyMesh, declared: Any) -> int:
-    """What one device holds of declared arrays."""
+    """Return the bytes of declared arrays on one device."""
     total = 0
     for weight in jax.tree.leaves(declared):
         local = NamedSharding(mesh, weight.spec).shard_shape(weight.shape)
@@ -129,7 +129,7 @@ def bytes_per_device(mesh: AnyMesh, declared: Any) -> int:
 
 
 def _doubled(least: int, count: int) -> int:
-    """The smallest of least, 2 least, 4 least, ... that is no less than ``count``."""
+    """Return the smallest of least, 2 least, 4 least, ... that is at least ``count``."""
     while least < count:
         least *= 2
     return least

@@ -1,10 +1,10 @@
-"""How much memory the steps need while they run, besides the arrays that stay: estimated, not compiled.
+"""Estimates how much memory the steps need while they run, besides the permanent arrays, without compiling.
 
-The estimates follow what the steps hold at their worst moment. How often each kind of intermediate is
-there at once was read off XLA's memory analysis of the compiled programs, with which tests compare them.
-On accelerators the programs are measured when workers start, and the estimates corrected by that.
+The estimates model what the steps hold at their peak. How many of each intermediate exist at once was read
+from XLA's memory analysis of the compiled programs, with which tests compare them. On accelerators the
+programs are measured when workers start, and the estimates are corrected.
 
-Bytes are those of one device, and rows those of one data shard.
+Bytes are per device, rows per data shard.
 """
 
 import math
@@ -24,14 +24,14 @@ from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.worker.steps.train import HEAD_TOKENS
 
 FP32 = 4  # bytes
-LEVELS = tuple(REMAT_LEVELS)  # how much of a layer is computed again on the way back, the least first
+LEVELS = tuple(REMAT_LEVELS)  # how much of a layer the backward pass recomputes, the least first
 
 Amount = int | float  # of bytes, or of numbers
 Step = str  # "prefill", "decode", or "train " and a level
 
 
 class Shape(NamedTuple):
-    """Of a batch: rows of one data shard, and tokens of a row."""
+    """Holds the shape of a batch: rows of one data shard, and tokens of a row."""
 
     rows: int
     length: int
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Of the steps of one model on one mesh."""
+    """Estimates the steps of one model on one mesh."""
 
     model: ModelConfig
     mesh: AnyMesh
@@ -56,7 +56,7 @@ class StepMemory:
     corrections: Mapping[Step, float] = field(default_factory=dict)  # measured bytes over estimated ones
 
     def train(self, level: str, shape: Shape) -> int:
-        """forward_backward, which is the largest of the training steps."""
+        """Return the bytes of forward_backward, the largest of the training steps."""
         saved = self.saved(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
@@ -66,11 +66,11 @@ class StepMemory:
         return self._corrected(f"train {level}", saved + working + self._stream(shape, 4) + whole)
 
     def saved(self, level: str, shape: Shape) -> Amount:
-        """What all layers leave until the way back."""
+        """Return the bytes that all layers keep for the backward pass."""
         return self.model.n_layers * self._saved(level, shape)
 
     def prefill(self, shape: Shape, table_tokens: int) -> int:
-        """``table_tokens``: what the pages of a row hold, for rows that go on behind them; else 0."""
+        """``table_tokens``: what the pages of a row hold, for rows that continue after them; else 0."""
         keys = 3 * shape.rows * table_tokens * 2 * self._key_values * self.itemsize
         scores = self._scores_of_block(shape)
         if table_tokens:
@@ -83,7 +83,7 @@ class StepMemory:
         return self._corrected("prefill", working + whole)
 
     def decode(self, rows: int, table_tokens: int) -> int:
-        """One token of each row, with all of the bank's adapters in use."""
+        """Return the bytes of one token per row, with all of the bank's adapters in use."""
         keys = 1.5 * rows * table_tokens * 2 * self._key_values * self.itemsize
         scores = 2 * rows * self._heads * table_tokens * FP32
         logits = 6 * rows * self.model.vocab_size * FP32
@@ -105,21 +105,21 @@ class StepMemory:
 
     @cached_property
     def _queries(self) -> int:
-        """Numbers of a token's queries."""
+        """The numbers in a token's queries."""
         return self._heads * self.model.head_dim
 
     @cached_property
     def _key_values(self) -> int:
-        """Numbers of a token's keys, or of its values."""
+        """The numbers in a token's keys, or in its values."""
         return max(1, self.model.n_kv_heads // self._tp) * self.model.head_dim
 
     @cached_property
     def _width(self) -> Amount:
-        """Numbers of a token in a dense feed-forward block."""
+        """The numbers of a token in a dense feed-forward block."""
         return 0 if self.model.n_experts else self.model.d_ff / self._tp
 
     def _numbers(self, stream: int, queries: int, key_values: int, width: int) -> Amount:
-        """Of a token, when so many of each are there at once."""
+        """Return the numbers of a token, with so many arrays of each kind at once."""
         return (
             stream * self.model.d_model
             + queries * self._queries
@@ -128,22 +128,22 @@ class StepMemory:
         )
 
     def _kept(self, tokens: int) -> Amount:
-        """All that a layer's way back wants of its way there, but the scores."""
+        """Return what a layer's backward pass needs of its forward pass, except the scores."""
         return tokens * (self.itemsize * self._numbers(4, 3, 4, 4) + FP32 * self._numbers(3, 1, 2, 3))
 
     def _slopes(self, tokens: int) -> Amount:
-        """Gradients that a layer's way back holds at once."""
+        """Return the gradients that a layer's backward pass holds at once."""
         return tokens * (self.itemsize * self._numbers(1, 1, 1, 1) + FP32 * self._numbers(0, 0, 1, 1))
 
     def _saved(self, level: str, shape: Shape) -> Amount:
-        """What one layer leaves until the way back."""
+        """Return what one layer keeps for the backward pass."""
         entry = self._stream(shape, 1) / self._tp  # between the blocks tp splits the tokens
         if level == "full":
             return entry
         if level != "none":
             widths = 2 if level == "light" else 0
             return 2 * entry + shape.tokens * self.itemsize * self._numbers(0, 2, 2, widths)
-        in_blocks = shape.length > 2 * QUERY_BLOCK  # whose scores are always computed again
+        in_blocks = shape.length > 2 * QUERY_BLOCK  # whose scores are always recomputed
         scores = 0 if in_blocks else (FP32 + self.itemsize) * self._scores(shape, shape.length)
         return self._kept(shape.tokens) + scores + self._factors(shape.rows)
 
@@ -151,25 +151,25 @@ class StepMemory:
         return copies * shape.tokens * self.model.d_model * self.itemsize
 
     def _scores(self, shape: Shape, keys: int) -> Amount:
-        """How many scores of queries and keys are held at once."""
+        """Return how many attention scores are held at once in training."""
         if self.attention != "reference":
             return 0
         queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
         return shape.rows * self._heads * queries * keys
 
     def _scores_of_block(self, shape: Shape) -> Amount:
-        """The same where nothing goes back: those of one block of queries."""
+        """Return how many are held at once in prefill: those of one block of queries."""
         if self.attention != "reference":
             return 0
         queries = min(blocks(shape.length)[0][1], QUERIES_AT_ONCE)
         return shape.rows * self._heads * queries * shape.length
 
     def _head(self, shape: Shape, copies: int) -> Amount:
-        """Logits of some tokens."""
+        """Return the bytes of the logits held at once."""
         return copies * min(shape.tokens, HEAD_TOKENS) * self.model.vocab_size / self._tp * FP32
 
     def _factors(self, rows: int) -> Amount:
-        """Each row's own LoRA factors, of one layer."""
+        """Return the bytes of each row's own LoRA factors, of one layer."""
         maps = lora.widths(self.model)
         dense = [maps[name] for name in (*lora.ATTENTION, *(() if self.model.n_experts else lora.MLP))]
         return 1.25 * rows * self.max_rank * sum(map(sum, dense)) * self.itemsize / self._tp
@@ -190,11 +190,11 @@ class StepMemory:
         return self.adapter_slots * numbers * FP32
 
     def _experts_axis(self, name: str) -> int:
-        """How many ways a map's experts are split."""
+        """Return how many ways a map's experts are split."""
         return self.mesh.shape[EP] if len(lora.lead(self.model, name)) == 2 else 1
 
     def _experts(self, shape: Shape, bytes_per_number: int) -> Amount:
-        """What the experts hold that run at once, over the rows of all devices of ep."""
+        """Return what the experts that run at once hold, for the rows of all devices of ep."""
         if not self.model.n_experts:
             return 0
         ep = self.mesh.shape[EP]
@@ -213,7 +213,7 @@ class StepMemory:
 
     @cached_property
     def _gathered_base(self) -> Amount:
-        """The weights of a layer, and the head's, that fsdp splits and a step gathers."""
+        """The weights of a layer and of the head that fsdp splits and a step gathers."""
         if not self.splits_base:
             return 0
         model = self.model

@@ -1,4 +1,4 @@
-"""Which program each command needs, and its arguments: the same to run it and to compile it ahead."""
+"""The program and arguments of each command, both to run it and to compile it ahead."""
 
 from functools import cache, partial
 from typing import Any
@@ -25,7 +25,7 @@ from spmd_tx.worker.steps.train import Rows, make_forward, make_forward_backward
 
 
 class Calls:
-    """All steps of an engine. ``state`` is the worker's, or the same with ShapeDtypeStructs for arrays."""
+    """Makes the calls of an engine's steps. ``state`` is the worker's, or has ShapeDtypeStructs."""
 
     def __init__(self, plan: Plan, setup: Setup, mesh: Mesh, declared: WorkerState) -> None:
         model, attention = plan.sizes.model, setup.attention
@@ -141,13 +141,13 @@ class Calls:
     def _rows(self, rows: commands.PackedRows) -> Rows:
         experts = rows.experts if self._model.n_experts else None
         if self._model.n_experts and experts is None:
-            # Sent by nobody, but there all the same: with or without, it must be one program.
+            # Filled in, so that rows with and without routing replay use the same program.
             shape = (*rows.tokens.shape, self._model.n_layers, self._model.experts_per_token)
             experts = np.full(shape, -1, np.int16)
         return Rows(rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots, experts)
 
     def _ranks(self, adapter: AdapterSpec) -> np.ndarray:
-        """Of linear maps, and of experts."""
+        """Return the ranks of linear maps and of experts."""
         return np.array([adapter.rank, lora.rank_of(self._model, "up", adapter.rank)], np.int32)
 
     def _scale(self, adapter: AdapterSpec) -> np.ndarray:
@@ -156,9 +156,9 @@ class Calls:
 
 
 def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray, np.ndarray]:
-    """The bank slots that living rows use, and every row's index among them.
+    """Return the bank slots that live rows use, and every row's index among them.
 
-    Their number comes from a short menu, because each number is a program of its own.
+    Their number comes from a short menu, because each number needs its own program.
     """
     is_used = (command.source >= 0) | (command.remaining > 0)
     used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
@@ -169,7 +169,7 @@ def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray
 
 
 def _name(step: str, loss: commands.LossInputs) -> str:
-    """The arrays that a batch has decide which program it is for."""
+    """Return the program's name, which depends on the arrays that a batch has."""
     return step if loss.ratio_mask is None else f"{step} of sequences"
 
 

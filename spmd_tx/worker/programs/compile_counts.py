@@ -1,4 +1,4 @@
-"""Counts what XLA compiles in this process, or loads from the persistent cache, and for which program."""
+"""Counts what XLA compiles in this process, or loads from the persistent cache, by program."""
 
 import threading
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from jax import monitoring
 
 from spmd_tx.protocol.programs import CompileCount
 
-# What JAX tells about a compilation, in the thread that waits for it.
+# JAX's events about a compilation, in the thread that waits for it.
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"  # also after a cache hit
 
-OTHER = "other"  # what no step of the engine is compiled for, as slices of arrays that are saved
+OTHER = "other"  # outside the engine's steps, such as slices of arrays that are saved
 
 
 class CompileCounts:
-    """Since the process started. Any thread may ask."""
+    """Counts compilations since the process started. Any thread may read them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class CompileCounts:
 
     @contextmanager
     def of(self, program: str) -> Iterator[None]:
-        """What this thread compiles inside is compiled for this program."""
+        """Attribute to the program what this thread compiles inside."""
         self._here.program = program
         try:
             yield
@@ -56,7 +56,7 @@ class CompileCounts:
 
 @cache
 def compile_counts() -> CompileCounts:
-    """Those of this process, from the first call on."""
+    """Return the counts of this process, which begin with the first call."""
     counts = CompileCounts()
     monitoring.register_event_listener(counts.hear)
     monitoring.register_event_duration_secs_listener(counts.hear_duration)

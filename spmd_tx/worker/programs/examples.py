@@ -1,4 +1,4 @@
-"""Examples of the commands that clients can cause, one for each program: what is compiled for them."""
+"""Example commands, one for each program that clients can need: programs are compiled for them."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -18,7 +18,7 @@ from spmd_tx.worker.steps.swap import vector
 
 
 class Menu:
-    """Calls with the arrays of an engine that is only declared."""
+    """Makes calls with abstract arrays, from an engine's declarations."""
 
     def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
         self._setup, self._calls = setup, calls
@@ -28,7 +28,7 @@ class Menu:
         self._slot = abstract(mesh, slot_weights(declared.train))
 
     def calls(self, shape: ProgramShape) -> Sequence[Call]:
-        """What is called for a command of this shape."""
+        """Return the calls of a command of this shape."""
         state, calls = self._state, self._calls
         match shape.step:
             case "create_adapter":

@@ -1,15 +1,14 @@
-"""The compiled programs of a worker: each is compiled once, when it is ordered, and run ever after.
+"""The compiled programs of a worker: each is compiled once, when it is ordered, and then reused.
 
-A step is compiled ahead of time for the shapes of its arguments, and called as that executable ever after.
-The coordinator orders programs, and sends a command only when its programs are ready on all workers, so that
-the thread that runs commands never compiles. There are two more threads, so that what somebody waits for does
-not wait for what is compiled ahead of need.
+A step is compiled ahead of time for the shapes of its arguments, and then called as that executable. The
+coordinator orders programs, and sends a command only when its programs are ready on all workers, so that the
+thread that runs commands never compiles. Two more threads compile, so that a program that somebody waits for
+does not queue behind programs compiled ahead of need.
 
-Processes that compile the same program may have to meet (on GPUs they share what autotuning finds). So no two
-of them may each wait for a program that the other has not begun, and they do not: the orders come in one
-order, and each thread of a process takes its own in that order, like the same thread of any other process.
-A program that nobody has ordered, if there ever is one, is compiled by the command that needs it, at once;
-that is the same command in every process.
+Processes that compile the same program may have to meet (on GPUs they share autotuning results), so two of
+them must never wait for each other's programs. They do not: orders arrive everywhere in the same order, and
+each thread takes its own in that order, like the same thread of every other process. A program that was not
+ordered is compiled by the command that needs it, which is the same command in every process.
 """
 
 import logging
@@ -39,17 +38,17 @@ from spmd_tx.worker.programs.compile_counts import compile_counts
 logger = logging.getLogger(__name__)
 
 STACK_BYTES = 64 << 20  # XLA recurses deeply, and the stacks of threads are small by default
-AWAITED = 0  # the lane of what somebody waits for
-NICENESS = 5  # of the thread that compiles ahead: commands go before
-STOP_SECONDS = 5.0  # for the program that is being compiled when the worker is told to end
+AWAITED = 0  # the lane of programs that somebody waits for
+NICENESS = 5  # of the thread that compiles ahead, so that commands go first
+STOP_SECONDS = 5.0  # for a program that is being compiled when the worker has to end
 
 
 @dataclass(frozen=True)
 class Call:
-    """A program and its arguments. ``state`` are arrays on the devices, or their ShapeDtypeStructs."""
+    """Holds a program and its arguments. ``state`` are arrays on the devices, or ShapeDtypeStructs."""
 
     name: str  # "forward_backward"
-    shape: tuple[int, ...]  # which of the programs of this name, for people
+    shape: tuple[int, ...]  # identifies the program of this name, in messages
     step: Any  # jitted
     state: tuple[Any, ...]
     rows: tuple[Any, ...] = ()  # host arrays, to be split over the data shards
@@ -58,17 +57,17 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Whatever may differ between two programs; the state never does."""
+        """Identifies the program: everything that may differ between two; the state never does."""
         leaves, structure = jax.tree.flatten((self.rows, self.rest))
         return self.name, self.variant, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
     def placed(self, mesh: Mesh) -> tuple[Any, ...]:
-        """The arguments, as they are run with. A process that has all devices leaves host arrays to JAX."""
+        """Return the arguments to run with. A process that has all devices leaves host arrays to JAX."""
         rows = self.rows if jax.process_count() == 1 else rows_to_devices(mesh, self.rows)
         return (*self.state, *rows, *self.rest)
 
     def abstract(self, mesh: Mesh) -> tuple[Any, ...]:
-        """The arguments, as they are compiled for."""
+        """Return abstract arguments to compile for."""
         split = NamedSharding(mesh, P(DATA))
 
         def row(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
@@ -82,10 +81,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Order:
-    """What the coordinator wants to have compiled: the programs of one kind of command."""
+    """Holds an order of the coordinator: compile the programs of one kind of command."""
 
     number: int
-    what: str  # for people
+    what: str  # in messages
     calls: Callable[[], Sequence[Call]]  # with abstract state
 
 
@@ -94,14 +93,14 @@ Settled = Callable[[int, float, str | None], None]  # number, seconds, what went
 
 @dataclass
 class _Program:
-    """A program that somebody compiles or has compiled."""
+    """Holds a program that is being compiled, or was."""
 
-    executable: Callable[..., Any] | None = None  # still None once it is settled: it could not be compiled
+    executable: Callable[..., Any] | None = None  # None after it is settled: compilation failed
     is_settled: threading.Event = field(default_factory=threading.Event)
 
 
 class _Lane:
-    """A thread that compiles one thing after the other, from the first one on."""
+    """Compiles one thing after the other in its own thread, started with the first."""
 
     def __init__(self, name: str, niceness: int) -> None:
         self._niceness = niceness
@@ -118,7 +117,7 @@ class _Lane:
             threading.stack_size(usual)
 
     def stop(self) -> bool:
-        """Begin nothing more; whether nothing is being compiled."""
+        """Start nothing more; return whether nothing is being compiled."""
         self._waiting.put(None)
         if self._has_begun:
             self._thread.join(STOP_SECONDS)
@@ -132,10 +131,10 @@ class _Lane:
 
 
 class Programs:
-    """All programs of this process."""
+    """Compiles, keeps and runs all programs of this process."""
 
     def __init__(self, report: Callable[[str], None], on_settled: Settled = lambda *order: None) -> None:
-        """``report`` says what commands wait for, "" when they go on; ``on_settled`` how orders end."""
+        """``report`` gets what commands wait for, or ""; ``on_settled`` gets how orders end."""
         self._report = report
         self._on_settled = on_settled
         self._counts = compile_counts()
@@ -148,7 +147,7 @@ class Programs:
         ]
 
     def run(self, call: Call, mesh: Mesh) -> Any:
-        """Run a program, which is compiled first if it is not there yet."""
+        """Run a program, after compiling it if it is new."""
         arguments = call.placed(mesh)
         program = self._programs.get(call.key)
         executable = program.executable if program is not None else None
@@ -160,17 +159,17 @@ class Programs:
         return executable(*arguments)
 
     def order(self, order: Order, mesh: Mesh, *, lane: int, is_last: bool = False) -> None:
-        """Compile these as soon as what was ordered before, in the same lane, is compiled."""
+        """Compile these programs after earlier orders of the same lane."""
         self._lanes[lane].put(partial(self._carry_out, order, mesh, is_last))
 
     def stop(self) -> bool:
-        """Begin no more programs; whether none is being compiled. If one is, Python cannot end in order."""
+        """Start no more programs; return whether none is being compiled, which would abort Python's exit."""
         self._is_ending = True
         have_ended = [lane.stop() for lane in self._lanes]
         return all(have_ended)
 
     def state(self) -> CompileReport:
-        """For the coordinator. Any thread may ask."""
+        """Return the report for the coordinator. Any thread may call this."""
         return CompileReport(counts=self._counts.all(), unforeseen=self._unforeseen)
 
     def _carry_out(self, order: Order, mesh: Mesh, is_last: bool) -> None:
@@ -180,7 +179,7 @@ class Programs:
         try:
             for call in order.calls():
                 self._get(call, mesh)
-        except Exception as problem:  # whatever a compiler raises is the order's, and nobody else's
+        except Exception as problem:  # whatever the compiler raises fails this order alone
             logger.warning("could not compile %s: %s", order.what, problem)
             error = f"{type(problem).__name__}: {problem}"
         if is_last:
@@ -197,7 +196,7 @@ class Programs:
                 return program.executable
 
     def _claim(self, key: Hashable) -> tuple[_Program, bool]:
-        """The program, and whether the caller has to compile it."""
+        """Return the program, and whether the caller has to compile it."""
         with self._lock:
             program = self._programs.get(key)
             if program is not None and (program.executable is not None or not program.is_settled.is_set()):

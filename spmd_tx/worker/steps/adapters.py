@@ -1,6 +1,6 @@
-"""What happens to single adapters: filled, read, written, and copied to the sampler bank.
+"""Steps on single adapters: fill, read, write, and copy to the sampler bank.
 
-Plain jitted functions over global arrays: nothing here is hot, so the partitioner may place the work.
+They are jitted functions of global arrays. None is hot, so the partitioner may place the work.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ EXPERT_AXES = 2  # a stack for experts is [L, X, S, R, width]; others have one a
 
 @dataclass(frozen=True)
 class AdapterSteps:
-    """Each donates the state that it replaces."""
+    """Holds the steps; each donates the state that it replaces."""
 
     create: Callable[..., TrainState]  # (state, slot, seed [2], ranks [2], scale [2], groups [3])
     read: Callable[..., SlotState]  # (state, slot)
@@ -35,7 +35,7 @@ class AdapterSteps:
 
 
 def one_adapter(stack: Adapters[Weight]) -> Adapters[Weight]:
-    """Declare one adapter of a declared stack: the same without the slot axis."""
+    """Declare one adapter of a declared stack, without the slot axis."""
 
     def leaf(weight: Weight) -> Weight:
         axis = len(weight.shape) - 3
@@ -47,7 +47,7 @@ def one_adapter(stack: Adapters[Weight]) -> Adapters[Weight]:
 
 
 def slot_weights(state: TrainState) -> SlotState:
-    """Declare what a checkpoint of one slot holds."""
+    """Declare the contents of a checkpoint of one slot."""
     one = one_adapter(state.w)
     return SlotState(w=one, mu=one, nu=one, step=Weight((), P(), jnp.int32))
 
@@ -85,7 +85,7 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
 
     @partial(jax.jit, donate_argnums=0, out_shardings=bank_shardings)
     def to_bank(bank: Bank, one: Adapters[Array], slot: Array, scale: Array) -> Bank:
-        # fp32 reaches further than bf16, and an infinity would turn the rows of all tenants into NaN.
+        # A large fp32 may overflow in bf16, and an infinity would turn the rows of all tenants into NaN.
         largest = float(jnp.finfo(jax.tree.leaves(bank.w)[0].dtype).max)
         finite = jax.tree.map(lambda x: jnp.clip(x, -largest, largest), one)
         return Bank(put_slot(bank.w, finite, slot), bank.scale.at[slot].set(scale))
@@ -98,9 +98,9 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
 
 
 def initial(stack: Adapters[Array], seed_2: Array, ranks_2: Array, groups_3: Array) -> Adapters[Array]:
-    """A fresh adapter: A uniform in its rank and its groups (attention, MLP, unembedding), all else zero.
+    """Make a fresh adapter: A uniform in its rank and groups (attention, MLP, unembedding), all else zero.
 
-    The two ranks are that of the adapter and that of its factors in experts.
+    The two ranks are that of the adapter and that of its experts' factors.
     """
     key = jax.random.fold_in(jax.random.key(seed_2[0]), seed_2[1])
 

@@ -17,7 +17,7 @@ from spmd_tx.protocol.commands import LOSS_NAMES
 
 
 class TokenLossInputs(PyTreeNode):
-    """Per-token inputs [B, T]; per-row ones have shape [B, 1]."""
+    """Holds the inputs of losses: per token [B, T], per row [B, 1]."""
 
     kinds: Any  # int32 [B, 1]
     clip_low: Any  # float32 [B, T]
@@ -27,7 +27,7 @@ class TokenLossInputs(PyTreeNode):
     weights: Any  # float32 [B, T], or [B, T, K] with K targets per position
     advantages: Any  # float32 [B, T]
     sampling_logprobs: Any  # float32 [B, T]; nats
-    ratio_mask: Any = None  # float32 [B, T]: whose ratios make up a sequence's; None: no loss needs sequences
+    ratio_mask: Any = None  # float32 [B, T]: tokens of a sequence's ratio; None: no loss needs sequences
 
 
 Loss = Callable[[Array, TokenLossInputs], Array]
@@ -68,8 +68,8 @@ def dro(logprobs: Array, inputs: TokenLossInputs) -> Array:
 def stable_reinforce(logprobs: Array, inputs: TokenLossInputs) -> Array:
     """REINFORCE with truncated importance weights, and penalties on the distance from the sampler.
 
-    ``clip_high`` truncates. Beyond it the penalty of ``kl_coeff`` goes on as a straight line, so that its
-    gradient is (truncated ratio - 1) everywhere; ``beta`` weighs the quadratic one.
+    Weights are truncated at ``clip_high``, beyond which the penalty of ``kl_coeff`` is linear, so that its
+    gradient is (truncated ratio - 1) everywhere; ``beta`` weighs the quadratic penalty.
     """
     log_ratio = logprobs - inputs.sampling_logprobs
     limit = jnp.log(inputs.clip_high)
@@ -91,10 +91,10 @@ LOSSES: dict[str, Loss] = {
 
 
 def token_losses(logprobs: Float[Array, "B T *K"], inputs: TokenLossInputs) -> Float[Array, "B T"]:
-    """Each row's own loss, of those that look at one token at a time.
+    """Compute each row's own loss, for the losses that look at one token at a time.
 
-    Positions that do not count are masked on both sides of the formula: an infinity in their inputs must
-    reach neither the loss nor, on the way back, the gradient.
+    Positions that do not count are masked both before and after the formula: an infinity in their inputs
+    must reach neither the loss nor the gradient.
     """
     if logprobs.ndim == 3:  # only cross_entropy has several targets per position
         counts = inputs.weights != 0
@@ -114,7 +114,7 @@ def token_losses(logprobs: Float[Array, "B T *K"], inputs: TokenLossInputs) -> F
 def sequence_losses(
     logprobs: Float[Array, "B T"], inputs: TokenLossInputs, segments: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """The losses [B, T] of gspo: GSPO-token (Zheng et al. 2025), with one ratio for all of a sequence.
+    """Compute the losses [B, T] of gspo: GSPO-token (Zheng et al. 2025), with one ratio per sequence.
 
     The ratio is the geometric mean of its tokens' ratios where ``ratio_mask`` is not 0. Each token's loss is
     ppo's with it, as if the token's own log-probability had led to it.
@@ -130,7 +130,7 @@ def sequence_losses(
 
 
 def segment_sums(values: Float[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """At each position, the sum over its segment: neighbours of the same number. The order is fixed."""
+    """Sum over each position's segment (neighbours with the same number), in a fixed order."""
     length = segments.shape[1]
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     ends = jnp.pad(begins[:, 1:], ((0, 0), (0, 1)), constant_values=True)

@@ -1,4 +1,4 @@
-"""The optimizer step of one slot, jitted once."""
+"""The jitted optimizer step of one slot."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
 
 class AdamWInputs(PyTreeNode):
-    """Hyper-parameters of one step, float32 scalars."""
+    """Holds the hyper-parameters of one step, float32 scalars."""
 
     learning_rate: Any
     beta1: Any
@@ -34,10 +34,10 @@ def _all_finite(tree: Any) -> Array:
 
 
 def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
-    """(state, slot, inputs) -> (state, gradient norm, applied); ``state`` is donated.
+    """Make (state, slot, inputs) -> (state, gradient norm, applied); ``state`` is donated.
 
-    AdamW with decoupled weight decay (Loshchilov and Hutter 2019), as torch.optim.AdamW: only the slot's
-    own entries are read and written.
+    This is AdamW with decoupled weight decay (Loshchilov and Hutter 2019), as in torch.optim.AdamW. Only the
+    slot's own entries are read and written.
     """
     state_specs = specs(state)
 
@@ -55,7 +55,7 @@ def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
         with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an int
             updates, after = adam.update(grad, moments)
         moments = cast(optax.ScaleByAdamState, after)
-        # What never had a gradient does not move: with eps 0 its update would be 0 / 0.
+        # A parameter that never had a gradient does not move: with eps 0 its update would be 0 / 0.
         updates = jax.tree.map(lambda update, mu: jnp.where(mu == 0, 0.0, update), updates, moments.mu)
         new_w = jax.tree.map(
             lambda x, update: x - inputs.learning_rate * (update + inputs.weight_decay * x), w, updates

@@ -1,4 +1,4 @@
-"""What the head says of a prompt's tokens besides their log-probabilities, chunk by chunk.
+"""Scores of a prompt's tokens: log-probabilities, most likely tokens, targets and draws, chunk by chunk.
 
 Dimension key: B row, T token, D model width, V vocabulary (this device's part), W wanted tokens per position.
 """
@@ -19,14 +19,14 @@ from spmd_tx.worker.steps.train import Rows, head_chunks, unchunk
 
 @dataclass(frozen=True)
 class Widths:
-    """Of protocol.PromptWishes: each pair is a program of its own."""
+    """Holds the sizes of a PromptWishes (protocol/commands.py) that select the program."""
 
     top: int
     draws: int
 
 
 class ScoreInputs(PyTreeNode):
-    """protocol.PromptWishes on the device."""
+    """Holds a PromptWishes (protocol/commands.py) on the device."""
 
     targets: Any  # int32 [B, T, W]
     seeds: Any  # uint32 [B, T, 2]
@@ -36,9 +36,9 @@ class ScoreInputs(PyTreeNode):
 def chunked_scores(
     widths: Widths, logits_of: Callable[[Array], Array], h_BTD: Array, rows: Rows, inputs: ScoreInputs
 ) -> dict[str, Array]:
-    """The arrays of the reply to a Prefill with wishes, [B, T, ...], without holding all logits.
+    """Compute the reply to a Prefill with wishes, [B, T, ...] by name, without holding all logits.
 
-    Log-probabilities come from the function that the trainer uses, at temperature 1.
+    Log-probabilities are at temperature 1, from the same function as in training.
     """
 
     def chunk(some: tuple[Array, Array, Array, ScoreInputs]) -> dict[str, Array]:
@@ -70,7 +70,7 @@ def _targets(logits_BTV: Array, targets_BTW: Array) -> dict[str, Array]:
 
 
 def _draws(logits_BTV: Array, positions_BT: Array, inputs: ScoreInputs, count: int) -> dict[str, Array]:
-    """Those for the token behind each position, which keys their random numbers."""
+    """Draw for the token after each position, whose position keys the random numbers."""
     if not count:
         return {}
     b, t, v = logits_BTV.shape

@@ -1,6 +1,7 @@
 """The sampling steps: prefill and decode, jitted once per shape.
 
-Dimension key as in protocol.py: B row (over all data shards), T token, N pages in a table, K decode step.
+Dimension key as in protocol/commands.py: B row (over all data shards), T token, N pages in a table,
+K decode step.
 """
 
 from collections.abc import Callable
@@ -30,14 +31,14 @@ from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs
 
 
 class Bank(PyTreeNode):
-    """Sampler versions by bank slot, in the compute dtype. Slot 0 is the base model: all zero."""
+    """Holds sampler versions by bank slot, in the compute dtype. Slot 0, the base model, is zero."""
 
     w: Adapters[Any]
     scale: Any  # float32 [S, 2], as in TrainState
 
 
 class RowState(PyTreeNode):
-    """What stays on the device from one decode dispatch to the next; padded to the most rows."""
+    """Holds what stays on the device between decode dispatches, padded to the maximum number of rows."""
 
     tokens: Any  # int32 [B]
     positions: Any
@@ -45,7 +46,7 @@ class RowState(PyTreeNode):
 
 
 class DecodeRows(PyTreeNode):
-    """protocol.Decode on the device."""
+    """Holds the rows of a Decode (protocol/commands.py) on the device."""
 
     source: Any  # int32 [B]
     tokens: Any  # int32 [B]
@@ -60,7 +61,7 @@ class DecodeRows(PyTreeNode):
     tables: Any  # int32 [B, N]
 
     def resume(self, previous: RowState) -> RowState:
-        """Rows that go on keep their state, wherever they stood; the others start afresh."""
+        """Return the rows' state: that of row ``source`` before, or for new rows their own fields."""
         is_fresh = self.source < 0
         index = jnp.maximum(self.source, 0)
 
@@ -75,17 +76,17 @@ class DecodeRows(PyTreeNode):
 
 
 class Drawn(PyTreeNode):
-    """What every step of a decode brings: [K, B, ...], or of one step [B, ...]."""
+    """Holds what the steps of a decode drew, [K, B, ...], or of one step [B, ...]."""
 
     tokens: Any  # int32; -1 where the row is dead
     logprobs: Any  # float32; nats
-    experts: Any  # [K, B, L, k]: what each row's input went through; None without experts
+    experts: Any  # [K, B, L, k]: experts that each row's input used; None without experts
     top_tokens: Any = None  # int32 [K, B, top]; None unless wanted
     top_logprobs: Any = None  # float32 [K, B, top]
 
     @classmethod
     def none(cls, model: ModelConfig, steps: int, rows: int, top: int) -> "Drawn":
-        """Of no steps yet."""
+        """Return the result before the first step."""
         shape = (steps, rows)
         choices = jnp.zeros((*shape, model.n_layers, model.experts_per_token), jnp.int32)
         return cls(
@@ -108,12 +109,12 @@ def make_prefill(
     widths: Widths | None = None,
     attention: str = "reference",
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, rows, pages, copies, tables, inputs) -> (cache, scores, experts).
+    """Make (weights, bank, cache, rows, pages, copies, tables, inputs) -> (cache, scores, experts).
 
-    ``tables`` is None, or int32 [B, N] for rows that go on behind what their pages hold. ``scores`` are the
-    reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of chunked_scores, whose
-    ``inputs`` are else None. ``experts`` [B, T, L, k] are those that were used; None without any. ``cache``
-    is donated.
+    ``tables`` is None, or int32 [B, N] for rows that continue after what their pages hold. ``scores`` are
+    the reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of chunked_scores;
+    without, ``inputs`` is None. ``experts`` [B, T, L, k] are those used; None without any. ``cache`` is
+    donated.
     """
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 5)
 
@@ -138,7 +139,7 @@ def make_prefill(
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
         cache = copy_pages(cache, copies)
         if experts_BTLC is not None:
-            # All devices of tp chose alike; the maximum says so.
+            # All devices of tp chose the same; the maximum only marks it as replicated.
             experts_BTLC = replicate_rows(compact(model, lax.pmax(experts_BTLC, TP)))
         if not logprobs:
             return cache, {}, experts_BTLC
@@ -157,7 +158,7 @@ def make_prefill(
 
 
 def compact(model: ModelConfig, experts: Array) -> Array:
-    """Numbers of experts in the smallest type that holds them."""
+    """Cast numbers of experts to the smallest type that holds them."""
     return experts.astype(jnp.uint8 if model.n_experts <= 256 else jnp.int16)
 
 
@@ -170,11 +171,11 @@ def make_decode(
     max_steps: int,
     top: int = 0,
 ) -> Callable[..., Any]:
-    """(weights, bank, cache, state, rows, active, steps) -> (cache, state, Drawn [K, B, ...]).
+    """Make (weights, bank, cache, state, rows, active, steps) -> (cache, state, Drawn [K, B, ...]).
 
     ``active`` int32 [A] lists the bank slots in use, and ``rows.slots`` are indices into it: every step
-    reads all adapters that it is given. ``cache`` and ``state`` are donated. The cache stays in the loops'
-    carries: as a scanned input it would be copied for every layer.
+    reads all adapters in it. ``cache`` and ``state`` are donated. The cache is carried through the loops: as
+    a scanned input it would be copied for every layer.
     """
     in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(), P())
     is_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -231,7 +232,7 @@ def _step(
     attend_at: Callable[[Array, Array], Attend],
     top: int,
 ) -> tuple[KvCache, RowState, Drawn]:
-    """Feed every living row its last token and draw the next one."""
+    """Feed every live row its last token and draw the next one."""
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
     how = Pass(attend_at(positions_B, is_alive_B), *loras, sequence_parallel=False, stationary=True)
@@ -239,7 +240,7 @@ def _step(
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
     local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]
     logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
-    # The position of the token that is drawn keys its random number.
+    # The drawn token's position keys its random number.
     token_B, logprob_B = draw(
         logits_BV, rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p
     )

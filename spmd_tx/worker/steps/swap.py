@@ -1,8 +1,8 @@
-"""One training slot as a vector of bits, spread evenly over all devices: what a swap moves, nothing twice.
+"""One training slot as a vector of bits, spread evenly over all devices, so that a swap moves nothing twice.
 
-Leaves that are not split over an axis of the mesh are the same on the devices along it; each of these gives
-a part of its own to the vector, and gets the others' parts back on the way in. Bits stay bits: what comes
-back is what went out, whatever it stood for.
+Leaves that are not split over an axis of the mesh are replicated along it; each of those devices gives its
+own part to the vector, and gathers the others' parts on the way in. Values move as bits, so they come back
+unchanged, NaN included.
 """
 
 import math
@@ -22,19 +22,19 @@ from spmd_tx.sharding.mesh import AXES
 from spmd_tx.sharding.weight import Weight, shardings, specs
 from spmd_tx.worker.steps.train_state import TrainState
 
-VECTOR = P(AXES)  # how a vector lies on the mesh; uint32
+VECTOR = P(AXES)  # the spec of a vector; uint32
 
 
 @dataclass(frozen=True)
 class SwapSteps:
-    """A slot out and in."""
+    """Holds the two steps that swap a slot out and in."""
 
     out: Callable[[TrainState, Any], Array]  # (state, slot) -> vector
     back: Callable[[TrainState, Array, Any], TrainState]  # (state, vector, slot); the state is donated
 
 
 class _Piece(NamedTuple):
-    """Where one leaf's entry of a slot lies within its group."""
+    """Locates one leaf's entry of a slot within its group."""
 
     leaf: int
     axis: int  # of the slot
@@ -44,12 +44,12 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class _Group:
-    """Leaves that the same axes of the mesh repeat, laid end to end and cut into equal shares."""
+    """Holds leaves replicated over the same axes of the mesh, laid end to end and cut into equal shares."""
 
     repeats: tuple[str, ...]
     pieces: list[_Piece]
     words: int
-    share: int  # words that one device gives
+    share: int  # words per device
 
 
 def make_swap_steps(mesh: Mesh, state: TrainState) -> SwapSteps:

@@ -1,7 +1,7 @@
 """The training steps: forward and forward_backward, jitted once per batch shape.
 
-Which arrays a batch has, and of how many dimensions, decides which program it is for: several targets per
-position are [B, T, K], and a loss that looks at whole sequences takes two passes over the head.
+The arrays of a batch and their dimensions select the program: several targets per position are [B, T, K],
+and a loss over whole sequences takes two passes over the head.
 Dimension key: B row (over all data shards), T token, K target, D model width.
 """
 
@@ -32,7 +32,7 @@ HEAD_TOKENS = 1024  # tokens per data shard whose logits are held at once
 
 
 class Rows(PyTreeNode):
-    """protocol.PackedRows on the device."""
+    """Holds PackedRows (protocol/commands.py) on the device."""
 
     tokens: Any  # int32 [B, T]
     targets: Any  # int32 [B, T] or [B, T, K]
@@ -45,12 +45,12 @@ class Rows(PyTreeNode):
 def both_loras(
     apply: Callable[[Array, Array], ApplyLora], slots_B: Array, scale_S2: Array
 ) -> tuple[ApplyLora, ApplyLora]:
-    """How adapters are applied to this device's rows, and by experts to the rows of all devices of ep."""
+    """Return how adapters apply to this device's rows, and in experts to the rows of all devices of ep."""
     return apply(slots_B, scale_S2[:, 0]), apply(moe.gather_rows(slots_B), scale_S2[:, 1])
 
 
 def full_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Array]:
-    """Gather what ZeRO stores split, and let every device have a gradient of its own."""
+    """Gather factors that ZeRO stores split, and let every device have its own gradient."""
     tp = lax.axis_size(TP)
 
     def pair(name: str, factors: Lora[Array]) -> Lora[Array]:
@@ -66,7 +66,7 @@ def full_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Arr
 
 
 def segment_attend(implementation: str, segments_BT: Array) -> Callable[..., tuple[Array, None]]:
-    """Attention for packed rows without a cache, by a name of attention.IMPLEMENTATIONS."""
+    """Return attention for packed rows without a cache, by a name of attention.IMPLEMENTATIONS."""
     attention = segment_attention(implementation, segments_BT)
 
     def attend(_: Array, q: Array, k: Array, v: Array, cache: None) -> tuple[Array, None]:
@@ -76,7 +76,7 @@ def segment_attend(implementation: str, segments_BT: Array) -> Callable[..., tup
 
 
 def head_chunks(x_BT: Array) -> Array:
-    """[B, T, ...] -> [chunks, B, T/chunks, ...], so that a chunk has about HEAD_TOKENS tokens."""
+    """Cut [B, T, ...] into [chunks, B, T/chunks, ...], with about HEAD_TOKENS tokens per chunk."""
     b, t = x_BT.shape[:2]
     chunk = min(t, max(1, HEAD_TOKENS // b))
     while t % chunk:
@@ -85,7 +85,7 @@ def head_chunks(x_BT: Array) -> Array:
 
 
 def unchunk(x: Array) -> Array:
-    """The inverse of head_chunks."""
+    """Undo head_chunks."""
     x = x.swapaxes(0, 1)
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
@@ -93,7 +93,7 @@ def unchunk(x: Array) -> Array:
 def chunked_logprobs(
     unembed: Array, factors: Lora[Array], apply_lora: ApplyLora, h_BTD: Array, targets: Array
 ) -> Array:
-    """Log-probabilities of the targets, float32, without holding all logits."""
+    """Return log-probabilities of the targets, float32, without holding all logits."""
 
     def chunk(inputs: tuple[Array, Array]) -> Array:
         h, targets = inputs
@@ -103,7 +103,7 @@ def chunked_logprobs(
 
 
 def _chunked_inputs(inputs: Any, chunks: int) -> Any:
-    """Per-token inputs cut into chunks; per-row inputs repeated for each."""
+    """Cut per-token inputs into chunks, and repeat per-row inputs for each."""
     return jax.tree.map(
         lambda x: head_chunks(x) if x.shape[1] > 1 else jnp.broadcast_to(x, (chunks, *x.shape)), inputs
     )
@@ -118,11 +118,11 @@ def head_loss_and_grad(
     token_loss: Callable[[Array, Any], Array],
     inputs: Any,
 ) -> tuple[Array, Array, Array, Lora[Array]]:
-    """One pass over the head: losses, logprobs, gradients of the hidden states and of the head's adapter.
+    """Return losses, logprobs, and gradients of the hidden states and of the head's adapter, in one pass.
 
-    ``token_loss`` makes losses [B, T] from log-probabilities and ``inputs``, each token's from its own. So a
-    chunk of tokens can be differentiated as soon as its logits are there, and the logits of all tokens are
-    never held.
+    ``token_loss`` computes losses [B, T] from log-probabilities and ``inputs``, each token's from its own. So
+    each chunk of tokens is differentiated right after its logits are computed, and the logits of all tokens
+    are never held.
     """
 
     def chunk_loss(h: Array, factors: Lora[Array], targets: Array, inputs: Any) -> Any:
@@ -150,10 +150,10 @@ def sequence_loss_and_grad(
     rows: Rows,
     loss: Callable[[Array], Array],
 ) -> tuple[Array, Array, Array, Lora[Array]]:
-    """The same, in two passes, for a loss that needs the log-probabilities [B, T] of whole rows.
+    """Return the same in two passes, for a loss that needs the log-probabilities [B, T] of whole rows.
 
-    The first pass brings those, the loss says how it changes with each, and that is what each token weighs
-    in the second.
+    The first pass computes those. The derivatives of the loss with respect to them are the tokens' weights
+    in the second pass.
     """
     logprobs = chunked_logprobs(unembed, factors, apply_lora, h_BTD, rows.targets)
     losses, pull_back = jax.vjp(loss, logprobs)
@@ -172,7 +172,7 @@ def make_forward(
     *,
     attention: str = "reference",
 ) -> Callable[..., Any]:
-    """(weights, w, scale, rows, loss) -> (logprobs, losses), float32, on every process."""
+    """Make (weights, w, scale, rows, loss) -> (logprobs, losses), float32, on every process."""
 
     @jax.jit
     @partial(
@@ -207,7 +207,7 @@ def make_forward_backward(
     *,
     attention: str = "reference",
 ) -> Callable[..., Any]:
-    """(weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); ``grad_sum`` is donated.
+    """Make (weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
 
     ``remat`` is a level of qwen3.REMAT_LEVELS.
     """
@@ -228,8 +228,8 @@ def make_forward_backward(
         attend = segment_attend(attention, rows.segments)
         how = Pass(attend, *loras, sequence_parallel=True, remat=remat, experts=rows.experts)
 
-        # The local loss is differentiated, not the global one: the gathers in full_adapters add the
-        # devices' gradients up on the way back.
+        # The local loss is differentiated, not the global one: in the backward pass, the gathers in
+        # full_adapters sum the devices' gradients.
         def run(w: Adapters[Array]) -> tuple[Array, Lora[Array]]:
             adapters = full_adapters(model, w)
             return backbone(model, base, adapters, rows.tokens, rows.positions, how)[0], adapters.head

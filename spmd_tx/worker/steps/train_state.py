@@ -1,4 +1,4 @@
-"""All that training changes: adapters, gradients and optimizer moments, one entry per slot.
+"""The state that training changes: adapters, gradients and optimizer moments, one entry per slot.
 
 Dimension key: S slot, R maximum rank, X input or output width.
 """
@@ -19,7 +19,7 @@ from spmd_tx.sharding.weight import Weight
 
 
 class TrainState(PyTreeNode):
-    """fp32. Steps take it and return a new one. Leaves are arrays or their declarations."""
+    """Holds the state in fp32; steps take it and return a new one. Leaves are arrays or declarations."""
 
     w: Adapters[Any]
     grad_sum: Adapters[Any]  # since the last optim_step
@@ -37,16 +37,16 @@ def train_weights(model: ModelConfig, mesh: AnyMesh, slots: int, rank: int) -> T
 
 
 def take_slot(stack: Any, slot: Array) -> Any:
-    """One slot of a tree of stacked leaves [..., S, R, X], without the slot axis."""
+    """Return one slot of a tree of stacked leaves [..., S, R, X], without the slot axis."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, slot, x.ndim - 3, keepdims=False), stack)
 
 
 def active_slots(slots_B: Array, total: int) -> tuple[Array, Array]:
-    """The slots [A] that a gradient is taken for, all different; and of each of these rows, which of them.
+    """Return distinct slots [A] to differentiate, and each row's index among them.
 
-    Their number follows from the shape of the micro-batch, so that company does not change the program:
-    there are at most as many as rows of all data shards. What is left over goes to slots without rows.
-    ``slots_B`` are those of this data shard's rows.
+    A depends on the shape of the micro-batch only, so that its contents do not change the program: it is the
+    number of rows of all data shards, at most all slots. Slots without rows fill it up. ``slots_B`` are those
+    of this data shard's rows.
     """
     everybodys = replicate_rows(slots_B)
     if everybodys.shape[0] >= total:
@@ -59,14 +59,14 @@ def active_slots(slots_B: Array, total: int) -> tuple[Array, Array]:
 
 
 def take_slots(stack: Any, slots_A: Array) -> Any:
-    """Some slots of a tree of stacked leaves [..., S, R, X]: [..., A, R, X]. The stack itself if all."""
+    """Return some slots [..., A, R, X] of a tree of stacked leaves; the stack itself if A is all of them."""
     return jax.tree.map(
         lambda x: x if x.shape[-3] == slots_A.shape[0] else jnp.take(x, slots_A, axis=x.ndim - 3), stack
     )
 
 
 def add_to_slots(stack: Any, some: Any, slots_A: Array) -> Any:
-    """The stack with something added to the slots that ``take_slots`` took; the others are not touched."""
+    """Add to the slots that ``take_slots`` took; the others are not touched."""
     count = slots_A.shape[0]
     if all(x.shape[-3] == count for x in jax.tree.leaves(stack)):
         return jax.tree.map(jnp.add, stack, some)
@@ -79,7 +79,7 @@ def add_to_slots(stack: Any, some: Any, slots_A: Array) -> Any:
 
 
 def put_slot(stack: Any, one: Any, slot: Array) -> Any:
-    """The stack with one slot replaced."""
+    """Return the stack with one slot replaced."""
     return jax.tree.map(
         lambda x, new: lax.dynamic_update_index_in_dim(x, new.astype(x.dtype), slot, x.ndim - 3), stack, one
     )
