@@ -28,7 +28,7 @@ from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
 from spmd_tx.worker.memory.allocator import keep_free_memory
-from spmd_tx.worker.programs.programs import Programs
+from spmd_tx.worker.programs.compiled import Programs
 
 HELLO_SECONDS = 120.0  # for the coordinator to answer; it waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes

@@ -24,7 +24,7 @@ from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, SaveSampler
 from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.execute import execute
-from spmd_tx.worker.programs.programs import Programs
+from spmd_tx.worker.programs.compiled import Programs
 from tests.support.tiny_setup import tiny_setup
 
 CONTEXT, BANK_SLOTS, STEPS, PAGE_SIZE, RANK = 2048, 10, 16, 16, 32

@@ -19,7 +19,7 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.idle_adapters import IdleAdapters
-from spmd_tx.worker.programs.programs import Programs
+from spmd_tx.worker.programs.compiled import Programs
 from tests.support.tiny_setup import tiny_setup
 
 ROUNDS = 15

@@ -12,7 +12,7 @@ LOOK_SECONDS = 0.05
 
 
 def hold() -> None:
-    from spmd_tx.worker.programs.programs import Programs  # not in the server, which has no JAX
+    from spmd_tx.worker.programs.compiled import Programs  # not in the server, which has no JAX
 
     compile_it = Programs._compile
 

@@ -11,7 +11,7 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, LossInputs, PackedRows
 from spmd_tx.worker.engine import Engine
-from spmd_tx.worker.programs.programs import Programs
+from spmd_tx.worker.programs.compiled import Programs
 from tests.support.tiny_engine import to_numpy
 from tests.support.tiny_setup import tiny_setup
 

@@ -22,7 +22,7 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import AXES, make_mesh
 from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state, write_in_background
 from spmd_tx.worker.main import main
-from spmd_tx.worker.programs.programs import Call
+from spmd_tx.worker.programs.compiled import Call
 
 PLAN = MemoryPlan(pages=5, train_tokens=64, decode_rows=2)
 

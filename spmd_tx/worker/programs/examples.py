@@ -11,7 +11,7 @@ from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec, Setup
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.programs.programs import Call
+from spmd_tx.worker.programs.compiled import Call
 from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
 from spmd_tx.worker.steps.swap import vector

@@ -8,7 +8,7 @@ import pytest
 
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.compile_counts import compile_counts
-from spmd_tx.worker.programs.programs import Call, Order, Programs
+from spmd_tx.worker.programs.compiled import Call, Order, Programs
 
 SECONDS = 30
 
@@ -145,7 +145,7 @@ def test_a_program_that_cannot_be_compiled_is_told_and_the_next_one_is(mesh, pro
 
 
 def test_the_end_does_not_wait_for_what_is_ordered(mesh, messages, monkeypatch):
-    monkeypatch.setattr("spmd_tx.worker.programs.programs.STOP_SECONDS", 0.05)
+    monkeypatch.setattr("spmd_tx.worker.programs.compiled.STOP_SECONDS", 0.05)
     first, second = Step(), Step()
     first.may_end.clear()
     programs = Programs(messages.append)
