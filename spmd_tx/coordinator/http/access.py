@@ -1,7 +1,6 @@
-"""What a caller may see and use. Whatever belongs to others is answered like what does not exist.
+"""Access control: what a caller may see and use. What belongs to others is answered like what does not exist.
 
-A session has an owner, and what hangs on it belongs to them: models, samplers, requests, checkpoints. The
-rule itself is Caller.sees.
+The owner of a session owns its models, samplers, requests and checkpoints. The rule itself is Caller.sees.
 """
 
 from dataclasses import dataclass, replace
@@ -22,16 +21,16 @@ from spmd_tx.errors import InvalidRequest, NotFound, RequestError, Unauthorized
 
 @dataclass(frozen=True)
 class Access:
-    """Of one caller. All look-ups raise NotFound for what is not theirs."""
+    """Looks things up for one caller. Raises NotFound for what the caller may not see."""
 
     caller: Caller
     catalog: Catalog
     checkpoints: CheckpointCatalog
     queue: RequestQueue
-    lender: Caller | None = None  # whose checkpoints can be read, too
+    lender: Caller | None = None  # whose checkpoints the caller may read, too
 
     def reading_with(self, token: str | None, keyring: Keyring) -> "Access":
-        """The same, but what the holder of another API key can read can be read. Raises InvalidRequest."""
+        """Return access that may also read what another API key may read. Raises InvalidRequest."""
         if token is None:
             return self
         try:
@@ -46,7 +45,7 @@ class Access:
         return session
 
     async def open_session(self, session_id: str) -> Session:
-        """A session that can still be given work."""
+        """Return a session that accepts work."""
         await self.session(session_id)
         return await self.catalog.open_session(session_id)
 
@@ -61,26 +60,26 @@ class Access:
         return sampler
 
     async def request(self, request_id: str, timeout: float) -> bool:
-        """Whether a request is the caller's; False when that could not be read in ``timeout`` seconds."""
+        """Return whether a request is the caller's; False when that takes more than ``timeout`` seconds."""
         session_id = await self.queue.session_of(request_id, timeout)
         if session_id is not None:
             await self._check(session_id, not_kept(request_id))
         return session_id is not None
 
     async def checkpoint(self, path: CheckpointPath) -> Checkpoint:
-        """A checkpoint that the caller may change."""
+        """Return a checkpoint that the caller may change."""
         return await self.checkpoints.find(path, lambda row: self.caller.sees(row.owner))
 
     async def describe_checkpoint(self, path: CheckpointPath) -> Manifest:
-        """What such a checkpoint holds, without reading its files."""
+        """Return the manifest of a checkpoint that the caller may read, without reading its files."""
         return await self.checkpoints.describe(path, self._may_read)
 
     async def open_checkpoint(self, path: CheckpointPath) -> OpenCheckpoint:
-        """A checkpoint that the caller may load or sample from: their own, or a published one."""
+        """Open a checkpoint that the caller may load or sample from: their own, or a published one."""
         return await self.checkpoints.open(path, self._may_read)
 
     async def problem_loading(self, path: str, token: str | None, keyring: Keyring) -> str | None:
-        """Why a model must not be loaded from a path, if so. One of the caller's own may still be coming."""
+        """Say why the caller may not load a path; None: they may. Their own save may still be running."""
         try:
             parsed, reader = checkpoint_paths.parse(path), self.reading_with(token, keyring)
             if not await self._is_own_run(parsed.run_id):

@@ -1,4 +1,4 @@
-"""Wires the HTTP application together. Has no logic of its own."""
+"""Builds the HTTP application from its controllers. Has no logic of its own."""
 
 from importlib.metadata import version
 
@@ -26,7 +26,7 @@ from spmd_tx.coordinator.http.tinker.usage import UsageController
 
 
 def make_app(services: Services) -> Litestar:
-    """Build the application. Everything it needs comes in as an argument."""
+    """Build the application."""
     return Litestar(
         route_handlers=[
             SessionsController,

@@ -1,4 +1,7 @@
-"""The guard of every route: whose key is it, and may its holder do this. The only place that reads a key."""
+"""Authentication: the guard of all routes, and the marks that routes carry for it and for the body guard.
+
+This is the only place that reads a key. The marks are options of a route (``opt=``).
+"""
 
 from typing import Any
 
@@ -18,26 +21,23 @@ IS_DROPPED = "is_dropped"
 HAS_PROMPTS = "has_prompts"
 HAS_BATCH = "has_batch"
 
-OPEN: dict[str, Any] = {IS_OPEN: True}  # for probes, which have no key
+OPEN: dict[str, Any] = {IS_OPEN: True}  # needs no key: for probes
 READS: dict[str, Any] = {IS_READING: True}  # changes nothing, although it is no GET
-SIGN_OF_LIFE: dict[str, Any] = {
-    IS_UNMETERED: True
-}  # the SDK sends it by itself, however little its user does
-SIGNED: dict[str, Any] = {IS_SIGNED: True}  # wants no key, but a signature in the URL (signed_urls.py)
+SIGN_OF_LIFE: dict[str, Any] = {IS_UNMETERED: True}  # the SDK sends it whatever its user does
+SIGNED: dict[str, Any] = {IS_SIGNED: True}  # needs a signature in the URL instead of a key (signed_urls.py)
 SDK_READS: dict[str, Any] = READS | SIGN_OF_LIFE
-DROPS: dict[str, Any] = SDK_READS | {IS_DROPPED: True}  # of its body nothing is kept, not even in memory
-PROMPTS: dict[str, Any] = {HAS_PROMPTS: True}  # its body may be as large as prompts are
+DROPS: dict[str, Any] = SDK_READS | {IS_DROPPED: True}  # its body is dropped as it arrives
+PROMPTS: dict[str, Any] = {HAS_PROMPTS: True}  # its body may be as large as prompts
 BATCH: dict[str, Any] = {HAS_BATCH: True}  # its body may be as large as any
-
 
 BEARER = "bearer "
 
 
 async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> None:
-    """Find out who calls, or refuse them: 401 without a valid key, 403 beyond its role, 429 too often.
+    """Set the caller, or refuse: 401 without a valid key, 403 beyond its role, 429 too often.
 
-    403, too, for a URL that is not signed, or no longer by a valid key. It never waits, but a guard that is
-    no coroutine would run in a thread, which costs more than all that it does.
+    A URL without a valid signature is refused with 403, too. This is a coroutine, although it never waits:
+    another guard would run in a thread, which costs more than the check.
     """
     if IS_OPEN in route.opt:
         return
@@ -66,7 +66,7 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
 
 
 def presented_key(headers: Headers) -> str | None:
-    """As the Tinker SDK sends it, or as most other clients do."""
+    """Return the key from X-Api-Key (the Tinker SDK's header), or else from Authorization: Bearer."""
     key = headers.get("x-api-key")
     authorization = headers.get("authorization", "")
     if key is None and authorization.lower().startswith(BEARER):

@@ -1,4 +1,4 @@
-"""Bounds how long bodies of requests take to come, how slowly, and how much memory all of them hold."""
+"""Limits request bodies: their size, how slowly they may arrive, and how much memory all of them hold."""
 
 import asyncio
 from typing import cast
@@ -19,16 +19,15 @@ from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
-SMALL_BYTES = 64 << 10  # of each body, that need no room: a sign of life is not held up by data
-UNPACKED = 4  # a compressed body becomes so many times as large, or more
-NOBODY = ""  # the owner of what has none
+SMALL_BYTES = 64 << 10  # of each body need no room, so that data does not delay heartbeats
+UNPACKED = 4  # factor by which a compressed body grows, at least
+NOBODY = ""  # the owner of a body without a caller
 
 
 class BodyGuard:
-    """Middleware; one for the whole application.
+    """Guards the bodies of all requests, as middleware.
 
-    A route asks for the body once the guard of all routes (authentication.py) has let the caller in. So
-    nobody else takes room, and it is known whose the body is.
+    A route reads the body after authentication, so only known callers take room.
     """
 
     def __call__(self, app: ASGIApp) -> ASGIApp:
@@ -47,7 +46,7 @@ class BodyGuard:
 
 
 class _Body:
-    """Of one request. What comes behind it, that the client hangs up, may take any time."""
+    """Receives the body of one request. Later messages, such as a disconnect, have no time limit."""
 
     def __init__(self, scope: HTTPScope, headers: dict[bytes, bytes], receive: Receive) -> None:
         self._now = asyncio.get_running_loop().time
@@ -61,9 +60,9 @@ class _Body:
         self._room: BodyRoom | None = None
         self._place: Place | None = None
         self._began_at: float | None = None
-        self._waited = 0.0  # seconds, for room: they are not the sender's
+        self._waited = 0.0  # seconds, for room: they do not count against the sender
         self._received = 0  # bytes
-        self._timeout: asyncio.Timeout | None = None  # while something is waited for
+        self._timeout: asyncio.Timeout | None = None  # while it waits
         self._must_give_way = False
         self._is_complete = False
 
@@ -93,12 +92,12 @@ class _Body:
         return message
 
     def leave(self) -> None:
-        """The request has been answered."""
+        """Give the room back: the request has been answered."""
         if self._room is not None and self._place is not None:
             self._room.leave(self._place)
 
     def _begin(self) -> None:
-        """See in the headers how much it is, and find a room for it."""
+        """Read from the headers how large the body may be, and choose its room."""
         headers, opt = self._headers, self._scope["route_handler"].opt
         if IS_READING in opt:
             self._most = self._bounds.reading_body_bytes
@@ -119,17 +118,17 @@ class _Body:
         self._place = self._room.place(owner, (size - SMALL_BYTES) * self._weight, self._give_way)
 
     def _deadline(self, now: float, began_at: float) -> float:
-        """When the next piece must be here."""
+        """Return when the next part of the body must have arrived."""
         bounds = self._bounds
         began_at += self._waited
         deadline = min(now + bounds.body_piece_seconds, began_at + bounds.body_seconds)
         if self._place is None:
             return deadline
         in_time = max(bounds.body_grace_seconds, self._received / bounds.body_bytes_per_second)
-        return min(deadline, began_at + in_time)  # later it would be so slow that it keeps room from others
+        return min(deadline, began_at + in_time)  # a slower body would keep room from others
 
     async def _take(self, room: BodyRoom, place: Place, piece: int) -> None:
-        """Find room for what has come."""
+        """Take room for the part that has arrived."""
         if self._must_give_way:
             raise _no_room()
         size = min(piece, self._received - SMALL_BYTES) * self._weight

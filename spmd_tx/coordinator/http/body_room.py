@@ -1,9 +1,9 @@
-"""Room for the large bodies of requests that are being read or handled, shared evenly among their owners.
+"""A memory budget for large request bodies that are being read or handled, shared evenly among owners.
 
-A body takes room for what has arrived of it, so that who sends slowly takes little. How much it may come to
-is known from its headers, and counts in two ways. An owner begins a further body only while all of theirs
-may come to no more than half of the room. And a body goes on only if all can still end, one after the other:
-bodies of which a part is here never wait for each other for ever.
+A body takes room for what has arrived, so a slow sender takes little. Its headers tell its full size, which
+counts in two ways. An owner may begin another body only while the full sizes of theirs add up to at most half
+of the room. And a body continues only if all bodies can still end, one after the other (the banker's
+algorithm), so partly received bodies never deadlock.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from spmd_tx.bounds import Bounds
 
 @dataclass(eq=False)
 class Place:
-    """What one body has of a room."""
+    """Holds one body's share of a room."""
 
     owner: str
-    most: int  # bytes that it may come to hold
-    give_up: Callable[[], None]  # sends its sender away, who may come again
+    most: int  # bytes that it may hold in the end
+    give_up: Callable[[], None]  # refuses it; its sender may try again
     since: float = 0.0  # when it began
     held: int = 0  # bytes
-    is_whole: bool = False  # all of it is here, and it is being handled
+    is_whole: bool = False  # it has arrived and is being handled
 
     @property
     def missing(self) -> int:
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass
 class _Owner:
-    """What all bodies of one owner have."""
+    """Adds up the places of one owner's bodies."""
 
     held: int = 0
     most: int = 0
@@ -40,7 +40,7 @@ class _Owner:
 
 
 def can_all_end(free: int, bodies: Iterable[tuple[int, int]]) -> bool:
-    """Whether bodies of (missing, held) bytes can end in some order, when each gives back what it held."""
+    """Return whether bodies of (missing, held) bytes can end in some order, each freeing what it held."""
     for missing, held in sorted(bodies):
         if missing > free:
             return False
@@ -49,22 +49,22 @@ def can_all_end(free: int, bodies: Iterable[tuple[int, int]]) -> bool:
 
 
 class BodyRoom:
-    """In memory. Whatever is larger than half of it counts as half: one body never keeps out all others."""
+    """Shares room among bodies. One larger than half of it counts as half, so others still fit."""
 
     def __init__(self, capacity: int, patience: float, clock: Callable[[], float]) -> None:
-        """After ``patience`` seconds without room, owners who have more than an even share must give way."""
+        """After ``patience`` seconds (of ``clock``) without room, owners with more than an even share yield."""
         self.free = self.capacity = capacity  # bytes
         self._patience = patience
         self._clock = clock
-        self._owners: dict[str, _Owner] = {}  # who hold something
-        self._waiting: dict[Place, tuple[asyncio.Future[None], int]] = {}  # for so many bytes
+        self._owners: dict[str, _Owner] = {}  # with bodies that hold room
+        self._waiting: dict[Place, tuple[asyncio.Future[None], int]] = {}  # with the bytes they wait for
 
     def place(self, owner: str, most: int, give_up: Callable[[], None]) -> Place:
-        """For a body that has not begun. It must ``leave``."""
+        """Make a place for a body of at most ``most`` bytes, which must ``leave`` in the end."""
         return Place(owner, min(most, self.capacity // 2), give_up, since=self._clock())
 
     async def take(self, place: Place, size: int) -> None:
-        """Return when there is room for so many bytes more, which are the body's from then on."""
+        """Wait for room for ``size`` more bytes of the body, and take it."""
         if self.take_now(place, size):
             return
         size = min(size, place.missing)
@@ -77,7 +77,7 @@ class BodyRoom:
             self._waiting.pop(place, None)
 
     def take_now(self, place: Place, size: int) -> bool:
-        """The same if there is room already, else nothing."""
+        """Take room if there is enough already; return whether there was."""
         size = min(size, place.missing)
         if not self._fits(place, size):
             return False
@@ -85,7 +85,7 @@ class BodyRoom:
         return True
 
     def be_whole(self, place: Place) -> None:
-        """All of the body is here."""
+        """Note that the whole body has arrived."""
         place.is_whole = True
         if place.held:
             self._owners[place.owner].most -= place.missing
@@ -93,7 +93,7 @@ class BodyRoom:
         self._let_in()
 
     def leave(self, place: Place) -> None:
-        """The body is not needed any more, or will not come."""
+        """Give back the room of a body that was handled or refused."""
         if place.held:
             owner = self._owners[place.owner]
             owner.places.discard(place)
@@ -112,7 +112,7 @@ class BodyRoom:
         if not place.held and owner is not None and owner.most + place.most > self.capacity // 2:
             return False
         if place.missing <= self.free:
-            return True  # it can end first, which helps all others
+            return True  # it can end first and give back its room
         bodies = [
             (each.missing, each.held)
             for owner in self._owners.values()
@@ -131,7 +131,7 @@ class BodyRoom:
         self.free -= size
 
     def _let_in(self) -> None:
-        """Those first whose owners have least; among them who came first."""
+        """Give room to those who wait, first to those whose owners hold least, then in order of arrival."""
         if not self._waiting or not self.free:
             return
         for place in sorted(self._waiting, key=lambda each: self._held_by(each.owner)):
@@ -141,7 +141,7 @@ class BodyRoom:
                 turn.set_result(None)
 
     def _ask_for_room(self, place: Place) -> None:
-        """Make those give way who have more than an even share, the slowest first, for one who has less."""
+        """Make bodies of owners with more than an even share yield, slowest first, to an owner with less."""
         share = self.capacity // len(self._owners.keys() | {each.owner for each in self._waiting})
         wanted = min(place.missing, share - self._held_by(place.owner)) - self.free
         excess = {name: owner.held - share for name, owner in self._owners.items()}
@@ -163,10 +163,10 @@ class BodyRoom:
 
 @dataclass(frozen=True)
 class BodyRooms:
-    """Of one server."""
+    """Holds the rooms of one server."""
 
     working: BodyRoom
-    reading: BodyRoom  # of requests that change nothing, and take no room from the others
+    reading: BodyRoom  # for requests that change nothing: they take no room from others
 
 
 def make_rooms(bounds: Bounds) -> BodyRooms:

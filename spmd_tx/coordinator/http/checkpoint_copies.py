@@ -1,4 +1,4 @@
-"""Copies of checkpoints: each in a training run of its own, which cannot be trained."""
+"""Copies checkpoints, each into a training run of its own, which cannot be trained."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ ENDED_BECAUSE = "it only holds a copy of a checkpoint"
 
 
 class CheckpointCopies:
-    """Makes copies; a copy that is asked for again, with the same key or number, is the same one."""
+    """Makes copies. A repeated request, with the same idempotency key or number, returns the same copy."""
 
     def __init__(self, checkpoints: CheckpointCatalog, queue: RequestQueue) -> None:
         self._checkpoints = checkpoints
@@ -37,7 +37,7 @@ class CheckpointCopies:
     async def make(
         self, request: CopyWeightsRequest, key: str | None, own: Access, reader: Access
     ) -> CheckpointPath:
-        """Copy what ``reader`` can read to what is the caller's ``own``. The key is of the caller's choice.
+        """Copy a checkpoint that ``reader`` can read to a run of the caller's; ``key`` is an idempotency key.
 
         Raises NotFound and InvalidRequest.
         """
@@ -63,7 +63,7 @@ class CheckpointCopies:
         request: CopyWeightsRequest,
         own: Access,
     ) -> None:
-        """The number 0 of its line is taken, so that the run is created but once, and for this."""
+        """Create the run. Its request takes number 0 of the line, so it is created only once."""
         session_id, _, number = run_id.rpartition(":train:")
         with suppress(NotFound):
             copied_from = (await own.model(run_id)).copied_from
@@ -81,7 +81,7 @@ class CheckpointCopies:
 
 
 async def _place(request: CopyWeightsRequest, key: str | None, own: Access) -> tuple[str, int]:
-    """The session and the number of the training run that is to hold the copy."""
+    """Return the session and the number of the training run for the copy."""
     is_numbered = request.session_id is not None and request.model_seq_id is not None
     if is_numbered == (request.destination_project_id is not None):
         raise InvalidRequest("send destination_project_id, or session_id and model_seq_id")
@@ -101,7 +101,7 @@ async def _place(request: CopyWeightsRequest, key: str | None, own: Access) -> t
 
 
 def _new_session(session_id: str, project_id: str | None, owner: str) -> Executable:
-    """It ends as it begins: nobody sends its heartbeats."""
+    """The session ends at once, since nobody sends its heartbeats."""
     now = clock.now()
     return insert(Session).values(
         id=session_id,

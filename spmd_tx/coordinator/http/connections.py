@@ -1,7 +1,7 @@
-"""Which connections of clients are open: how many there may be, and which of them make room for new ones.
+"""Limits open client connections, and drops idle ones for new ones. Knows neither HTTP nor sockets.
 
-Whoever is not being answered makes room: first who has never sent a whole request, then who keeps a
-connection for a next one; of either, who has waited longest. Knows neither HTTP nor sockets.
+Connections whose request is being answered stay. Of the others, those that never sent a whole request are
+dropped first, then those kept alive for a next request; of each kind, the one that has waited longest.
 """
 
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from typing import Protocol
 
 from spmd_tx.bounds import Bounds
 
-RESERVED_FILES = 128  # for the log, the database, workers, and connections that are only just accepted
+RESERVED_FILES = 128  # file descriptors for the log, the database, workers and just accepted connections
 
 
 class Connection(Protocol):
-    """As far as it matters here."""
+    """A client's connection, as far as it matters here."""
 
     def drop(self) -> None:
         """Hang up."""
@@ -22,7 +22,7 @@ class Connection(Protocol):
 
 @dataclass
 class _Address:
-    """Its connections; in either dict the one comes first that has waited longest."""
+    """Holds the connections of an address. In both dicts, the one that has waited longest comes first."""
 
     count: int = 0
     new: dict[Connection, None] = field(default_factory=dict)  # without any whole request yet
@@ -30,7 +30,7 @@ class _Address:
 
 
 class Connections:
-    """All of one server. Every change takes the same short time, however many there are."""
+    """Holds all connections of one server. Every change takes constant time."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
         self._most = most
@@ -44,7 +44,7 @@ class Connections:
         return self._all.count
 
     def admit(self, connection: Connection, address: str) -> bool:
-        """Whether a connection may stay. Others may be dropped for it."""
+        """Add a connection, perhaps dropping another one; return False if it must be closed."""
         known = self._addresses.get(address)
         if known is not None and known.count >= self._most_per_address and not self._make_room(known):
             return False
@@ -57,18 +57,18 @@ class Connections:
         return True
 
     def begin(self, connection: Connection) -> None:
-        """A request has come, and is being answered."""
+        """Note that a request has arrived and is being answered."""
         for group in self._groups(connection):
             group.new.pop(connection, None)
             group.idle.pop(connection, None)
 
     def end(self, connection: Connection) -> None:
-        """It has been answered."""
+        """Note that the request has been answered."""
         for group in self._groups(connection):
             group.idle[connection] = None
 
     def leave(self, connection: Connection) -> None:
-        """The connection is closed. It may say so twice."""
+        """Remove a closed connection. A second call does nothing."""
         groups = self._groups(connection)
         self.begin(connection)
         for group in groups:
@@ -91,6 +91,6 @@ class Connections:
 
 
 def open_connections(bounds: Bounds, open_files: int) -> Connections:
-    """``open_files`` is how many this process may have, connections and all."""
+    """Make the limits; ``open_files`` is this process's limit of file descriptors."""
     most = max(1, min(bounds.connections, open_files - RESERVED_FILES))
     return Connections(most, min(bounds.connections_per_address, max(1, most * 3 // 4)))

@@ -1,8 +1,8 @@
-"""Keeps web pages out of a server without API keys: an operator's browser must not do what a page wants.
+"""Keeps web pages from using a server without API keys through the operator's browser.
 
-A page can reach a server that listens on loopback only. Under a name of its own that it lets stand for
-127.0.0.1, it could even read the answers; so the server answers only to names that no page can have. With
-keys none of this is needed: a page has none.
+A page can reach a server that listens on loopback only. With a name of its own that resolves to 127.0.0.1
+(DNS rebinding) it could even read the answers, so the server answers only to names that no page can have.
+With keys this is not needed: a page has none.
 """
 
 import re
@@ -15,13 +15,13 @@ from litestar.datastructures import Headers
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import Forbidden, UnsupportedBody
 
-# What a page may send to other sites without asking them.
+# Types that a page may send to other sites without a CORS preflight.
 FORMS = ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded")
 PORT = re.compile(r":[0-9]*$")
 
 
 def keep_out(headers: Headers, config: ServerConfig) -> None:
-    """Raises Forbidden for another site's name or page, and UnsupportedBody for what forms send."""
+    """Raise Forbidden for another site's name or page, and UnsupportedBody for what forms send."""
     host, origin = headers.get("host", ""), headers.get("origin")
     if not _is_own(host, config.host):
         raise Forbidden(
@@ -39,7 +39,7 @@ def keep_out(headers: Headers, config: ServerConfig) -> None:
 
 @lru_cache(256)
 def _is_own(host: str, own: str) -> bool:
-    """Whether a name is this host's, of a server that was told to listen on ``own``."""
+    """Return whether ``host`` names this server, which listens on ``own``."""
     name = PORT.sub("", host).strip("[]").lower().removesuffix(".")
     try:
         address = ip_address(name)

@@ -1,4 +1,4 @@
-"""The one place where an error becomes an HTTP response. Every body says what is wrong, and by whom."""
+"""Maps errors to HTTP responses, in one place. Each body has a message and the category of the fault."""
 
 import logging
 import math
@@ -37,14 +37,14 @@ CLIENT_LEFT = "client disconnected prematurely"  # the words of Litestar, which 
 
 
 def error_response(message: str, status: int) -> ErrorResponse:
-    """The SDK shows the whole body; ``detail`` and ``error`` are both read by some version of it."""
+    """Make an error response. Some SDK versions read ``detail``, others ``error``; all show the body."""
     message = storable(message)
     category = "server" if status >= HTTP_500_INTERNAL_SERVER_ERROR else "user"
     return Response({"detail": message, "error": message, "category": category}, status_code=status)
 
 
 def status_of(error: SpmdTxError) -> int:
-    """For an answer that has begun, and can only tell in words what its status would have been."""
+    """Return the status of an error, for a stream whose own status has been sent already."""
     if isinstance(error, RequestError):
         return error.status
     return HTTP_503_SERVICE_UNAVAILABLE if isinstance(error, Unavailable) else HTTP_500_INTERNAL_SERVER_ERROR
@@ -62,12 +62,12 @@ def _too_many_requests(_: Request, error: TooManyRequests) -> ErrorResponse:
 
 def _body_too_slow(_: Request, error: BodyTooSlow) -> ErrorResponse:
     response = error_response(str(error), error.status)
-    response.headers["Connection"] = "close"  # what may still come is no request
+    response.headers["Connection"] = "close"  # the rest of the body may still arrive
     return response
 
 
 def _nested_too_deeply(request: Request, _: RecursionError) -> ErrorResponse:
-    """Nothing but JSON is nested as its sender likes."""
+    """Only JSON bodies have unlimited nesting, so the client is at fault."""
     return error_response(f"the body of {request.url.path} is nested too deeply", HTTP_400_BAD_REQUEST)
 
 
@@ -80,7 +80,7 @@ def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
 
 
 def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorResponse:
-    """The client may try again: a database that was restarted comes back, and so does a disk."""
+    """The client may try again: a database that was restarted comes back, and so does a full disk."""
     if isinstance(error, SQLAlchemyError) and not is_outage(error):
         return _internal_error(request, error)
     logger.error("%s %s: the database or the disk failed: %s", request.method, request.url.path, error)
@@ -88,12 +88,12 @@ def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorR
 
 
 def _end_of_storage(_: Request, error: DatabaseDamaged | DatabaseTaken) -> ErrorResponse:
-    """The server ends soon, and says why (housekeeping.py)."""
+    """The server ends soon, and logs why."""
     return error_response("the server has lost its database", HTTP_503_SERVICE_UNAVAILABLE)
 
 
 def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
-    """What Litestar refuses by itself: no such route, a body that does not fit, a body too large."""
+    """Litestar refused the request: no such route, an invalid body, a body too large."""
     message = f"{error.detail} ({request.method} {request.url.path})"
     if error.status_code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
         message = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send fewer datums per request"
@@ -107,7 +107,7 @@ def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
 
 def _internal_error(request: Request, error: Exception) -> ErrorResponse:
     if isinstance(error, InternalServerException) and error.detail == CLIENT_LEFT:
-        # Nobody reads this, and nothing is wrong here: a program that ends leaves its polls behind.
+        # Nobody reads this, and it is no fault: a program that ends leaves its polls behind.
         return error_response(CLIENT_LEFT, HTTP_500_INTERNAL_SERVER_ERROR)
     text = containment.report(error, f"{request.method} {request.url.path}")
     return error_response(text, HTTP_500_INTERNAL_SERVER_ERROR)

@@ -1,6 +1,6 @@
-"""Samplers for calls that bring no session and name their weights each time, as OpenAI's do.
+"""Samplers for calls without a session that name their weights each time, as OpenAI's do.
 
-Each set of weights has a session of its own, which ends, as any other, when it was not used for a while.
+Each set of weights has a session of its own, which ends like any other when it is unused for a while.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ SCHEME = "tinker://"
 
 @dataclass(frozen=True)
 class ImplicitSampler:
-    """A sampler, and the next numbers of its requests."""
+    """Holds a sampler, and numbers its requests."""
 
     row: Sampler
     numbers: count = field(default_factory=count)
 
 
 class ImplicitSamplers:
-    """Those of this process; it does not look for those of earlier ones, which expire."""
+    """Opens and keeps the samplers of this process. Those of earlier processes expire."""
 
     def __init__(self, catalog: Catalog, base_model: str) -> None:
         self._catalog = catalog
@@ -38,7 +38,7 @@ class ImplicitSamplers:
         self._opening = asyncio.Lock()
 
     async def of(self, model: str, access: Access) -> ImplicitSampler:
-        """What to sample a model with: the base model, or a checkpoint as it is now.
+        """Return a sampler for ``model``: the base model's name, or a checkpoint's path, as it is now.
 
         Raises NotFound, or InvalidRequest when it cannot be sampled.
         """

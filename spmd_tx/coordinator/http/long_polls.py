@@ -1,4 +1,4 @@
-"""Clients that wait for something on the server, each for a while; none when the server closes."""
+"""Long polls: requests that wait on the server for a result, until a timeout or until the server closes."""
 
 import asyncio
 from collections import Counter
@@ -9,24 +9,24 @@ from spmd_tx.errors import TooManyRequests
 
 Result = TypeVar("Result")
 
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0  # after which a refused client polls again
 
 
 class Polls:
-    """All that are under way, so that the end of the server is one callback, not one of each."""
+    """Holds the polls in progress, and ends them all when the server closes."""
 
     def __init__(self, most_per_owner: int) -> None:
         self._most_per_owner = most_per_owner
-        self._of_owner: Counter[str] = Counter()  # only those that have some
+        self._of_owner: Counter[str] = Counter()  # only owners with polls
         self._waiting: set[asyncio.Task[Any]] = set()
         self._is_watching = False
 
     async def wait(
         self, owner: str, work: Coroutine[Any, Any, Result], closing: asyncio.Future[None], seconds: float
     ) -> asyncio.Task[Result] | None:
-        """Wait for something, unless the server closes or it takes too long; then it is given up.
+        """Run ``work`` to its end; cancel it and return None after ``seconds`` or when the server closes.
 
-        Raises TooManyRequests, upon which the SDK asks again a little later.
+        Raises TooManyRequests, upon which the SDK polls again a little later.
         """
         if closing.done():
             work.close()

@@ -1,4 +1,4 @@
-"""Routes for whoever runs the server: is it alive, and would it serve a request at once."""
+"""Routes for the operator: liveness, readiness, and metrics for Prometheus."""
 
 from litestar import Controller, Response, get
 from litestar.status_codes import HTTP_200_OK, HTTP_503_SERVICE_UNAVAILABLE
@@ -20,12 +20,12 @@ class HealthController(Controller):
 
     @get("/healthz", opt=OPEN)
     async def healthz(self, services: Service) -> HealthResponse:
-        """200 as long as the API answers, with or without workers: a restart of the server would not help."""
+        """Answer 200 as long as the API works, even without workers: a restart would not help."""
         return HealthResponse("ok", programs=services.health.programs)
 
     @get("/readyz", opt=OPEN)
     async def readyz(self, services: Service) -> Response[HealthResponse]:
-        """200 while workers run commands; else 503, with what goes on."""
+        """Answer 200 while workers run commands, else 503 with the reason."""
         return readiness(services.health)
 
 

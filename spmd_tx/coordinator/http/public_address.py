@@ -1,4 +1,4 @@
-"""The server's address as clients have it, which a proxy before it may have changed."""
+"""The server's address as its clients see it, perhaps behind a reverse proxy."""
 
 import re
 from functools import cache
@@ -13,7 +13,7 @@ PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 
 
 def base_url(request: Request, trusted_proxies: str) -> str:
-    """What a trusted proxy says in X-Forwarded-Proto, -Host and -Prefix counts; from others it is ignored."""
+    """Return the base URL, with X-Forwarded-Proto, -Host and -Prefix if they come from a trusted proxy."""
     is_trusted = request.client is not None and _is_in(request.client.host, networks(trusted_proxies))
     scheme, host, prefix = (
         _forwarded(request, name) if is_trusted else "" for name in ("proto", "host", "prefix")
@@ -29,7 +29,7 @@ def base_url(request: Request, trusted_proxies: str) -> str:
 
 @cache
 def networks(trusted_proxies: str) -> tuple[IPv4Network | IPv6Network, ...]:
-    """Addresses and networks, with commas between them. Raises StartError."""
+    """Parse addresses and networks that are separated by commas. Raises StartError."""
     try:
         return tuple(ip_network(each.strip()) for each in trusted_proxies.split(",") if each.strip())
     except ValueError as error:
@@ -49,5 +49,5 @@ def _is_in(address: str, networks: tuple[IPv4Network | IPv6Network, ...]) -> boo
 
 
 def _forwarded(request: Request, name: str) -> str:
-    """What the outermost proxy says."""
+    """Return the outermost proxy's value of a header."""
     return request.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip()

@@ -1,4 +1,4 @@
-"""What the limits of keys leave: requests per second, samples in the queue, adapters."""
+"""Quotas of keys and owners: requests and polls per second, sessions, metadata, queued samples, adapters."""
 
 import asyncio
 import time
@@ -17,26 +17,26 @@ from spmd_tx.coordinator.storage.tables import Model, RequestRow, Session
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import InvalidRequest, TooManyRequests
 
-SECONDS_OF_BURST = 1.0  # so many seconds' worth of requests may come at once
+SECONDS_OF_BURST = 1.0  # this many seconds' worth of requests may come at once
 DAY_SECONDS = 24 * 3600.0
-SECONDS_OF_POLLS = 10.0  # and of polls, many of which end at the same time
-POLLS_OF_IDLERS, POLLS_PER_REQUEST = 20.0, 10.0  # per second
+SECONDS_OF_POLLS = 10.0  # burst of polls, many of which end at the same time
+POLLS_OF_IDLERS, POLLS_PER_REQUEST = 20.0, 10.0  # polls per second: fixed, and for each request per second
 SAMPLE_AGAIN_SECONDS = 1.0  # the SDK's own pause
 
-# Of all sample requests that are queued, with what they may still draw. At 40 bytes a token it keeps their
-# prompts in 1.3 GB of memory, and it is half an hour of work for a device that draws 20,000 tokens a second.
+# Prompts and max_tokens of all queued sample requests. At 40 bytes a token their prompts take up to 1.3 GB of
+# memory, and a device that draws 20,000 tokens a second needs half an hour for them.
 MOST_QUEUED_TOKENS = 32 << 20
 
 
 @dataclass
 class _TokenBucket:
-    """What a key, or an owner, may have now."""
+    """Limits the rate of a key or an owner."""
 
     left: float
     filled_at: float
 
     def take(self, now: float, per_second: float, full: float, count: float) -> float:
-        """Take some out, or say in how many seconds there will be as many."""
+        """Take ``count`` tokens and return 0, or return the seconds until there are enough."""
         self.left = min(full, self.left + (now - self.filled_at) * per_second)
         self.filled_at = now
         if self.left < count:
@@ -46,7 +46,7 @@ class _TokenBucket:
 
 
 class Quotas:
-    """Of all keys. Keys without limits cost nothing."""
+    """Enforces the quotas of all keys and owners. Keys without limits cost nothing."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Quotas:
         self._bounds = bounds
         self._clock = clock
         self._buckets: dict[tuple[str, str], _TokenBucket] = {}  # by what is counted, and id of key or owner
-        self._coming: Counter[str] = Counter()  # sample requests on their way into the queue, by owner
-        self._coming_tokens: Counter[str] = Counter()  # of those
+        self._coming: Counter[str] = Counter()  # sample requests about to be queued, by owner
+        self._coming_tokens: Counter[str] = Counter()  # tokens of those
         self._creating = asyncio.Lock()
 
     def count_request(self, caller: Caller) -> None:
-        """Raises TooManyRequests, upon which the SDK waits and sends the same again."""
+        """Count a request. Raises TooManyRequests, upon which the SDK waits and sends the same again."""
         rate = caller.limits.requests_per_second
         if rate is None:
             return
@@ -77,7 +77,7 @@ class Quotas:
             raise TooManyRequests(f"API key {caller.key_id} may send {rate:g} requests per second", seconds)
 
     def count_poll(self, caller: Caller) -> None:
-        """Of what the SDK sends by itself; as many as it may come to need, but no more."""
+        """Count a request that the SDK sends by itself, within what it can need. Raises TooManyRequests."""
         if caller.key_id is None:
             return
         rate, requests = float(self._bounds.polls_per_second), caller.limits.requests_per_second
@@ -95,7 +95,7 @@ class Quotas:
         return bucket.take(now, per_second, full, count)
 
     async def check_session(self, caller: Caller, size: int) -> None:
-        """Raises InvalidRequest when the owner may not have one more session, with so much that is kept."""
+        """Raise InvalidRequest when the owner may not create another session, with ``size`` bytes of data."""
         owner, bounds = caller.owner, self._bounds
         count = self._catalog.open_sessions_of(owner)
         if count >= bounds.open_sessions:
@@ -112,7 +112,7 @@ class Quotas:
         self.check_metadata(caller, size)
 
     def check_metadata(self, caller: Caller, size: int) -> None:
-        """Raises InvalidRequest when the owner has had so many bytes kept that these are too many."""
+        """Raise InvalidRequest when ``size`` more bytes exceed the owner's metadata per day."""
         most = self._bounds.metadata_bytes_per_day
         if self._take("metadata", caller.owner, most / DAY_SECONDS, float(most), size):
             raise InvalidRequest(
@@ -123,11 +123,11 @@ class Quotas:
 
     @asynccontextmanager
     async def room_for_sample(self, caller: Caller, tokens: int, requests: int = 1) -> AsyncIterator[None]:
-        """Entered while so many sample requests of so many tokens are queued. Raises TooManyRequests, as
-        ``count_request``, upon which the SDK holds all of its samples back for a second.
+        """Count sample requests with ``tokens`` in all while the block puts them into the queue.
 
-        Requests of training are never refused like this: later ones of a call can be in the queue before
-        the first one, and would wait for it while they leave no room.
+        Raises TooManyRequests, upon which the SDK holds all of its samples back for a second. Training
+        requests are never refused like this: later ones of a call can be in the queue before the first one,
+        and would wait for it while they leave no room.
         """
         await self._check_backlog(caller.owner, tokens)
         most = caller.limits.queued_requests
@@ -147,7 +147,7 @@ class Quotas:
 
     @asynccontextmanager
     async def room_for_adapter(self, caller: Caller, model_id: str) -> AsyncIterator[None]:
-        """Entered while a model is created. Raises InvalidRequest: waiting alone makes no room."""
+        """Check the quota while the block creates a model. Raises InvalidRequest: waiting would not help."""
         limit = caller.limits.adapters
         if limit is None:
             yield
@@ -162,7 +162,7 @@ class Quotas:
             yield
 
     async def _check_limits(self, caller: Caller, new: int) -> None:
-        """With what is on its way. One call alone is taken whatever its tokens: it would wait for ever."""
+        """Check the key's limits. One call alone may have any number of tokens: it would wait for ever."""
         limits, owner = caller.limits, caller.owner
         if limits.queued_requests is None and limits.queued_tokens is None:
             return
@@ -181,13 +181,13 @@ class Quotas:
             )
 
     async def _check_backlog(self, owner: str, tokens: int) -> None:
-        """While more is queued than is good, who has more than an even share of it has to wait."""
+        """Refuse owners with more than an even share while the queue is too long."""
         if self._queue.samples.total_tokens + self._coming_tokens.total() + tokens <= self.most_queued_tokens:
             return
         queued = Counter(self._coming_tokens)
         for session_id, of_session in list(self._queue.samples.tokens.items()):
             queued[(await self._catalog.session(session_id)).owner] += of_session
-        queued = +queued  # of those who have any
+        queued = +queued  # drops owners without any
         share = self.most_queued_tokens / len(queued | Counter([owner]))
         if queued[owner] and queued[owner] + tokens > share:
             raise TooManyRequests(
@@ -197,7 +197,7 @@ class Quotas:
             )
 
     async def _queued(self, owner: str) -> tuple[int, int]:
-        """Sample requests and their tokens; those on their way, too."""
+        """Return an owner's sample requests and their tokens, queued or about to be."""
         requests, tokens = self._coming[owner], self._coming_tokens[owner]
         samples = self._queue.samples
         for session_id, of_session in list(samples.requests.items()):
@@ -207,7 +207,7 @@ class Quotas:
         return requests, tokens
 
     async def _adapters(self, owner: str, besides: str) -> int:
-        """Models of open sessions, but not those whose creation failed."""
+        """Count an owner's models in open sessions, without those whose creation failed."""
         has_failed = exists().where(
             RequestRow.line == Model.id, RequestRow.seq_id == 0, RequestRow.error.is_not(None)
         )

@@ -1,4 +1,4 @@
-"""What a route is handed: everything the application is made of."""
+"""The services that routes use, and their injection into routes."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ from spmd_tx.models.config import ModelConfig
 
 
 class QueueStatus(Protocol):
-    """What a client is told about a request that is not finished."""
+    """What a client learns about an unfinished request."""
 
     @property
     def queue_state(self) -> str: ...  # "active", "paused_capacity" or "paused_rate_limit"
@@ -69,24 +69,24 @@ class Health(Protocol):
     """Whether a request would be served now."""
 
     @property
-    def phase(self) -> str: ...  # what is done until it is ready: "loading weights 45 %"
+    def phase(self) -> str: ...  # what happens until it is ready, as "loading weights 45 %"
 
     @property
     def ready(self) -> bool: ...
 
     @property
-    def refusal(self) -> str | None: ...  # why no more work is taken
+    def refusal(self) -> str | None: ...  # why it accepts no more work
 
     @property
-    def programs(self) -> ProgramsHealth | None: ...  # how far the warm-up is, if there is one
+    def programs(self) -> ProgramsHealth | None: ...  # progress of the warm-up, if there is one
 
     @property
-    def closing(self) -> asyncio.Future[None]: ...  # done when nobody should wait for a result any more
+    def closing(self) -> asyncio.Future[None]: ...  # done when long polls must end
 
 
 @dataclass(frozen=True)
 class Services:
-    """All that the routes need."""
+    """Holds everything that the routes need."""
 
     config: ServerConfig
     model: ModelConfig
@@ -134,19 +134,19 @@ def provide_services(state: State) -> Services:
 
 
 def provide_access(request: Request, services: Service) -> Access:
-    """Asks for the services, so that the two are not looked up side by side, in tasks of their own."""
+    """Depends on the services so that Litestar resolves the two in sequence, without tasks of their own."""
     return Access(request.auth, services.catalog, services.checkpoints, services.queue)
 
 
 def provide_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]) -> CheckpointPath:
-    """The checkpoint that the address of a route names; it need not exist."""
+    """Return the checkpoint that the route's path names; it need not exist."""
     return checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
 
 
 async def accepts_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:
-    """Guards the routes that take work: it waits while workers start, and is refused at the end.
+    """Guard routes that accept work: raise Unavailable while the server ends or its storage fails.
 
-    While it could not be stored, it is refused, too; clients send it again for some minutes.
+    Work is accepted while workers start. Clients send refused work again for some minutes.
     """
     services: Services = connection.app.state.services
     refusal = services.health.refusal or services.storage.problem

@@ -1,9 +1,8 @@
-"""URLs that let whoever has them read one thing for a while, without an API key.
+"""Signed URLs, which let their holder read one thing for a while without an API key.
 
-The signature (HMAC-SHA256) covers the path, the time of expiry, the owner and the API key with which the URL
-was made. A route with the mark SIGNED gets a caller who sees what the owner sees, and may only read
-(authentication.py), for as long as that key is valid; that the thing still exists, and is the owner's, is for
-the route to find out.
+The signature (HMAC-SHA256) covers the path, the time of expiry, the owner and the API key that made the URL.
+A route with the mark SIGNED (authentication.py) gets a caller who sees what the owner sees and may only read,
+as long as that key is valid. The route must check that the thing still exists and is the owner's.
 """
 
 import hmac
@@ -25,16 +24,16 @@ LIFETIME_SECONDS = 3600.0
 
 
 class SignedUrls:
-    """Signs and checks. URLs outlive a restart, as the secret is kept."""
+    """Signs and checks URLs. They outlive a restart, as the secret is kept."""
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self._secret = secret
         self._clock = clock
 
     def sign(self, base: str, path: str, owner: str, key_id: str | None) -> str:
-        """The URL of a path, not yet quoted, at a server's base URL.
+        """Sign an unquoted path and return its URL at a base URL.
 
-        ``key_id`` is the key of who asks for it; without keys there is none.
+        ``key_id`` is the API key of the request; None on a server without keys.
         """
         expires, key = str(int(self._clock() + LIFETIME_SECONDS)), key_id or ""
         query = {"expires": expires, "owner": owner, "key": key}
@@ -42,7 +41,7 @@ class SignedUrls:
         return f"{base.rstrip('/')}{quote(path)}?{urlencode(query)}"
 
     def caller(self, path: str, query: Mapping[str, str]) -> Caller:
-        """For whom it was signed, with which key. Raises Forbidden when it was not, or too long ago."""
+        """Return the caller that a URL was signed for. Raises Forbidden for a bad or expired signature."""
         expires, owner, key = (query.get(name, "") for name in ("expires", "owner", "key"))
         expected = self._signature(path, expires, owner, key)
         if not hmac.compare_digest(expected.encode(), query.get("signature", "").encode()):
@@ -57,7 +56,7 @@ class SignedUrls:
 
 
 def open_signed_urls(data_dir: Path) -> SignedUrls:
-    """With the secret of a data directory, which is made when there is none. Blocks. Raises StartError."""
+    """Read the secret of a data directory, or make one. Blocks. Raises StartError."""
     path = data_dir / SECRET_FILE
     if not path.exists():
         unfinished = path.with_suffix(".tmp")

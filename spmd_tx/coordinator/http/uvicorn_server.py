@@ -1,4 +1,8 @@
-"""Ends connections whose request headers do not come, do not end or do not fit, or that are too many."""
+"""The uvicorn server, and the limits on connections and request headers that uvicorn does not have.
+
+A connection ends when its request headers do not arrive in time or are too large. A connection beyond the
+limit is answered with 503, unless an idle one can be dropped for it.
+"""
 
 import asyncio
 import contextlib
@@ -15,12 +19,17 @@ from spmd_tx.coordinator.http.connections import Connections
 
 KEEP_ALIVE_SECONDS = 75  # clients keep connections for about a minute
 DRAIN_SECONDS = 3  # for requests that are being answered when the server ends
+HEADER_SECONDS = 30.0
+REST_SECONDS = 30.0  # for the rest of a body after its request was answered
+MAX_HEADER_BYTES = 64 << 10  # address and all headers
 
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are the business of server.py, which has more to end than HTTP
+TOO_LARGE = "address and headers of a request may have 64 KiB together"
+NO_HOST = "a request must have one header Host"
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: 58\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
+    b"the server has too many connections; try again in a second"
+)
 
 
 class HttpServer:
@@ -32,7 +41,7 @@ class HttpServer:
             app,
             http=protocol,
             headers=[("X-Content-Type-Options", "nosniff")],
-            proxy_headers=False,  # public_address.py reads them, and knows which proxies to believe
+            proxy_headers=False,  # public_address.py reads them, and knows the trusted proxies
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -51,25 +60,18 @@ class HttpServer:
         await self._uvicorn.serve(sockets=[self._listening])
 
     def stop(self) -> None:
-        """Take no more requests; ``run`` ends when those that are here have been answered."""
+        """Accept no more requests; ``run`` returns when those in progress have been answered."""
         self._uvicorn.should_exit = True
 
 
-HEADER_SECONDS = 30.0
-REST_SECONDS = 30.0  # for the rest of a body that nobody wants any more
-MAX_HEADER_BYTES = 64 << 10  # address and all headers
-
-TOO_LARGE = "address and headers of a request may have 64 KiB together"
-NO_HOST = "a request must have one header Host"
-FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: 58\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
-    b"the server has too many connections; try again in a second"
-)
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # server/serve.py handles signals: it has more to end than HTTP
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. Between two requests it is uvicorn's to end (timeout_keep_alive)."""
+    """Guards one connection. Between two requests uvicorn itself ends it (timeout_keep_alive)."""
 
     def __init__(self, *arguments: Any, connections: Connections, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -125,7 +127,7 @@ class GuardedProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
             self._complaint = NO_HOST
-            raise ValueError(NO_HOST)  # to the parser, which then says that the request is none
+            raise ValueError(NO_HOST)  # to the parser, which then reports an invalid request
         self._all.begin(self)
         super().on_headers_complete()
 
@@ -145,7 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._set_alarm(HEADER_SECONDS)
 
     def _expect_more(self) -> None:
-        """After what is neither a request nor the rest of one, uvicorn does not watch the connection."""
+        """Watch the connection after data that is no part of a request, since uvicorn does not."""
         is_idle = self.cycle is not None and self.cycle.response_complete
         if is_idle and self._alarm is None and not self.transport.is_closing():
             self._set_alarm(HEADER_SECONDS)

@@ -1,4 +1,4 @@
-"""``spmd-tx backup``: copies a data directory with its SQLite database, also of a running server. Blocks."""
+"""``spmd-tx backup``: copies a data directory with its SQLite database, even of a running server. Blocks."""
 
 import shutil
 import sqlite3
@@ -15,10 +15,10 @@ UNFINISHED = (".staged", ".partial", ".deleted", ".tmp", "lock")
 
 
 def back_up(data_dir: Path, destination: Path) -> int:
-    """Copy what a restart needs; the number of bytes. Raises StartError when that is impossible.
+    """Copy what a restart needs; return its size in bytes. Raises StartError when that is impossible.
 
-    Files never change once they have their name; those of payloads may still grow. What the database refers
-    to was there when it was copied: it is copied before that if it may soon be gone, and after that if new.
+    Files never change once they have their name, but payload files may grow. They are copied before the
+    database, since some may be deleted soon, and after it, since it may refer to new ones.
     """
     if not (data_dir / DATABASE).is_file():
         raise StartError(
@@ -39,7 +39,7 @@ def back_up(data_dir: Path, destination: Path) -> int:
 
 
 def _copy_files(data_dir: Path, destination: Path) -> int:
-    """Copy the files that are not there yet, or have grown since; the number of their bytes."""
+    """Copy the files that are new or have grown; return their size in bytes."""
     size = 0
     for source in _files(data_dir):
         target = destination / source.relative_to(data_dir)
@@ -54,7 +54,7 @@ def _copy_files(data_dir: Path, destination: Path) -> int:
 
 
 def _files(data_dir: Path) -> Iterator[Path]:
-    """All that are complete."""
+    """List all complete files."""
     for folder in FOLDERS:
         for path in (data_dir / folder).rglob("*"):
             parts = path.relative_to(data_dir).parts
@@ -72,7 +72,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _check(destination: Path) -> None:
-    """See that the copy has what its database refers to."""
+    """Raise StartError unless the copy has all files that its database refers to."""
     with closing(sqlite3.connect(destination / DATABASE)) as database:
         payloads = database.execute(
             "SELECT payload_file FROM requests WHERE payload_file IS NOT NULL "

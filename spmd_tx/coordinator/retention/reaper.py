@@ -1,6 +1,7 @@
-"""Deletes what has outlived its use, and what a crash has left behind: rows first, then files.
+"""The reaper: deletes rows, then files, that have outlived their use or that a crash left behind.
 
-The same code tells what would go (``dry_run``): it does all that is done to the database, and takes it back.
+A server runs it at intervals; ``spmd-tx gc`` runs it on a directory without a server. A dry run reports what
+would be deleted: it changes the database and rolls back.
 """
 
 import asyncio
@@ -32,12 +33,12 @@ from spmd_tx.errors import StartError
 
 logger = logging.getLogger(__name__)
 
-YOUNG_SECONDS = 3600.0  # files of a running server that nobody refers to may still be on their way
+YOUNG_SECONDS = 3600.0  # a running server may still refer to files that are younger
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things are kept, in seconds, and the most bytes they take."""
+    """Says how long things are kept, in seconds, and how many bytes they may take."""
 
     results: float
     versions: float
@@ -56,7 +57,7 @@ def limits_of(config: ServerConfig) -> Limits:
 
 @dataclass(frozen=True)
 class Reaped:
-    """What went, or would go."""
+    """Reports what was deleted, or would be."""
 
     kind: str
     count: int
@@ -65,7 +66,7 @@ class Reaped:
 
 @dataclass
 class _Doomed:
-    """Files and folders to delete once the database has forgotten them."""
+    """Holds files and folders to delete once the database no longer refers to them."""
 
     kind: str
     paths: list[Path] = field(default_factory=list)
@@ -75,7 +76,7 @@ class _Doomed:
 
 
 class Reaper:
-    """Of one data directory."""
+    """Deletes what one data directory and its database no longer need."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Reaper:
         limits: Limits,
         pending: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """``pending`` are payload files to which rows will refer."""
+        """``pending`` returns payload files that rows will refer to."""
         self.retire: Callable[[Collection[str]], None] = lambda _: None  # gives up samplers' versions
         self.clock = ClockGuard(data_dir)
         self._database = database
@@ -92,21 +93,21 @@ class Reaper:
         self._limits = limits
         self._pending = pending
         self._started_at = clock.now()
-        self._unreferenced: set[int] = set()  # payload files, the last time
+        self._unreferenced: set[int] = set()  # payload files, as of the last run
 
     async def reap(
         self, now: float | None = None, *, at_rest: bool = False, dry_run: bool = False
     ) -> list[Reaped]:
-        """Do all of it once. ``at_rest`` means that no server works with the directory now.
+        """Reap once. ``at_rest`` means that no server uses the directory now.
 
-        ``now`` is what ages are counted to; None: what the clock can be believed.
+        Ages are counted up to ``now``; None: up to the time that can be trusted for deletions.
         """
         if now is None:
             now = clock.now()
             if not dry_run:
                 now = min(now, await asyncio.to_thread(self.clock.for_deletions))
         ages = self._ages(now)
-        async with self._database.transaction() as db:  # nothing is being written to the log meanwhile
+        async with self._database.transaction() as db:  # the log is not written meanwhile
             savepoint = await db.begin_nested()
             reaped = await self._forget(db, ages)
             doomed = [
@@ -163,7 +164,7 @@ class Reaper:
         ]
 
     async def _payload_files(self, db: AsyncSession, at_rest: bool) -> _Doomed:
-        """Those that no row refers to; of a running server, those that none has for a while."""
+        """Find files that no row refers to; while a server runs, only those that none did last time."""
         referenced = await rules.payload_files(db) | set(self._pending())
         folder = self._data_dir / "payloads"
         present = await asyncio.to_thread(lambda: {int(path.stem): path for path in folder.glob("*.zst")})
@@ -191,7 +192,7 @@ class Reaper:
         )
 
     async def _notes(self, db: AsyncSession, kind: str, at_rest: bool, now: float) -> _Doomed:
-        """Of samples: while their session is in use, a training request may name them."""
+        """Find notes of samples; a training request may name them while their session is in use."""
         folder = self._data_dir / kind
         kept = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
         return _Doomed(
@@ -200,7 +201,7 @@ class Reaper:
         )
 
     async def _old_stability(self, db: AsyncSession, now: float) -> _Doomed:
-        """Notes that nobody has used for long, and that no gradient needs which may have to be made again."""
+        """Find notes that were unused for long and that no gradient to be replayed needs."""
         oldest = await rules.oldest_to_restore(db)
         limits = {
             folder_of(id): min(now - KEPT_SECONDS, oldest.get(id, now)) - YOUNG_SECONDS
@@ -214,7 +215,7 @@ class Reaper:
         return _Doomed("stability of samples, long unused", await asyncio.to_thread(old))
 
     def _compilation_cache(self) -> _Doomed:
-        """The entries that were unused for longest, beyond what all may take. JAX touches what it uses."""
+        """Find the least recently used entries beyond the size limit. JAX touches entries that it uses."""
         entries: dict[str, list[Path]] = {}
         for path in (self._data_dir / "compilation_cache").glob("*"):
             entries.setdefault(path.name.removesuffix("-atime").removesuffix("-cache"), []).append(path)
@@ -234,7 +235,7 @@ class Reaper:
 
 
 def _others(folders: Iterable[Path], kept: set[Path], at_rest: bool, now: float) -> list[Path]:
-    """The folders that are not to be kept; while a server runs, without those that are new."""
+    """Return the folders that are not ``kept``; while a server runs, without young ones."""
     before = min(time.time(), now) - YOUNG_SECONDS
     return [path for path in folders if path not in kept and (at_rest or _modified_at(path) < before)]
 
@@ -258,7 +259,7 @@ def _delete(doomed: Iterable[_Doomed]) -> None:
 
 
 async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_run: bool) -> list[Reaped]:
-    """Take database and directory as a server does, and reap. Raises StartError when a server has them."""
+    """Reap a data directory. Raises StartError when a server uses it or its database."""
     if not data_dir.is_dir():
         raise StartError(f"--data-dir {data_dir} does not exist")
     database = await open_database(database_url, data_dir)
@@ -266,7 +267,7 @@ async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_
         files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
         try:
             reaper = Reaper(database, data_dir.absolute(), limits)
-            # Who asks for it looks at what goes (--dry-run): the clock is believed.
+            # The operator can see what goes (--dry-run), so the clock is trusted.
             return await reaper.reap(clock.now(), at_rest=True, dry_run=dry_run)
         finally:
             files.close()
@@ -275,7 +276,7 @@ async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_
 
 
 def table(reaped: Sequence[Reaped]) -> str:
-    """Kind, count and bytes in columns, with the sum."""
+    """Format kinds, counts and sizes in columns, with the sum."""
     rows = [("", "count", "size")]
     rows += [(each.kind, str(each.count), show_size(each.size) if each.size else "") for each in reaped]
     rows.append(("in all", "", show_size(sum(each.size for each in reaped))))

@@ -1,8 +1,8 @@
-"""Which rows have outlived their use, and which files those that remain refer to. SQL only.
+"""The rules of retention: deletes rows that are no longer needed, lists files that others need. SQL only.
 
-A finished request is needed as long as its client may still ask for the result, and as long as a model
-that is in use may have to be restored by running it again: it lies behind the older of the two newest
-snapshots, or there are not yet two. Whatever is unfinished is needed.
+A finished request is needed as long as its client may ask for the result, and as long as it may have to be
+replayed to restore a model in use: as long as it lies behind the older of the two newest snapshots, or there
+are fewer than two. All unfinished requests are needed.
 """
 
 from dataclasses import dataclass
@@ -27,29 +27,29 @@ from sqlalchemy.orm import InstrumentedAttribute
 from spmd_tx.coordinator.checkpoints.snapshots import KEPT, counts
 from spmd_tx.coordinator.storage.tables import Model, PastRequest, RequestRow, Sampler, Session, SnapshotRow
 
-TRACES_KEPT_SECONDS = 30 * 24 * 3600.0  # of requests; a short row of each
-SAMPLERS_KEPT_SECONDS = 30 * 24 * 3600.0  # rows only, for listings; after the end of their session
+TRACES_KEPT_SECONDS = 30 * 24 * 3600.0  # a short row of each request, for traces
+SAMPLERS_KEPT_SECONDS = 30 * 24 * 3600.0  # rows for listings, after the end of their session
 
 
 class Ages(NamedTuple):
-    """What lies before these times may go. In seconds since the epoch."""
+    """Holds times, in seconds since the epoch; what is older may be deleted."""
 
     now: float
     results: float  # of sessions that have ended
     open_results: float  # of sessions that are open
-    versions: float  # last use of superseded ones
+    versions: float  # last use of superseded versions
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How many rows, and the bytes of the bodies that they stood for."""
+    """Counts rows, and the bytes of their bodies."""
 
     count: int
     size: int
 
 
 async def forget_requests(db: AsyncSession, ages: Ages) -> Rows:
-    """Delete the requests that nobody needs any more."""
+    """Delete the requests that are no longer needed; keep a short row of each."""
     is_deletable = and_(_is_old(ages), ~_is_needed_to_restore())
     size = RequestRow.payload_length + func.coalesce(RequestRow.result_length, 0)
     rows = await _measure(db, size, is_deletable)
@@ -65,7 +65,7 @@ async def forget_past_requests(db: AsyncSession, ages: Ages) -> None:
 
 
 async def forget_results(db: AsyncSession, ages: Ages) -> Rows:
-    """Give up results of requests that are only kept to be run again."""
+    """Drop the results of old requests that are only kept for replay."""
     is_droppable = and_(_is_old(ages), RequestRow.result_length.is_not(None))
     rows = await _measure(db, func.coalesce(RequestRow.result_length, 0), is_droppable)
     nowhere = dict.fromkeys(("result_body", "result_file", "result_offset", "result_length"))
@@ -74,14 +74,14 @@ async def forget_results(db: AsyncSession, ages: Ages) -> Rows:
 
 
 async def payload_files(db: AsyncSession) -> set[int]:
-    """The numbers of the files that are referred to."""
+    """Return the numbers of the payload files that rows refer to."""
     payloads = await db.scalars(_different("payload_file"))
     results = await db.scalars(_different("result_file"))
     return {number for number in (*payloads, *results) if number is not None}
 
 
 def _different(column: str) -> TextClause:
-    """The values of an indexed column: one step for each of them, not for each row."""
+    """Select the distinct values of an indexed column, in one step per value instead of per row."""
     next_one = f"SELECT min({column}) FROM requests WHERE {column} > found.number"  # rows have a number, too
     return text(
         f"WITH RECURSIVE found(number) AS (SELECT min({column}) FROM requests UNION ALL "
@@ -101,7 +101,7 @@ async def forget_snapshots(db: AsyncSession) -> Rows:
 
 
 async def snapshots(db: AsyncSession) -> list[tuple[str, int]]:
-    """Model and seq_id of each."""
+    """Return model and seq_id of each snapshot."""
     rows = await db.execute(select(SnapshotRow.model_id, SnapshotRow.seq_id))
     return [(model_id, seq_id) for model_id, seq_id in rows]
 
@@ -111,7 +111,7 @@ async def sessions_in_use(db: AsyncSession) -> list[str]:
 
 
 async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
-    """By session: when the oldest gradient that may have to be made again was asked for."""
+    """Return, by session, the creation time of the oldest forward_backward that may have to be replayed."""
     needed = and_(RequestRow.kind == "forward_backward", _is_needed_to_restore())
     query = select(RequestRow.session_id, func.min(RequestRow.created_at)).where(needed)
     rows = await db.execute(query.group_by(RequestRow.session_id))
@@ -119,13 +119,13 @@ async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
 
 
 async def versions_in_use(db: AsyncSession) -> set[str]:
-    """The versions that samplers of open sessions, or with unfinished requests, draw from."""
+    """Return the versions that samplers of sessions in use draw from."""
     query = select(Sampler.id, Sampler.version).where(_is_in_use(Sampler.session_id))
     return {version or id for id, version in await db.execute(query)}
 
 
 async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
-    """Ephemeral versions that are not the newest of their model, and that nobody has used for long."""
+    """Return ephemeral versions that are not the newest of their model and were unused for long."""
     is_frozen = and_(Sampler.model_id.is_not(None), Sampler.inflight.is_(False))
     ephemeral = and_(is_frozen, _is_in_use(Sampler.session_id))
     newest = (
@@ -145,7 +145,7 @@ async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
 
 
 async def forget_samplers(db: AsyncSession, ages: Ages) -> int:
-    """Delete the rows of samplers whose session has ended long ago."""
+    """Delete the rows of samplers whose session ended long ago; return their number."""
     long_ended = select(Session.id).where(Session.ended_at < ages.now - SAMPLERS_KEPT_SECONDS)
     is_deletable = Sampler.session_id.in_(long_ended)
     count = await db.scalar(select(func.count()).select_from(Sampler).where(is_deletable)) or 0
@@ -161,7 +161,7 @@ def _is_old(ages: Ages) -> ColumnElement[bool]:
 
 
 def _is_needed_to_restore() -> ColumnElement[bool]:
-    """Samples change nothing. A creation stays as long as its model, so that a duplicate is known as one."""
+    """Samples change no state. A creation stays as long as its model, so that a duplicate is recognized."""
     older_of_two = (
         select(func.min(SnapshotRow.seq_id))
         .where(SnapshotRow.model_id == RequestRow.line, counts())
@@ -181,7 +181,7 @@ def _is_open(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
 
 
 def _is_in_use(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """A session goes on to the end of the work that it has given."""
+    """A session is in use while it is open or has unfinished requests."""
     at_work = select(RequestRow.session_id).where(RequestRow.finished_at.is_(None))
     return or_(_is_open(session_id), session_id.in_(at_work.correlate(None)))
 

@@ -1,7 +1,7 @@
-"""Training requests into micro-batches, and replies back into results. Pure: arrays in, arrays out.
+"""Batches training requests into micro-batches, and splits replies into results. Pure: arrays in, arrays out.
 
-A request becomes chunks, which follow from that request alone. A micro-batch carries one chunk, and
-chunks of other models where it has rows to spare. Dimension key: N token, K target of a position.
+A request becomes chunks, which depend on that request alone. A micro-batch carries one chunk, and chunks of
+other models in its free rows. Dimension key: N token, K target of a position.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,12 +22,12 @@ from spmd_tx.protocol.programs import ProgramShape
 
 Arrays = TypeVar("Arrays", PackedRows, LossInputs)
 Spread = Callable[[np.ndarray, type], np.ndarray]  # [tokens, ...] into rows [rows, T, ...]
-Experts = Sequence[np.ndarray | None]  # of each datum int16 [N, L, k] to be replayed, or nothing is known
+Experts = Sequence[np.ndarray | None]  # of each datum: int16 [N, L, k] to replay; None: unknown
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The part of a request that one micro-batch carries: only its own rows, in order."""
+    """Holds the part of a request that one micro-batch carries: only its own rows, in order."""
 
     rows: PackedRows
     loss: LossInputs
@@ -39,7 +39,7 @@ class Chunk:
         return int(self.rows.slots[0])
 
     def in_slot(self, slot: int) -> "Chunk":
-        """The same for the slot that its model has when it is sent."""
+        """Return a copy for the slot that its model has when it is sent."""
         slots = np.full_like(self.rows.slots, slot)
         return replace(self, rows=msgspec.structs.replace(self.rows, slots=slots))
 
@@ -53,7 +53,7 @@ class Chunk:
 
     @cached_property
     def program(self) -> ProgramShape:
-        """What it is compiled for. It follows from the request alone, so company does not change it."""
+        """The program it runs as. It follows from the request alone, whatever shares the micro-batch."""
         targets = self.rows.targets.shape[2:]
         return ProgramShape(
             step="forward" if self.forward_only else "forward_backward",
@@ -65,13 +65,13 @@ class Chunk:
 
     @property
     def tokens(self) -> int:
-        """What the chunk costs: padding of its rows counts."""
+        """The chunk's cost: tokens, with the padding of its rows."""
         return self.used * self.row_length
 
 
 @dataclass(frozen=True)
 class ChunkOutput:
-    """What a chunk's rows got back."""
+    """Holds the results of a chunk's rows."""
 
     logprobs: np.ndarray  # float32 [rows, T], or [rows, T, K]
     losses: np.ndarray  # float32 [rows, T]
@@ -79,14 +79,14 @@ class ChunkOutput:
 
 @dataclass(frozen=True)
 class PackedRequest:
-    """A request's chunks, and where its datums lie in their rows."""
+    """Holds a request's chunks, and where its datums lie in their rows."""
 
     chunks: list[Chunk]
     destination: np.ndarray  # [tokens of all datums, in datum order] index into the rows laid end to end
-    shapes: list[tuple[int, ...]]  # shape of each datum's result
+    shapes: list[tuple[int, ...]]  # of each datum's result
 
     def results(self, outputs: list[ChunkOutput]) -> tuple[list[np.ndarray], float]:
-        """Cut the logprobs of each datum; add up the loss in float64, in datum order."""
+        """Return the logprobs of each datum and the loss, summed in float64 in datum order."""
         width = outputs[0].logprobs.shape[2:]
         logprobs = np.concatenate([output.logprobs.reshape(-1, *width) for output in outputs])
         losses = np.concatenate([output.losses.ravel() for output in outputs])[self.destination]
@@ -100,7 +100,7 @@ class PackedRequest:
 
 
 class MicroBatch:
-    """A command in the making: the chunk that opened it, and what else finds room in its free rows."""
+    """Collects chunks for one command: the first one determines its program, others fill free rows."""
 
     def __init__(self, first: Chunk, data_shards: int) -> None:
         self.chunks: list[Chunk] = []
@@ -113,21 +113,21 @@ class MicroBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing can join, whatever it is."""
+        """Whether no row is free."""
         return sum(self._used) == self._first.size
 
     def fits(self, chunk: Chunk) -> bool:
-        """Whether a chunk is for this program, and its rows find room."""
+        """Return whether a chunk needs this program and its rows find room."""
         if chunk.program != self._first.program:
             return False
         places = self._first.size // self._shards
         return all(used <= places for used in self._used_with(chunk))
 
     def join(self, chunk: Chunk) -> bool:
-        """Take a chunk in if it fits and has another model's slot."""
+        """Add a chunk if it fits and is of another model; return whether it was added."""
         if not self.fits(chunk) or chunk.slot in {other.slot for other in self.chunks}:
             return False
-        # Row i belongs to data shard i % n whatever the company, and keeps its order within the shard.
+        # Row i belongs to data shard i % n whatever else joins, and keeps its order within the shard.
         row = np.arange(chunk.used)
         shard, order = row % self._shards, row // self._shards
         places = self._first.size // self._shards
@@ -137,7 +137,7 @@ class MicroBatch:
         return True
 
     def _used_with(self, chunk: Chunk) -> list[int]:
-        """Rows in use per data shard if the chunk joins: plain numbers, since it is asked of every model."""
+        """Return rows in use per data shard if the chunk joins. Plain integers: this is called often."""
         last = chunk.used - 1
         return [used + (last - shard) // self._shards + 1 for shard, used in enumerate(self._used)]
 
@@ -152,9 +152,9 @@ class MicroBatch:
         return [ChunkOutput(logprobs_BT[rows], losses_BT[rows]) for rows in self._destinations]
 
     def _scatter(self, parts: list[Arrays]) -> Arrays:
-        """Lay the chunks' rows out over the command's rows; the free ones are all zeros.
+        """Lay the chunks' rows out over the command's rows; free rows are zeros.
 
-        What some chunks have and others have not is filled up as their rows would have it.
+        Rows of chunks without a field that others have get its neutral value.
         """
         scattered = {}
         for field in parts[0].__struct_fields__:
@@ -177,10 +177,10 @@ def pack(
     shapes: TrainingShapes,
     experts: Experts = (),
 ) -> PackedRequest:
-    """Pack the datums of one request, which must be valid, into chunks; their slot is chosen later."""
+    """Pack the datums of one validated request into chunks; their slot is chosen later."""
     lengths = np.array([len(datum.tokens) for datum in datums])
     layout = lay_out(lengths, shapes)
-    within = _counters(lengths)  # of each token: its place in its datum
+    within = _counters(lengths)  # place of each token in its datum
     destination = np.repeat(layout.rows * layout.row_length + layout.starts, lengths) + within
     shape = (int(layout.rows.max()) + 1, layout.row_length)
 
@@ -233,7 +233,7 @@ def _loss_inputs(datums: list[Datum], loss: LossSettings, spread: Spread) -> Los
             mask = _joined(datums, "sequence_ratio_mask")
             ratio_mask, counts = spread(mask, np.float32), counts | (mask != 0)
         advantages = spread(advantage, np.float32)
-        # Where a position does not count, its logprob may be anything, -inf and NaN too.
+        # The logprob of a position that does not count may be -inf or NaN.
         sampling_logprobs = spread(np.where(counts, _joined(datums, "logprobs"), 0), np.float32)
         low, high = (spread(np.concatenate(each), np.float32) for each in _clips(datums, loss))
     count = nothing.shape[0]
@@ -251,14 +251,14 @@ def _loss_inputs(datums: list[Datum], loss: LossSettings, spread: Spread) -> Los
 
 
 def _clips(datums: list[Datum], loss: LossSettings) -> Iterable[tuple[np.ndarray, ...]]:
-    """The low thresholds of all datums, and the high ones."""
+    """Return the low thresholds of all datums, and the high ones."""
     return zip(*(clips_of(datum, loss) for datum in datums), strict=True)
 
 
 def _merged_weights(datums: list[Datum]) -> np.ndarray:
-    """Weights [N] or [N, K]. A token that stands several times among a position's targets keeps one weight.
+    """Return weights [N] or [N, K], where a position's repeated target token has a single weight.
 
-    The sum is the same, and no device has to add up the gradients of a logit in an order of its own.
+    The sum is the same, and no device adds up the gradients of one logit in an order of its own.
     """
     weights = _cells(datums, "weights")
     if weights.ndim == 1:
@@ -296,13 +296,13 @@ def _take(arrays: Arrays, part: slice) -> Arrays:
 
 
 def _in_shape(logprobs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A datum's part [N] or [N, K] of the reply, as its targets were."""
+    """Reshape a datum's part of the reply to the shape of its targets, [N] or [N, K]."""
     width = shape[1] if len(shape) == 2 else 1
     return logprobs.reshape(len(logprobs), -1)[:, :width].reshape(shape)
 
 
 def _cells(datums: list[Datum], key: str) -> np.ndarray:
-    """[N] with one target per position, else [N, K] with K a power of two, filled up with 0."""
+    """Join values to [N] with one target per position, else [N, K], K a power of two, padded with 0."""
     arrays = [datum.loss_inputs[key] for datum in datums]
     widths = [array.shape[1] if array.ndim == 2 else 1 for array in arrays]
     width = 1 << (max(widths) - 1).bit_length()
@@ -319,13 +319,13 @@ def _joined(datums: list[Datum], key: str) -> np.ndarray:
 
 
 def _counters(lengths: np.ndarray) -> np.ndarray:
-    """0, 1, ... for every length, end to end."""
+    """Return 0, 1, ... length - 1 for every length, end to end."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
 
 
 def _segment_numbers(layout: Layout) -> np.ndarray:
-    """1, 2, ... within each row, from left to right."""
+    """Number the segments of each row 1, 2, ... from left to right."""
     order = np.lexsort((layout.starts, layout.rows))
     numbers = np.empty(len(order), np.int64)
     numbers[order] = 1 + _counters(np.bincount(layout.rows))

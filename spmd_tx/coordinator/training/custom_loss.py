@@ -1,7 +1,7 @@
-"""forward_backward with a custom loss, in three steps: forward, the loss of each datum, backward.
+"""forward_backward with a custom loss, in three steps: forward pass, loss of each datum, backward pass.
 
-The loss is differentiated with respect to the logprobs of the forward pass, and the backward pass is that of
-cross_entropy with weights = -gradient: what the SDK does when it runs a loss itself.
+The loss is differentiated with respect to the logprobs of the forward pass. The backward pass is that of
+cross_entropy with weights = -gradient, as in the SDK when it runs a loss itself.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from spmd_tx.protocol.commands import CustomLoss
 
 LOSS = "custom"
 
-# Checks a cross_entropy request and packs it.
+# Validates a cross_entropy request and packs it.
 Pack = Callable[[ForwardBackwardRequest], PackedRequest]
 
-# Runs a command that is made for a number.
+# Runs the command that is made for a run's number.
 Run = Callable[[Callable[[int], CustomLoss]], Awaitable[Arrays]]
 
 
 def loss_id(request: ForwardBackwardRequest) -> str:
-    """Which loss is wanted."""
+    """Return the id of the wanted loss. Raises InvalidRequest."""
     config = request.loss_config
     wanted = config.get("loss_id")
     if not isinstance(wanted, str) or len(config) > 1:
@@ -53,7 +53,7 @@ async def differentiate(
     limits: LossLimits | None,
     run: Run,
 ) -> tuple[PackedRequest, list[asyncio.Future[ChunkOutput]], Differentiated]:
-    """The first two steps. Raises InvalidRequest when the loss cannot be run on these datums."""
+    """Do the first two steps. Raises InvalidRequest when the loss cannot be run on these datums."""
     packed = await compute(SMALL_BYTES, _forward, request, stored, pack)
     waiting = model.put_chunks(packed.chunks)
     outputs = [await output for output in waiting]
@@ -64,13 +64,13 @@ async def differentiate(
 
 
 def backward(request: ForwardBackwardRequest, found: Differentiated, pack: Pack) -> PackedRequest:
-    """The request of the third step."""
+    """Pack the request of the third step."""
     weights = [-gradient for gradient in found.gradients]
     return pack(_as_cross_entropy(request, weights, forward_only=False))
 
 
 def _forward(request: ForwardBackwardRequest, stored: StoredLoss, pack: Pack) -> PackedRequest:
-    """Check everything, the inputs of the loss too, and pack the forward pass."""
+    """Validate the request, with the inputs of the loss, and pack the forward pass."""
     targets = [datum.loss_inputs.get("target_tokens", np.zeros(0)) for datum in request.data]
     weights = [np.zeros(target.shape, np.float32) for target in targets]
     packed = pack(_as_cross_entropy(request, weights, forward_only=True))
@@ -85,7 +85,7 @@ def _forward(request: ForwardBackwardRequest, stored: StoredLoss, pack: Pack) ->
 def _as_cross_entropy(
     request: ForwardBackwardRequest, weights: Sequence[np.ndarray], forward_only: bool
 ) -> ForwardBackwardRequest:
-    """The same tokens and targets with these weights."""
+    """Return a cross_entropy request with the same tokens and targets and with these weights."""
     data = []
     for datum, its_weights in zip(request.data, weights, strict=True):
         kept = {key: values for key, values in datum.loss_inputs.items() if key == "target_tokens"}
@@ -94,7 +94,7 @@ def _as_cross_entropy(
 
 
 def _input_problem(datum: Datum, wanted: LossInput, loss: str) -> str | None:
-    """What is wrong with one input of a datum, whose tokens and targets are good."""
+    """Say what is wrong with one input of a datum, whose tokens and targets are valid."""
     key = "target_tokens" if wanted.name == "logprobs" else wanted.name
     values, tokens = datum.loss_inputs.get(key), len(datum.tokens)
     if values is None:
@@ -113,7 +113,7 @@ def _input_problem(datum: Datum, wanted: LossInput, loss: str) -> str | None:
 def _command(
     request: ForwardBackwardRequest, stored: StoredLoss, logprobs: Sequence[np.ndarray]
 ) -> CustomLoss:
-    """Values of each input laid end to end, in the order of the datums."""
+    """Build the command: values of each input end to end, in datum order. Its number is set later."""
     columns = [[np.asarray(each, np.float32) for each in logprobs]]
     for each in stored.loss.inputs[1:]:
         values = [datum.loss_inputs[each.name] for datum in request.data]
@@ -130,7 +130,7 @@ def _command(
 
 
 def _end_to_end(column: Sequence[np.ndarray]) -> np.ndarray:
-    """Of one type: float32, or int64 if all datums send integers."""
+    """Join values of all datums as float32, or as int64 if all datums send integers."""
     dtype = np.int64 if all(array.dtype.kind == "i" for array in column) else np.float32
     return np.concatenate([array.ravel() for array in column]).astype(dtype, copy=False)
 

@@ -1,7 +1,7 @@
-"""Custom losses that clients have created: kept in the log as requests, and found again by their id.
+"""The catalog of custom losses that clients have created, which the log keeps as requests.
 
-The payload of its creation is the loss, so it lives as long as its session can use it, or may have to be
-restored (retention.py). Its id comes from that of the request, which nobody can guess.
+The payload of its creation is the loss, so retention keeps it while its session can use it or may have to be
+restored. Its id is derived from the request's, which nobody can guess.
 """
 
 from collections import OrderedDict
@@ -24,20 +24,20 @@ from spmd_tx.custom_loss.definition import CustomLoss
 from spmd_tx.errors import InvalidRequest
 
 KIND = "create_custom_loss"
-MOST_GIVEN_UP = 10_000
-CACHE_BYTES = 64 << 20  # of payloads; what is made of them takes a few times as much
+MOST_GIVEN_UP = 10_000  # losses that are remembered as given up
+CACHE_BYTES = 64 << 20  # of payloads; decoded losses take a few times as much
 
 _PREFIX = "loss-"
 
 
 @dataclass(frozen=True)
 class StoredLoss:
-    """A loss, and the bytes that workers make it from."""
+    """Holds a loss, and the bytes that workers compile it from."""
 
     loss: CustomLoss
     definition: bytes
-    tenant: str  # whose turn it takes to run it: an owner's; a session's on a server without keys
-    refusal: str | None = None  # why it is not run any more
+    tenant: str  # who takes turns with others: an owner, or a session on a server without keys
+    refusal: str | None = None  # why it is no longer run
 
 
 class Payloads(Protocol):
@@ -47,7 +47,7 @@ class Payloads(Protocol):
 
 
 class CustomLossCatalog:
-    """Finds losses by their id."""
+    """Finds custom losses by their id."""
 
     def __init__(self, database: Database, log: Payloads) -> None:
         self._database = database
@@ -56,17 +56,17 @@ class CustomLossCatalog:
         self._recent: ByteLru[tuple[str, StoredLoss]] = ByteLru(CACHE_BYTES)  # with their session
 
     async def open(self, loss_id: str, session_id: str) -> StoredLoss:
-        """Raises InvalidRequest when this session has no such loss."""
+        """Return a loss. Raises InvalidRequest when this session has no such loss."""
         stored = await self._open(loss_id, session_id)
         refusal = self._given_up.get(loss_id)
         return stored if refusal is None else replace(stored, refusal=refusal)
 
     async def body(self, request: Request) -> bytes:
-        """Of a request that has waited to run a loss, which is not kept in memory meanwhile."""
+        """Read the body of a request that has waited for a loss, when memory did not keep it."""
         return await self._log.payload(request)
 
     def give_up(self, loss_id: str, why: str) -> None:
-        """Run a loss no more."""
+        """Refuse to run a loss from now on."""
         self._given_up[loss_id] = why
         while len(self._given_up) > MOST_GIVEN_UP:
             self._given_up.popitem(last=False)
@@ -91,7 +91,7 @@ class CustomLossCatalog:
 
 
 def line_of(session_id: str) -> str:
-    """Where a session's creations are numbered."""
+    """Name the line in which a session's creations are numbered."""
     return f"{session_id}:custom_loss"
 
 
@@ -100,5 +100,5 @@ def id_of(request: Request) -> str:
 
 
 def created(request: Request) -> Finished:
-    """The outcome of a creation that was found to be good before it was written down."""
+    """Return the outcome of a creation that was validated before it was accepted."""
     return Finished(JSON, msgspec.json.encode(CreateCustomLossResult(id_of(request))))

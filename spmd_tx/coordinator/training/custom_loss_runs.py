@@ -1,4 +1,4 @@
-"""Runs of custom losses that workers have begun and not ended; they run beside the commands."""
+"""Runs of custom losses in progress; workers run them beside the commands."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class _Run(NamedTuple):
 
 @dataclass
 class LossRuns:
-    """Those of one generation of workers."""
+    """Tracks the runs of one generation of workers."""
 
     limits: LossLimits
 
@@ -33,9 +33,10 @@ class LossRuns:
         self._count = 0
 
     async def run(self, model: TrainedModel, make: Callable[[int], CustomLoss]) -> Arrays:
-        """What the workers report of a run, whose number the command has.
+        """Send the command that is made for a run's number; return what the workers report.
 
-        Raises InvalidRequest when the loss cannot be run, LossGivenUp when it should not be tried again.
+        Raises InvalidRequest when the loss cannot be run, LossGivenUp when it should not be tried again, and
+        ForeignCodeFailed when the fault is the server's.
         """
         number = self._count
         self._count += 1
@@ -53,7 +54,7 @@ class LossRuns:
         raise (LossGivenUp if end.is_given_up else InvalidRequest)(end.problem)
 
     def take(self, report: CustomLossNews | CustomLossEnd) -> None:
-        """Take in what the workers say. What has ended is of no interest any more."""
+        """Take a report from the workers; one about a run that has ended is ignored."""
         run = self._runs.get(report.number)
         if run is None:
             return
@@ -63,7 +64,7 @@ class LossRuns:
             run.ended.set_result(report)
 
     def abandon(self, error: MeshError) -> None:
-        """The workers are lost."""
+        """Fail all runs: the workers are lost."""
         for run in self._runs.values():
             fail(run.ended, error)
 

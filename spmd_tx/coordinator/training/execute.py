@@ -1,4 +1,4 @@
-"""What each kind of training request does: from its body to commands, from their replies to its outcome."""
+"""Executes training requests: from a body to commands, and from their replies to an outcome."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -65,16 +65,15 @@ from spmd_tx.protocol.commands import (
 )
 from spmd_tx.protocol.programs import ProgramShape
 
-# On the model's state
+# Kinds without effect on the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
-PACKED_BYTES = 192 << 20  # of all models' large requests, from their decoding until their results are there
+PACKED_BYTES = 192 << 20  # for large requests of all models, from decoding until their results are known
+PACKED = 4  # factor by which a body grows when it is decoded and packed
 CHILDREN = 4  # processes at a time that encrypt exports
-BEGUN_AT_ONCE = 16  # of these requests, large or small
+BEGUN_AT_ONCE = 16  # chunked requests, large or small
 CREATE, OPTIM_STEP = ProgramShape(step="create_adapter"), ProgramShape(step="optim_step")
 SAVE_STATE, LOAD_STATE = ProgramShape(step="save_state"), ProgramShape(step="load_state")
-
-PACKED = 4  # a body, decoded and packed, becomes so many times as large
 
 
 class CustomLosses(Protocol):
@@ -89,7 +88,7 @@ class CustomLosses(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """Turns the requests of a model, one after the other, into steps of that model."""
+    """Turns each request of a model into steps of that model."""
 
     checkpoints: Checkpoints
     samplers: Samplers
@@ -106,12 +105,10 @@ class Training:
     room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # for requests that are packed
     children: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CHILDREN))
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
-    loss_room: ByteBudget = field(
-        default_factory=lambda: ByteBudget(PACKED_BYTES)
-    )  # for those with a custom loss
+    loss_room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # with a custom loss
 
     def turn(self, kind: Kind) -> AbstractAsyncContextManager[object]:
-        """Entered from before a request's body is read until its steps are there: few bodies in memory."""
+        """Return the block in which a request's body is read and its steps are made: few bodies in memory."""
         return self.turns if kind in CHUNKED_KINDS else nullcontext()
 
     async def begin(
@@ -123,9 +120,9 @@ class Training:
         *,
         is_again: bool = False,
     ) -> Begun:
-        """Raises RequestError when the request cannot be carried out; then nothing with an effect was sent.
+        """Prepare a request's steps. Raises RequestError, before any command with an effect is sent.
 
-        ``layout`` is how its micro-batches were cut the first time, if it is known and this is not the first.
+        ``layout`` is how its micro-batches were cut the first time, if it was run before and that is known.
         """
         if model.refusal is not None:
             raise InvalidRequest(model.refusal)
@@ -145,22 +142,14 @@ class Training:
                     elif is_again:
                         begun = await self._custom(model, request, sent, layout, limits=None)
                     else:
-                        if size:
-                            del sent, body  # it may wait for long, and is read again then
-                            sent = None
+                        if size:  # it may wait for long, and is read again then
+                            sent, body = None, b""
                         begun = await self._custom_in_turn(model, request, sent, size, held)
                     return Begun(partial(_closing, held.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
                 return self._optim_step(model, read_body(body, training.OptimStepRequest))
-            case "save_weights":
-                return await self._saves.state(model, request, read_body(body, training.SaveWeightsRequest))
-            case "save_weights_for_sampler":
-                save = read_body(body, training.SaveWeightsForSamplerRequest)
-                if save.path is None:
-                    return await self._saves.ephemeral(model, request, save)
-                return await self._saves.named(model, request, save, save.path)
-            case "save_weights_external":
-                return await self._saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
+            case "save_weights" | "save_weights_for_sampler" | "save_weights_external":
+                return await self._save(model, request, body)
             case "sample" | "copy_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
@@ -173,7 +162,7 @@ class Training:
     async def begin_again(
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None
     ) -> Begun | None:
-        """The same for a request with an effect and a known outcome; None when the state needs nothing."""
+        """Replay a request with an effect and a known outcome; None when the state does not need it."""
         if request.kind == "save_weights_for_sampler":
             save = read_body(body, training.SaveWeightsForSamplerRequest)
             if save.path is not None:
@@ -185,12 +174,8 @@ class Training:
                 return None
         return await self.begin(model, request, body, layout, is_again=True)
 
-    @property
-    def _saves(self) -> Saves:
-        return Saves(self.checkpoints, self.samplers, self.versions, self.base_model, self.children)
-
     def restore(self, model: TrainedModel, found: StoredSnapshot) -> None:
-        """Put a model in the state of a snapshot."""
+        """Put a model into the state of a snapshot."""
         model.become(found.adapter)
 
         def load() -> list[AnyCommand]:
@@ -200,10 +185,10 @@ class Training:
         model.put_later(load, lambda: [LOAD_STATE], fills_slot=True)
 
     def take_snapshot(self, model: TrainedModel, seq_id: int) -> Coroutine[Any, Any, str | None]:
-        """Take a snapshot of what the steps put in so far lead to; wait for the files, or what went wrong.
+        """Snapshot the state after all steps so far; the coroutine waits for the files or returns the error.
 
-        What is only on the device, and which a restoration from the snapshot could not make again, is
-        written to disk before.
+        Versions that are only on the device are written to disk before: replay from the snapshot could not
+        make them again.
         """
         adapter, written = model.adapter, self.snapshots.begin(model.id, seq_id)
         path = self.snapshots.staged(model.id, seq_id)
@@ -216,7 +201,7 @@ class Training:
         return written_after(model.put_later(commands, partial(self._to_write, model, SAVE_STATE)), written)
 
     def free(self, model: TrainedModel) -> None:
-        """The model is not wanted any more, and all of its steps have been sent."""
+        """Free the slot of a model that is no longer needed and whose steps have all been sent."""
         self.slots.free(model)
 
     def _create(self, model: TrainedModel, body: training.CreateModelRequest) -> Begun:
@@ -243,8 +228,8 @@ class Training:
         place = self.snapshots.place(model.id, request.seq_id)
         manifest = await asyncio.to_thread(files.link, path, folder, place)
         check_rank(path, manifest.adapter, self.limits.max_rank)
-        # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. What
-        # is behind a request that has no result yet, like this one, does not count (snapshots.py).
+        # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. It
+        # counts only once this request has a result (checkpoints/snapshots.py).
         await self.snapshots.record(
             model.id, request.seq_id, place, manifest.adapter, optimizer=body.optimizer
         )
@@ -265,6 +250,17 @@ class Training:
 
         return Begun(outcome, next_waits=True)
 
+    async def _save(self, model: TrainedModel, request: Request, body: bytes) -> Begun:
+        saves = Saves(self.checkpoints, self.samplers, self.versions, self.base_model, self.children)
+        if request.kind == "save_weights":
+            return await saves.state(model, request, read_body(body, training.SaveWeightsRequest))
+        if request.kind == "save_weights_external":
+            return await saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
+        save = read_body(body, training.SaveWeightsForSamplerRequest)
+        if save.path is None:
+            return await saves.ephemeral(model, request, save)
+        return await saves.named(model, request, save, save.path)
+
     async def _custom_in_turn(
         self,
         model: TrainedModel,
@@ -273,7 +269,7 @@ class Training:
         size: int,
         held: ExitStack,
     ) -> Begun:
-        """Others go on while it waits for its loss: it takes turn and room from its like only."""
+        """Run a custom loss without blocking others: only such requests share its turn and room."""
         held.close()
         self.turns.release()
         try:
@@ -294,9 +290,9 @@ class Training:
         layout: str | None,
         limits: LossLimits | None,
     ) -> Begun:
-        """Its steps are sent one after the other; after the last one the model's next request may begin.
+        """Send the steps one after the other; after the last one the model's next request may begin.
 
-        What is run again was within the limits when it was run first; it has none, and must not fail now.
+        A replayed request has no ``limits``: it was within them the first time, and must not fail now.
         """
         shapes, is_again = self.shapes.as_recorded(layout), limits is None
         loss_id = custom_loss.loss_id(sent)
@@ -321,7 +317,7 @@ class Training:
         return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout, found))
 
     def _size(self, request: ForwardBackwardRequest) -> int:
-        """Bytes that packing goes through; what has to read files counts as large."""
+        """Return how many bytes packing processes; a request that reads files counts as large."""
         if self.routing is not None or request.loss_fn == "stable_reinforce":
             return SMALL_BYTES
         return sum(array.nbytes for datum in request.data for array in datum.loss_inputs.values())
@@ -361,11 +357,11 @@ class Training:
         return Begun(partial(outcome_of_step, model.put_later(step, lambda: [OPTIM_STEP])))
 
     def _to_write(self, model: TrainedModel, program: ProgramShape) -> list[ProgramShape]:
-        """What the program's command needs before whose versions that are only on the device are written."""
+        """Return the programs to write versions to disk that are only on the device, and then to run this."""
         return [program, *self.versions.programs_to_write_out(model.id)]
 
 
 async def _closing(held: ExitStack, outcome: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-    """The outcome; what the request held is given back with it."""
+    """Return the outcome, and release what the request held."""
     with held:
         return await outcome()

@@ -1,4 +1,8 @@
-"""A model in one generation of workers: the order of its requests, and which of them are run again."""
+"""Model lines: requests of a model wait for their turn by seq_id, and some are replayed after a loss.
+
+A line knows the order of one model's requests and how long it waits for a missing number. A model line adds
+what a restored model has to run again. The waiting lines of all models move on together.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -18,29 +22,29 @@ from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.errors import InvalidRequest, MeshError
 
 LATER_CALL_SECONDS = 2.0  # how long a gap stays open once a later call has arrived
-SILENCE_SECONDS = 60.0  # how long it stays open after the last arrival otherwise
+SILENCE_SECONDS = 60.0  # how long a gap stays open after the last arrival otherwise
 
-MOST_CONSUMED = 1 << 16  # numbers of refused requests that are remembered; others are gaps like any
+MOST_CONSUMED = 1 << 16  # numbers of refused requests that are remembered; further ones are gaps
 
 
 class Line:
-    """The requests of one model that wait for their turn. ``now`` is any steady clock, in seconds.
+    """Orders the waiting requests of one model. ``now`` is the time of any steady clock, in seconds.
 
-    No call takes longer for a number far ahead, nor for many that wait: a gap of any width is one jump.
+    A gap of any width is one jump, so no call takes longer for a number far ahead.
     """
 
     def __init__(self, model_id: str, next_seq_id: int = 0, closed: Iterable[int] = ()) -> None:
-        """A line that goes on with ``next_seq_id`` (0: creation), and without the ``closed`` numbers."""
+        """Continue with ``next_seq_id`` (0: creation) and skip the ``closed`` numbers."""
         self._model_id = model_id
         self._next = next_seq_id
-        # By seq_id, in the order of arrival: the request, when it arrived
+        # By seq_id, in the order of arrival: the request and its time of arrival
         self._waiting: OrderedDict[int, tuple[Request, float]] = OrderedDict()
-        self._later_calls: OrderedDict[int, float] = OrderedDict()  # those of them that come in no chunks
-        self._numbers: list[int] = []  # a heap of those that wait
+        self._later_calls: OrderedDict[int, float] = OrderedDict()  # those that are not chunks of a call
+        self._numbers: list[int] = []  # a heap of the waiting numbers
         self._consumed = set(closed)
 
     def arrive(self, request: Request, now: float) -> None:
-        """Take a request in; refused when the line has already gone on without it."""
+        """Add a request. Raises InvalidRequest when the line has already gone on without it."""
         if request.seq_id < self._next:
             raise InvalidRequest(
                 f"request {request.seq_id} of {self._model_id} came after the service had given up waiting "
@@ -53,12 +57,12 @@ class Line:
             self._later_calls[request.seq_id] = now
 
     def consume(self, seq_id: int) -> None:
-        """Nothing will come under this number: its request was refused."""
+        """Skip a number whose request was refused."""
         if seq_id >= self._next and len(self._consumed) < MOST_CONSUMED:
             self._consumed.add(seq_id)
 
     def release(self, now: float) -> list[Request]:
-        """The requests whose turn has come, in order."""
+        """Return the requests whose turn has come, in order."""
         released: list[Request] = []
         has_jumped = False
         while self._waiting:
@@ -78,12 +82,12 @@ class Line:
         return released
 
     def wake_at(self) -> float | None:
-        """When ``release`` should be called again if nothing else happens before; None: no need."""
+        """Return when ``release`` must be called again if nothing arrives before; None: no need."""
         return self._gap_closes_at() if self._waiting else None
 
     @property
     def missing(self) -> int | None:
-        """The number that everything in the line is waiting for."""
+        """The number that the whole line waits for."""
         return self._next if self._waiting else None
 
     def _take_first(self) -> Request:
@@ -100,20 +104,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Restoration:
-    """How a model's line goes on with new workers."""
+    """Says how a model's line continues with new workers."""
 
     model_id: str
     session_id: str
-    refusal: str | None = None  # why the model cannot be used: it was never created, or it is beyond repair
-    start: StoredSnapshot | None = None  # None: the first request, which creates it
-    again: dict[str, Executed] = field(default_factory=dict)  # requests whose outcome is known, by id
-    requests: list[Request] = field(default_factory=list)  # to carry out first: those, and any in between
+    refusal: str | None = None  # why the model cannot be used: it was never created, or cannot be restored
+    start: StoredSnapshot | None = None  # None: starts with the request that creates the model
+    again: dict[str, Executed] = field(default_factory=dict)  # requests to replay, by id: outcome known
+    requests: list[Request] = field(default_factory=list)  # to run first: the replayed ones and any between
     next_seq_id: int = 0
-    closed: frozenset[int] = frozenset()  # numbers from there on for which nothing has to be done
+    closed: frozenset[int] = frozenset()  # later numbers that need nothing
 
 
 class ModelLine:
-    """Requests come in by their number, and go out when their turn has come."""
+    """Holds a model's line in one generation of workers, and tracks its restoration."""
 
     def __init__(self, model: TrainedModel, restoration: Restoration | None = None) -> None:
         how = restoration or Restoration(model.id, model.session_id)
@@ -122,9 +126,9 @@ class ModelLine:
         self.start = how.start
         self.again = how.again
         self.turn: asyncio.Queue[Request | None] = asyncio.Queue()  # None: there are no more
-        self.restored = asyncio.Event()  # all that was known of the model is there again
+        self.restored = asyncio.Event()  # the model has its state of before the loss
         self.task: asyncio.Task[None] | None = None
-        self.stepped: int | None = None  # the optimizer step that the state has not changed since
+        self.stepped: int | None = None  # seq_id of the optimizer step that made the present state
         self._missing = set(how.again)
         self._overtaken = {request.id for request in how.requests} - self._missing
         self._is_beginning = False
@@ -136,11 +140,11 @@ class ModelLine:
 
     @property
     def to_run_again(self) -> int:
-        """How many requests are still to be run again."""
+        """How many requests have yet to be replayed."""
         return len(self._missing)
 
     async def next(self) -> Request | None:
-        """The request whose turn it is, when those before it have begun; None: there are no more."""
+        """Wait for the next request, once those before it have begun; None: there are no more."""
         self._is_beginning = False
         request = await self.turn.get()
         self._is_beginning = request is not None
@@ -155,9 +159,9 @@ class ModelLine:
         self._note_whether_restored()
 
     def pass_over(self, request: Request, why: str) -> None:
-        """The turn has come of a request that has failed already.
+        """Skip a request that has failed already.
 
-        The model can do without it, unless it once had its effect: workers that are gone went on behind it.
+        The model is refused if it needs this request: lost workers had executed it and gone on behind it.
         """
         if request.seq_id == 0:
             self.refuse(f"{self.model.id} was not created: {why}")
@@ -165,14 +169,14 @@ class ModelLine:
             self.refuse(not_run_again(self.model.id, request.seq_id, why))
 
     def refuse(self, why: str) -> None:
-        """The model cannot be used any more."""
+        """Refuse all later requests of the model."""
         self.model.refusal = why
-        self.stepped = None  # no snapshot is to be taken of it
+        self.stepped = None  # take no snapshot of it
         self._missing.clear()
         self._note_whether_restored()
 
     def lose(self, error: MeshError) -> None:
-        """The workers are gone; everything that waits ends."""
+        """End everything that waits: the workers are lost."""
         self.model.lose(error)
         self.turn.put_nowait(None)
         self.restored.set()
@@ -183,15 +187,15 @@ class ModelLine:
 
 
 class WaitingLines:
-    """The lines with requests whose turn has not come. Only those that changed, or are due, are looked at."""
+    """Holds the lines with waiting requests. Only lines that changed or are due are visited."""
 
     def __init__(self) -> None:
         self._changed: dict[str, ModelLine] = {}  # by model
-        self._due: dict[str, tuple[float, ModelLine]] = {}  # by model: when its first gap is closed
-        self._alarms: list[tuple[float, str]] = []  # a heap of these times, also of those that have changed
+        self._due: dict[str, tuple[float, ModelLine]] = {}  # by model: when its first gap closes
+        self._alarms: list[tuple[float, str]] = []  # a heap of these times; some are outdated
 
     def add(self, entry: ModelLine) -> None:
-        """A request has arrived there, or a number was refused."""
+        """Visit a line, in which a request has arrived or a number was refused."""
         self._changed[entry.model.id] = entry
 
     def discard(self, entry: ModelLine) -> None:
@@ -199,7 +203,7 @@ class WaitingLines:
         self._due.pop(entry.model.id, None)
 
     def release(self, now: float) -> float | None:
-        """Move all of them on; when that should be done again if nothing else happens before."""
+        """Move the lines on; return when to call again if nothing happens before; None: no need."""
         for entry in list(self._changed.values()):
             self._move_on(entry, now)
         self._changed.clear()

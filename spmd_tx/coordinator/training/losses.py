@@ -1,4 +1,4 @@
-"""What each loss of docs/losses.md takes: inputs per token, and configuration keys with their defaults."""
+"""The table of losses (docs/losses.md): inputs per token, and configuration keys with their defaults."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from spmd_tx.protocol.commands import LOSS_NAMES
 
 @dataclass(frozen=True)
 class Number:
-    """A key whose value is a finite number."""
+    """Describes a key whose value is a finite number."""
 
     default: float
     least: float = 0.0
@@ -19,7 +19,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """A key whose value is one of these words."""
+    """Describes a key whose value is one of these words."""
 
     default: str
     words: tuple[str, ...]
@@ -27,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class LossEntry:
-    """One loss."""
+    """Describes the inputs and the configuration of one loss."""
 
     needed: tuple[str, ...]
     ignored: frozenset[str]
@@ -36,14 +36,14 @@ class LossEntry:
 
     @property
     def inputs(self) -> str:
-        """For people."""
+        """The inputs in words, for error messages."""
         optional = f" and, if you like, {', '.join(self.optional)}" if self.optional else ""
         return ", ".join(self.needed) + optional
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """A loss and its parameters; those that the loss does not use are 0."""
+    """Holds a loss and its parameters; those that the loss does not use are 0."""
 
     kind: int  # index into LOSS_NAMES
     clip_low: float = 0.0
@@ -76,9 +76,9 @@ LOSSES: dict[str, LossEntry] = {
     "ppo": _reinforced(_clips(0.8, 1.2)),
     "cispo": _reinforced(_clips(0.0, 4.0)),
     "dro": _reinforced({"beta": Number(0.05)}),
-    # The paper's thresholds: its ratios are geometric means, so they hardly leave 1.
+    # The paper's thresholds: its ratios are geometric means and so stay close to 1.
     "gspo": _reinforced(_clips(1 - 3e-4, 1 + 4e-4), "sequence_ratio_mask"),
-    # Its logprobs are those that were recorded while sampling (stability.py).
+    # Its logprobs are those that were recorded while sampling (stability notes).
     "stable_reinforce": LossEntry(
         ("target_tokens", "advantages"),
         LEFT_OVER | {"weights", "logprobs"},
@@ -92,7 +92,7 @@ LOSSES: dict[str, LossEntry] = {
 
 
 def loss_settings(name: str, config: Mapping[str, float | str]) -> LossSettings:
-    """The loss with its parameters, or InvalidRequest with the key that is wrong."""
+    """Return the loss with its parameters. Raises InvalidRequest, which names the wrong key."""
     if name not in LOSSES:
         raise InvalidRequest(f"loss_fn is {name!r}; this service has {', '.join(LOSSES)}")
     keys = LOSSES[name].config

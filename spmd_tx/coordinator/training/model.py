@@ -1,4 +1,4 @@
-"""A model of a client: where it is on the device, if it is, and what it has ready to be sent, in order."""
+"""A trained model: its slot on the device, if it has one, and its steps that are ready to be sent."""
 
 import asyncio
 from collections import deque
@@ -17,11 +17,11 @@ MOST_UNSENT = 4  # steps that are prepared ahead
 
 @dataclass(eq=False)
 class ChunkStep:
-    """A part of a forward or forward_backward request; chunks of other models may share its command."""
+    """Holds a chunk of a forward or forward_backward request, which may share its command with others."""
 
     request_id: str
     chunk: Chunk
-    programs: Sequence[ProgramShape]  # of this chunk and of those that follow: nothing is done by halves
+    programs: Sequence[ProgramShape]  # of this chunk and later ones: a request runs wholly or not at all
     has_programs: bool = False  # whether all are known to be ready
     needs_slot: ClassVar[bool] = True
     output: asyncio.Future[ChunkOutput] = field(default_factory=asyncio.Future)
@@ -36,14 +36,14 @@ class ChunkStep:
 
 @dataclass(eq=False)
 class CommandStep:
-    """Commands that are made when they are sent, together. The reply to the last one counts."""
+    """Makes commands when they are sent, together. The reply to the last one counts."""
 
     request_id: str
     make: Callable[[], list[AnyCommand]]
-    needs: Callable[[], Sequence[ProgramShape]] = tuple  # the programs of what would be made now
+    needs: Callable[[], Sequence[ProgramShape]] = tuple  # the programs of the commands that it would make now
     needs_slot: bool = True
-    fills_slot: bool = False  # without it, the model is not there
-    has_programs: bool = False  # never known for long: what it needs depends on when it is sent
+    fills_slot: bool = False  # the model has no state without it
+    has_programs: bool = False  # never cached: what it needs depends on when it is sent
     reply: asyncio.Future[Reply] = field(default_factory=asyncio.Future)
 
     @property
@@ -62,25 +62,27 @@ Step = ChunkStep | CommandStep
 
 
 def fail(answer: asyncio.Future[Any], error: MeshError | CompileFailed | Abandoned) -> None:
-    """Give an error to whoever waits; that nobody does is no reason to complain."""
+    """Fail a future, unless it is done. No warning is logged if nobody awaits it."""
     if not answer.done():
         answer.set_exception(error)
         answer.exception()
 
 
 class TrainedModel:
-    """Steps are put in by the one task that carries out the model's requests, and taken out to be sent."""
+    """Queues the steps of a model: the task of its line adds them, the dispatcher takes them."""
 
     def __init__(self, id: str, session_id: str, on_step: Callable[[], None]) -> None:
         self.id = id
         self.session_id = session_id
-        self.refusal: str | None = None  # why no request is carried out: the creation failed
+        self.refusal: str | None = None  # why no request is executed, e.g. the creation failed
         self.unsent: deque[Step] = deque()
-        self.missing: Sequence[ProgramShape] = ()  # what its next step waits for, as of the last look
-        self.request_id = ""  # of the request whose steps are put in now
-        self.errand: str | None = None  # what its request waits for that goes on beside the commands
-        self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon put in more steps
-        self.effects = 0  # steps put in so far that may change its state
+        self.missing: Sequence[
+            ProgramShape
+        ] = ()  # programs that the next step waits for, as of the last look
+        self.request_id = ""  # of the request whose steps are added now
+        self.errand: str | None = None  # what its request waits for besides commands
+        self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon add more steps
+        self.effects = 0  # steps added so far that may change its state
         self._lost: MeshError | None = None
         self._sent_last = ""  # the request whose step was sent last
         self._slot: int | None = None
@@ -120,7 +122,7 @@ class TrainedModel:
         return [step.output for step in steps]
 
     def put(self, command: AnyCommand) -> asyncio.Future[Reply]:
-        """A command that needs no slot."""
+        """Add a command that needs no slot."""
         return self._put_step(CommandStep(self.request_id, lambda: [command], needs_slot=False))
 
     def put_later(
@@ -130,7 +132,7 @@ class TrainedModel:
         *,
         fills_slot: bool = False,
     ) -> asyncio.Future[Reply]:
-        """Commands that are made when the model has its slot, and their programs are ready."""
+        """Add commands that are made when the model has its slot and their programs are ready."""
         return self._put_step(CommandStep(self.request_id, make, needs, fills_slot=fills_slot))
 
     def _put_step(self, step: CommandStep) -> asyncio.Future[Reply]:
@@ -138,14 +140,14 @@ class TrainedModel:
         return step.reply
 
     def take(self) -> Step:
-        """The next step, which must be sent now."""
+        """Remove and return the next step, which must be sent now."""
         step = self.unsent.popleft()
         self._sent_last = step.request_id
         self._sent.set()
         return step
 
     def give_up_next(self, error: CompileFailed) -> None:
-        """The next step, and with it its request, cannot be carried out."""
+        """Fail the next step and with it its request; its program could not be compiled."""
         first = self.unsent[0]
         fills_slot = isinstance(first, CommandStep) and first.fills_slot
         if fills_slot:
@@ -160,7 +162,7 @@ class TrainedModel:
         self._sent.set()
 
     def withdraw(self, request_id: str) -> bool:
-        """Take back the steps of a request that has put in all of them; False if any was sent."""
+        """Remove the steps of a request, which has added all of them; return False if any was sent."""
         mine = [step for step in self.unsent if step.request_id == request_id]
         if not mine or self._sent_last == request_id:
             return False
@@ -171,13 +173,13 @@ class TrainedModel:
         return True
 
     async def room(self) -> None:
-        """Return when there is room to prepare more."""
+        """Wait until more steps may be prepared."""
         while len(self.unsent) >= MOST_UNSENT and self._lost is None:
             self._sent.clear()
             await self._sent.wait()
 
     def lose(self, error: MeshError) -> None:
-        """No step will be sent any more."""
+        """Fail all steps, present and future: the workers are lost."""
         self._lost = error
         while self.unsent:
             self.unsent.popleft().lose(error)

@@ -1,4 +1,4 @@
-"""What becomes of a training request: what it begins as, and its outcome when the replies are in."""
+"""Outcomes of training requests, made from the replies to their steps."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ NOT_FINITE = (
 
 
 class Begun(NamedTuple):
-    """A request whose steps are ready to be sent."""
+    """Holds a request whose steps are ready to be sent."""
 
-    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # what to do next; ends when the replies are in
-    next_waits: bool = False  # whether the model's next request needs the outcome to be there
+    outcome: Callable[[], Coroutine[Any, Any, Outcome]]  # to be run next; waits for the replies
+    next_waits: bool = False  # whether the model's next request must wait for the outcome
 
 
 @dataclass(frozen=True)
 class Differentiated:
-    """What a custom loss is for the logprobs of a forward pass."""
+    """Holds a custom loss, its metrics and its gradient for the logprobs of a forward pass."""
 
     loss: float  # sum over datums
     metrics: dict[str, float]
-    gradients: list[np.ndarray]  # of each datum, float32, in the shape of its logprobs
+    gradients: list[np.ndarray]  # per datum, float32, in the shape of its logprobs
 
 
 async def outcome_of_loss(
@@ -46,7 +46,10 @@ async def outcome_of_loss(
     layout: str,
     custom: Differentiated | None = None,
 ) -> Outcome:
-    """With a ``custom`` loss, that of the backward pass is called the surrogate, as by the SDK."""
+    """Make the outcome of a forward or backward pass.
+
+    With a ``custom`` loss, the loss of the backward pass is the surrogate loss, as in the SDK.
+    """
     received = [await output for output in outputs]
 
     def encode() -> bytes:
@@ -78,7 +81,7 @@ async def outcome_of_step(reply: Awaitable[Reply]) -> Outcome:
 
 
 async def at_once(outcome: Outcome) -> Outcome:
-    """What is known already."""
+    """Return a known outcome."""
     return outcome
 
 

@@ -1,6 +1,6 @@
-"""First-fit decreasing: segments into rows of one length, rows into micro-batches of few sizes. Pure.
+"""Packs segments into rows (first-fit decreasing), and rows into micro-batches of few sizes. Pure.
 
-Everything here follows from one request alone, so that its gradient does not depend on the company it is in.
+Everything follows from one request alone, so that its gradient does not depend on other requests.
 """
 
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ import numpy as np
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 
-SMALL_ROW = 16  # tokens: for what is tried out with a word or two; there is one per data shard, no more
-USUAL_ROW = 64  # tokens: of the shortest rows that come in several sizes
-FINE_UP_TO = 512  # tokens: shorter rows come in two lengths per power of two; longer ones hold many segments
+SMALL_ROW = 16  # tokens: for experiments with a few words; only one row per data shard
+USUAL_ROW = 64  # tokens: the shortest rows of micro-batches with several sizes
+FINE_UP_TO = 512  # tokens: two lengths per power of two up to here; longer rows hold many segments anyway
 SIZE_STEP = 8  # micro-batches have 1, 8, 64, ... rows per data shard
-LARGEST_STEP = 4  # and as many as the budget allows, if those are so many times more
-MICRO_BATCH_TOKENS = 128  # a micro-batch costs as much as so many tokens, besides its own
+LARGEST_STEP = 4  # and as many as the budget allows, if that is at least this many times more
+MICRO_BATCH_TOKENS = 128  # overhead of a micro-batch, in tokens
 
 
 def attention_share(model: ModelConfig) -> float:
-    """What a token's attention costs in training, per token of its row, beside its products with the weights.
+    """Return the training cost of a token's attention per token of its row, relative to its weight products.
 
-    Rows are attended to as a whole, whatever segments they hold: forward two products with half of the
-    scores and five on the way back, while the frozen weights take one each.
+    Attention covers a whole row, whatever segments it holds: two products with half of the scores in the
+    forward pass and five in the backward pass, while the frozen weights take one in each.
     """
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     feed_forward = 3 * model.d_model * model.d_ff * max(1, model.n_experts)
@@ -33,7 +33,7 @@ def attention_share(model: ModelConfig) -> float:
 
 
 def row_lengths(max_context: int) -> tuple[int, ...]:
-    """16, 64, 96, 128, 192, ... 512, 1024, 2048, ...; the longest holds a sequence of ``max_context``."""
+    """Return 16, 64, 96, 128, 192, ... 512, 1024, 2048, ...; the last one holds ``max_context`` tokens."""
     lengths, power = [SMALL_ROW, USUAL_ROW], USUAL_ROW
     while lengths[-1] < max_context:
         if lengths[-1] == power < FINE_UP_TO:
@@ -46,12 +46,12 @@ def row_lengths(max_context: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TrainingShapes:
-    """The few shapes that micro-batches come in; each is compiled once."""
+    """Defines the few shapes of micro-batches; each is compiled once."""
 
     data_shards: int
     train_tokens: int  # most tokens of a micro-batch, per data shard
     max_context: int  # tokens
-    attention_share: float  # of ``attention_share``
+    attention_share: float  # as ``attention_share`` returns it
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:
@@ -59,13 +59,13 @@ class TrainingShapes:
 
     @property
     def layout(self) -> str:
-        """All that the shapes follow from, besides the requests."""
+        """Everything besides the requests that determines the shapes, for the log."""
         return f"{self.data_shards}x{self.train_tokens}x{self.max_context}x{self.attention_share}"
 
     def as_recorded(self, layout: str | None) -> "TrainingShapes":
-        """The shapes with this layout, unless it is of another number of data shards or an earlier version.
+        """Return the shapes with this layout, or these if it has other data shards or an old format.
 
-        Then requests are cut as new ones are: their sums may have other last bits.
+        In that case a replayed request is cut like a new one, and its sums may differ in the last bits.
         """
         if not layout or layout.count("x") != 3:
             return self
@@ -74,11 +74,11 @@ class TrainingShapes:
         return recorded if recorded.data_shards == self.data_shards else self
 
     def micro_batches(self) -> list[tuple[int, int]]:
-        """All shapes: rows over all data shards, and row length."""
+        """Return all shapes: (rows over all data shards, row length)."""
         return [(size, length) for length in self.row_lengths for size in self.sizes(length)]
 
     def sizes(self, row_length: int) -> list[int]:
-        """How many rows a micro-batch of this row length may have, ascending; at least one per data shard."""
+        """Return the numbers of rows for this row length, ascending; at least one per data shard."""
         if row_length == SMALL_ROW:
             return [self.data_shards]
         most = max(1, self.train_tokens // row_length)  # per data shard
@@ -90,12 +90,12 @@ class TrainingShapes:
         return [self.data_shards * size for size in sizes]
 
     def token_cost(self, row_length: int) -> float:
-        """What a token of such a row costs, beside one that attends to nothing."""
+        """Return the cost of a token in such a row, relative to one without attention."""
         return 1 + self.attention_share * row_length
 
     @property
     def micro_batch_cost(self) -> int:
-        """What a micro-batch costs besides its tokens, in tokens that attend to nothing."""
+        """Overhead of a micro-batch, in tokens without attention."""
         return MICRO_BATCH_TOKENS * self.data_shards
 
     def chunks(self, rows: int, row_length: int) -> list[tuple[int, int]]:
@@ -104,19 +104,19 @@ class TrainingShapes:
         return cheapest_chunks(rows, self.sizes(row_length), row_cost, self.micro_batch_cost)
 
     def least_cost(self, tokens: int, row_length: int) -> float:
-        """What so many tokens cost if there is no padding but that of the last micro-batch."""
+        """Return a lower bound of the cost of ``tokens`` tokens: without padding of full micro-batches."""
         tokens = max(tokens, self.data_shards * row_length)
         return tokens * self.token_cost(row_length) + self.micro_batch_cost
 
     def cost(self, chunks: list[tuple[int, int]], row_length: int) -> float:
-        """In tokens that attend to nothing."""
+        """Return the cost of chunks, in tokens without attention."""
         tokens = sum(size for _, size in chunks) * row_length
         return tokens * self.token_cost(row_length) + self.micro_batch_cost * len(chunks)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each segment lies, and how the rows split into chunks."""
+    """Says where each segment lies, and how the rows split into chunks."""
 
     row_length: int
     rows: np.ndarray  # [segments] row of each segment
@@ -125,7 +125,7 @@ class Layout:
 
 
 def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> Layout:
-    """Choose the row length that costs least, and place segments of these lengths (tokens)."""
+    """Choose the cheapest row length, and place segments of these lengths (tokens)."""
     longest, total = int(lengths.max()), int(lengths.sum())
     is_small = total <= shapes.data_shards * SMALL_ROW
     best: Layout | None = None
@@ -145,13 +145,13 @@ def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> Layout:
 def cheapest_chunks(
     count: int, sizes: list[int], row_cost: float, chunk_cost: float
 ) -> list[tuple[int, int]]:
-    """Split rows into chunks (rows in use, size), so that their rows, free ones too, cost least.
+    """Split rows into chunks (rows in use, size) at the least cost, free rows included.
 
-    As many as possible are of the largest size. All sizes are multiples of the smallest.
+    As many as possible have the largest size. All sizes are multiples of the smallest.
     """
     largest, unit = sizes[-1], sizes[0]
     chosen = [largest] * (count // largest)
-    costs, firsts = [0.0], [0]  # of so many units of rows: the least cost, and one size that leads to it
+    costs, firsts = [0.0], [0]  # by units of rows: the least cost, and one size that leads to it
     for units in range(1, -(-(count % largest) // unit) + 1):
         cost, first = min(
             (size * row_cost + chunk_cost + costs[max(0, units - size // unit)], size) for size in sizes

@@ -1,4 +1,4 @@
-"""Which programs the steps of models need, and which models wait for theirs."""
+"""Orders the programs that the steps of models need, and tracks the models that wait for them."""
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
@@ -19,12 +19,12 @@ class Wishing(Protocol):
 
 
 class StepPrograms:
-    """Without a ``compilation`` all programs are there."""
+    """Tracks the programs of models' steps. Without a ``compilation`` all programs are ready."""
 
     def __init__(self, compilation: Compilation | None, slots: TrainingSlots) -> None:
         self._compilation = compilation
         self._slots = slots
-        self._not_compiled: list[Settled] = []  # which models have not been told of
+        self._not_compiled: list[Settled] = []  # failures that ``look`` has not passed on yet
 
     @property
     def is_compiling(self) -> bool:
@@ -37,17 +37,17 @@ class StepPrograms:
 
     @property
     def blamed(self) -> set[str]:
-        """The requests whose program may be why the workers are lost."""
+        """The requests whose program may have caused the loss of the workers."""
         return set() if self._compilation is None else self._compilation.blamed
 
     def settle(self) -> list[Settled]:
-        """What has been compiled, or could not be. Raises MeshError when the workers are lost."""
+        """Return programs that were compiled, or failed. Raises MeshError when the workers are lost."""
         settled = [] if self._compilation is None else self._compilation.settle()
         self._not_compiled += [each for each in settled if each.error is not None]
         return settled
 
     def look(self, models: Sequence[TrainedModel]) -> None:
-        """See which models wait for programs. Requests fail whose programs could not be compiled."""
+        """Update what models wait for, and fail requests whose programs could not be compiled."""
         failed, self._not_compiled = self._not_compiled, []
         for settled in failed:
             for model in models:
@@ -58,13 +58,13 @@ class StepPrograms:
                 model.missing = self.missing(model) if model.unsent else ()
 
     def missing(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> Sequence[ProgramShape]:
-        """Which programs of a model's next step, and of seating it, are not ready."""
+        """Return the programs for a model's next step, and for seating it, that are not ready."""
         if self._compilation is None:
             return ()
         is_ready, step, missing = self._compilation.orders.is_ready, model.unsent[0], []
         if not step.has_programs:
             missing = [program for program in step.programs if not is_ready(program)]
-            # A command may need others by the time at which it is sent.
+            # A command may need other programs by the time it is sent.
             step.has_programs = not missing and isinstance(step, ChunkStep)
         if not model.has_slot and step.needs_slot and not all(map(is_ready, SWAPS)):
             missing += [swap for swap in self._slots.programs(model, beside) if not is_ready(swap)]
@@ -78,7 +78,7 @@ class StepPrograms:
         *,
         only_awaited: bool,
     ) -> None:
-        """Have compiled what models and samples wait for, or ahead of need what they may."""
+        """Order the programs that models and samples wait for, or those that they may need later."""
         if self._compilation is None:
             return
         wanted = [
@@ -92,7 +92,7 @@ class StepPrograms:
         self._compilation.advance(wanted, on_answer, only_awaited=only_awaited)
 
     def _wanted_ahead(self, model: TrainedModel) -> list[ProgramRequest]:
-        """What the steps behind the next one will wait for."""
+        """Return the programs that steps behind the next one will wait for."""
         assert self._compilation is not None
         is_ready = self._compilation.orders.is_ready
         return [

@@ -1,4 +1,4 @@
-"""Requests that save a model: to train on, to sample from, to download."""
+"""Saves of a model: to continue training, to sample from, or to download."""
 
 import asyncio
 import shutil
@@ -33,9 +33,7 @@ from spmd_tx.protocol.reports import Reply
 
 ENCRYPTION = "spmd_tx.coordinator.checkpoints.age"  # runs in a child process only
 CHECK_SECONDS = 60.0
-SLOWEST_BYTES_PER_SECOND = 5e6  # of encrypting, and writing, on a busy machine
-
-
+SLOWEST_BYTES_PER_SECOND = 5e6  # of encryption and writing on a busy machine
 SAVE_STATE, SAVE_SAMPLER = ProgramShape(step="save_state"), ProgramShape(step="save_sampler")
 
 
@@ -70,7 +68,7 @@ class Samplers(Protocol):
 
 @dataclass(frozen=True)
 class Saves:
-    """Each method raises RequestError when there is nothing to save so; then nothing was sent."""
+    """Prepares the steps of saves. Each method raises RequestError before anything is sent."""
 
     checkpoints: Checkpoints
     samplers: Samplers
@@ -163,7 +161,7 @@ class Saves:
         return Begun(partial(json_after, reply, result))
 
     async def _outside(self, function: str, seconds: float, **arguments: object) -> Failed | None:
-        """Let the library of age do something; if its process does not survive that, the request fails."""
+        """Call the age library in a child process; return the failure if that process does not survive."""
         try:
             async with self.children:
                 await call_outside(f"{ENCRYPTION}:{function}", arguments, Allowance(seconds))
@@ -179,12 +177,11 @@ class Saves:
         of: str | None = None,
         republishes: int | None = None,
     ) -> asyncio.Future[Reply]:
-        """The place in the bank is chosen when the command is sent, so that it is free by then.
+        """Save to the sampler bank. The slot is chosen when the command is sent, so that it is free by then.
 
         ``republishes`` is the seq_id of a save of kind inflight.
         """
-
-        adapter = model.adapter  # a load that comes next may change it before this is sent
+        adapter = model.adapter  # a following load may change it before this is sent
 
         def commands() -> list[AnyCommand]:
             place = self.versions.reserve(version, adapter, model.session_id, of)

@@ -1,7 +1,7 @@
-"""Which models' adapters are on the device, and what must be sent so that another one is. No I/O.
+"""Training slots: assigns device slots to models and swaps adapters in and out. Makes commands, no I/O.
 
-Commands are carried out in the order in which they are sent, so that a slot can be given away as soon as
-the last command that needs it is on its way. Where an adapter is changes nothing about its numbers.
+Commands are executed in the order in which they are sent, so a slot can be given away as soon as the last
+command that needs it has been sent. The slot of an adapter does not affect its numbers.
 """
 
 from collections.abc import Collection
@@ -11,8 +11,8 @@ from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.protocol.commands import AnyCommand, DropSwapped, SwapIn, SwapOut
 from spmd_tx.protocol.programs import ProgramShape
 
-# Who has more work ready keeps the slot for so long, in tokens of training, while others wait for it: much
-# longer than a swap takes, and short enough to wait for.
+# While others wait, a model with more work ready keeps its slot for this many tokens of training: much longer
+# than a swap takes, and short enough to wait for.
 TURN = 8192
 
 SWAPS = SWAP_OUT, SWAP_IN = ProgramShape(step="swap_out"), ProgramShape(step="swap_in")
@@ -22,11 +22,11 @@ SWAPS = SWAP_OUT, SWAP_IN = ProgramShape(step="swap_out"), ProgramShape(step="sw
 class _Slot:
     model: TrainedModel | None = None
     used_at: int = 0
-    left: int = 0  # tokens of its turn
+    left: int = 0  # tokens left of its turn
 
 
 class TrainingSlots:
-    """The least recently used adapter leaves first; but not before its turn, while it has work ready."""
+    """Assigns slots, least recently used first. An adapter with work ready stays to the end of its turn."""
 
     def __init__(self, count: int) -> None:
         self._slots = [_Slot() for _ in range(count)]
@@ -35,14 +35,14 @@ class TrainingSlots:
         self._time = 0
 
     def has_place(self, beside: Collection[TrainedModel] = (), *, at_once: bool = False) -> bool:
-        """Whether a model without a slot could have one now, without taking it from those ``beside`` it.
+        """Return whether a model without a slot could get one now, but not from those ``beside`` it.
 
-        ``at_once``: from those, too, whose turn is not over, but who have nothing to be sent at this moment.
+        ``at_once``: also from models whose turn is not over, if they have nothing to send at this moment.
         """
         return self._next_place(beside, at_once) is not None
 
     def programs(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> list[ProgramShape]:
-        """What it would take to seat a model now."""
+        """Return the programs that seating a model now would need."""
         place = None if model.has_slot else self._next_place(beside, at_once=True)
         if place is None:
             return []
@@ -50,7 +50,7 @@ class TrainingSlots:
         return leaves + ([SWAP_IN] if model.id in self._swapped else [])
 
     def seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> list[AnyCommand]:
-        """Give a model a slot, if it has none, where there is a place; the result must be sent first."""
+        """Give a model a slot, unless it has one; return commands to send first. There must be a place."""
         commands: list[AnyCommand] = []
         if not model.has_slot:
             place = self._next_place(beside, at_once=True)
@@ -70,11 +70,11 @@ class TrainingSlots:
         return commands
 
     def used(self, model: TrainedModel, tokens: int) -> None:
-        """So much of the model's turn is over."""
+        """Count tokens against the model's turn."""
         self._slots[model.slot].left -= tokens
 
     def free(self, model: TrainedModel) -> None:
-        """The model is not wanted any more, and all of its commands have been sent."""
+        """Free the slot of a model that is no longer needed and whose commands have all been sent."""
         if model.has_slot:
             self._slots[model.slot] = _Slot()
             model.vacate()
@@ -83,18 +83,18 @@ class TrainingSlots:
             self._dropped.append(model.id)
 
     def take_dropped(self) -> list[AnyCommand]:
-        """What tells the workers to forget those that were swapped out and are not wanted any more."""
+        """Return the commands that make workers forget freed models that were swapped out."""
         dropped, self._dropped = self._dropped, []
         return [DropSwapped(models=dropped)] if dropped else []
 
     def obstacle(self, model: TrainedModel) -> str | None:
-        """Why nothing of a model that has work ready is sent; None: it may be sent."""
+        """Say why the steps of a model with work ready are not sent; None: they may be."""
         if not model.unsent or model.has_slot or model.missing or self.has_place():
             return None
         return f"waiting for one of the {len(self._slots)} training slots, whose models have work ready"
 
     def _next_place(self, beside: Collection[TrainedModel], at_once: bool) -> int | None:
-        """A free slot; else that of the model which was idle for longest, or has had its turn."""
+        """Return a free slot, else that of the model idle for longest, or of one whose turn is over."""
         places = []
         for place, slot in enumerate(self._slots):
             model = slot.model

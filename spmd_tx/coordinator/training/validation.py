@@ -1,4 +1,4 @@
-"""Every reason to refuse a forward or forward_backward request, found before a worker hears of it. Pure."""
+"""Validates training requests before they reach a worker. Pure; raises InvalidRequest."""
 
 import hashlib
 import math
@@ -12,9 +12,11 @@ from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardReq
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import AdapterSpec
 
+MAX_TARGETS = 256  # per position
+
 
 def check_adam(request: OptimStepRequest) -> AdamParams:
-    """The step's hyper-parameters, each in its range."""
+    """Return the step's hyperparameters if each is in its range."""
     if request.optimizer_params is not None:
         kind = request.optimizer_params.get("type")
         raise InvalidRequest(
@@ -31,7 +33,7 @@ def check_adam(request: OptimStepRequest) -> AdamParams:
 
 
 def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, limits: Limits) -> AdapterSpec:
-    """The adapter that create_model asks for."""
+    """Return the adapter that create_model asks for."""
     if config is None:
         raise InvalidRequest("lora_config is missing; this service trains LoRA adapters, so send a rank")
     if not 1 <= config.rank <= limits.max_rank:
@@ -56,20 +58,14 @@ def check_optimizer(optimizer: OptimizerConfig | None) -> None:
 
 
 def adapter_seed(config: LoraConfig, model_id: str) -> int:
-    """The seed as a worker takes it; without one, each model gets its own."""
+    """Return the seed for a worker; without one in the request it is derived from the model's id."""
     if config.seed is not None:
         return config.seed & (2**63 - 1)
     return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=8).digest()) >> 1
 
 
-MAX_TARGETS = 256  # per position
-
-
 def check_forward_backward(request: ForwardBackwardRequest, limits: Limits) -> LossSettings:
-    """Accept the request's loss and every datum of it, or say which one cannot be used and why.
-
-    Raises InvalidRequest.
-    """
+    """Return the request's loss if all datums can be used. Raises InvalidRequest, which names the datum."""
     loss = loss_settings(request.loss_fn, request.loss_config)
     entry = LOSSES[loss.name]
     if not request.data:
@@ -89,7 +85,7 @@ def check_forward_backward(request: ForwardBackwardRequest, limits: Limits) -> L
 
 
 def _structure_problem(datum: Datum, loss_fn: str, entry: LossEntry, limits: Limits) -> str | None:
-    """What is wrong with a datum before its numbers are looked at."""
+    """Say what is wrong with a datum's keys, shapes and types; None: nothing."""
     length, inputs = len(datum.tokens), datum.loss_inputs
     if not length:
         return "model_input is empty; it needs at least one token"
@@ -152,7 +148,7 @@ def _optional_problem(datum: Datum, entry: LossEntry) -> str | None:
 
 
 def _check_tokens(datums: list[Datum], limits: Limits) -> None:
-    """Look at the numbers of all datums at once; a datum is searched only when one is wrong."""
+    """Check the token ids of all datums at once; the datum is searched only when one is wrong."""
     tokens = np.concatenate([datum.tokens for datum in datums])
     targets = _all(datums, "target_tokens")
     remedy, size = vocabulary(limits), limits.vocab_size
@@ -198,7 +194,7 @@ def _check_clips(datums: list[Datum], loss: LossSettings) -> None:
 
 
 def clips_of(datum: Datum, loss: LossSettings) -> tuple[np.ndarray, np.ndarray]:
-    """The thresholds of each token, float32 [N]: the datum's own, else the request's."""
+    """Return the thresholds of each token, float32 [N]: the datum's own, else the request's."""
 
     def one(key: str, default: float) -> np.ndarray:
         values = datum.loss_inputs.get(key, np.float32(default))

@@ -1,4 +1,4 @@
-"""What was drawn, in OpenAI's words: one answer, or the events of a stream. Pure."""
+"""Formats samples as OpenAI's responses: a whole answer, or the events of a stream. Pure."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ SIGN_OF_LIFE = b": still working\n\n"  # a comment; clients skip it
 
 
 class Form(Protocol):
-    """How one kind of request is answered."""
+    """Formats the answers to one kind of request."""
 
     def answer(self, deltas: Sequence[Delta], usage: schemas.Usage) -> msgspec.Struct:
-        """The deltas are whole choices."""
+        """Return the answer; each delta is a whole choice."""
         ...
 
     def opening(self, index: int) -> msgspec.Struct | None:
-        """The first event of a choice, if it has one before its first delta."""
+        """Return the event of a choice before its first delta, if there is one."""
         ...
 
     def event(self, delta: Delta) -> msgspec.Struct: ...
 
     def last(self, usage: schemas.Usage) -> msgspec.Struct:
-        """The event that tells the usage."""
+        """Return the event with the usage."""
         ...
 
 
 @dataclass(frozen=True)
 class Answering:
-    """What all answers to one call have in common."""
+    """Holds what all answers to one call have in common."""
 
     id: str
     created: int  # seconds since the epoch
@@ -54,14 +54,14 @@ class Answering:
         return self.decoder.decode([token], skip_special_tokens=False)
 
     def likeliest(self, top: TopLogprobs, place: int) -> list[tuple[str, float]]:
-        """Text and log-probability of the likeliest tokens in a place, from the likeliest on."""
+        """Return text and log-probability of the likeliest tokens in a place, the likeliest first."""
         tokens, logprobs = top.tokens[place].tolist(), top.logprobs[place].tolist()
         return [(self.token(token), logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
 
 
 @dataclass(frozen=True)
 class CompletionForm:
-    """Of completions: answers and events look the same."""
+    """Formats completions: answers and events have the same format."""
 
     answering: Answering
 
@@ -102,14 +102,14 @@ class CompletionForm:
         by_text: list[dict[str, float]] = [{} for _ in drawn]
         for place, (token, logprob) in enumerate(zip(drawn, delta.logprobs, strict=True)):
             for other, its_logprob in self.answering.likeliest(delta.top, place):
-                by_text[place].setdefault(other, its_logprob)  # of tokens with one text the likeliest
+                by_text[place].setdefault(other, its_logprob)  # keeps the likeliest token of each text
             by_text[place].setdefault(token, logprob)
         return by_text
 
 
 @dataclass(frozen=True)
 class ChatForm:
-    """Of chat completions: an answer has messages, an event what is new of them."""
+    """Formats chat completions: an answer has whole messages, an event has what is new of them."""
 
     answering: Answering
 
@@ -171,7 +171,7 @@ def _whole_bytes(text: str) -> list[int] | None:
 
 
 def is_worth_sending(delta: Delta, answering: Answering) -> bool:
-    """Whether an event would say anything: tokens without text do only where tokens are asked for."""
+    """Return whether an event has content: tokens without text are none unless tokens are asked for."""
     has_tokens = answering.has_logprobs or answering.has_token_ids
     return bool(delta.text) or delta.finish_reason is not None or (has_tokens and bool(delta.tokens))
 
@@ -182,5 +182,5 @@ def usage(prompts: Sequence[Sequence[int]], drawn: int) -> schemas.Usage:
 
 
 def event(content: msgspec.Struct) -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     return b"data: " + msgspec.json.encode(content) + b"\n\n"

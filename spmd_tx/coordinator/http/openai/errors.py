@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape. What an error means is decided in http_errors.py."""
+"""Error responses in OpenAI's format. http/errors.py chooses their status."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def _reshaped(handler: ExceptionHandler) -> ExceptionHandler:
     def handle(request: Request, error: Any) -> Response[ErrorBody]:
         plain = handler(request, error)
         assert plain.status_code is not None
-        # The client would repeat by itself what must have failed for good, and only wait for the rest.
+        # OpenAI's client retries every 500, but this server's are permanent.
         headers = {"x-should-retry": "false"} if plain.status_code == HTTP_500_INTERNAL_SERVER_ERROR else {}
         body = error_body(plain.content["error"], plain.status_code)
         return Response(body, status_code=plain.status_code, headers=headers)

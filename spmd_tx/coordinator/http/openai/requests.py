@@ -1,4 +1,4 @@
-"""OpenAI's requests to sample requests, and why one is refused. Pure; raises InvalidRequest."""
+"""Converts OpenAI's requests to sample requests, and refuses invalid ones. Pure; raises InvalidRequest."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; chats go on until they end
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; chats have none
 
-# What is not offered, with the values that ask for nothing.
+# Fields that are not supported, with the values that have no effect.
 _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -34,7 +34,7 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
 
 
 def check(request: Parameters) -> None:
-    """Refuse what would be ignored otherwise."""
+    """Refuse fields that would be ignored otherwise."""
     for name, harmless in _NOT_OFFERED.items():
         value = getattr(request, name, None)
         if value is not None and value not in harmless:
@@ -52,14 +52,14 @@ def check(request: Parameters) -> None:
 
 
 def _top_logprobs(request: Parameters) -> int:
-    """How many of the likeliest tokens are wanted beside each that is drawn."""
+    """Return how many of the likeliest tokens are wanted in the place of each drawn one."""
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
     return (request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0
 
 
 def completion_prompts(request: CompletionRequest) -> list[str | list[int]]:
-    """Each prompt, as text or as tokens."""
+    """Return each prompt, as text or as tokens."""
     if isinstance(request.prompt, str):
         return [request.prompt]
     if not request.prompt:
@@ -82,7 +82,7 @@ def _check_choices(request: Parameters, prompts: int) -> None:
 
 
 def chat_messages(request: ChatRequest) -> list[dict[str, Any]]:
-    """For the chat template."""
+    """Return the messages for the chat template."""
     return [_message(number, message) for number, message in enumerate(request.messages)]
 
 
@@ -111,7 +111,7 @@ def stop_strings(request: Parameters) -> list[str]:
 def _max_tokens(
     request: CompletionRequest | ChatRequest, prompt: Sequence[int], limits: Limits
 ) -> int | None:
-    """The most tokens to draw; None: as many as fit in the context."""
+    """Return the most tokens to draw; None: as many as fit in the context."""
     if isinstance(request, ChatRequest):
         return request.max_completion_tokens or request.max_tokens
     return request.max_tokens or min(DEFAULT_COMPLETION_TOKENS, max(1, limits.max_context - len(prompt)))
@@ -123,7 +123,7 @@ def sample_requests(
     end_of_text: Sequence[int],
     limits: Limits,
 ) -> list[SampleRequest]:
-    """One for each prompt. The end of a text stops a sample in any case, as OpenAI's clients expect it."""
+    """Return a request for each prompt. End-of-text tokens always stop it, as OpenAI's clients expect."""
     stops = stop_strings(request)
     validation.check_stop_strings(stops, limits.bounds)
     params = SamplingParams(
@@ -141,7 +141,7 @@ def sample_requests(
             num_samples=request.n or 1,
             topk_sample_logprobs=_top_logprobs(request),
         )
-        # Only here strings and ids are mixed, which the SDK may not do.
+        # Without the stops: they mix strings and ids, which the SDK may not do.
         validation.check_sample(
             replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
         )

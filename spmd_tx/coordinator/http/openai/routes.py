@@ -1,4 +1,4 @@
-"""Routes for clients of OpenAI's API: completions, chat completions, and the models to ask for."""
+"""Routes of OpenAI's API: completions, chat completions and models."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ from spmd_tx.errors import SpmdTxError
 
 @dataclass(frozen=True)
 class Call:
-    """A request that is being carried out."""
+    """Holds a request whose samples are being drawn."""
 
     request: CompletionRequest | ChatRequest
     prompts: list[list[int]]
@@ -53,7 +53,7 @@ class OpenAIController(Controller):
 
     @get("/models")
     async def models(self, services: Service, access: Accessible) -> ModelList:
-        """The base model, and the newest checkpoints that can be sampled."""
+        """List the base model, and the newest checkpoints that can be sampled."""
         base = ModelCard(services.config.model_name, 0)
         checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
         return ModelList([base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
@@ -62,7 +62,7 @@ class OpenAIController(Controller):
     async def completions(
         self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
-        """Go on with a text."""
+        """Complete texts."""
         requests.check(data)
         given = requests.completion_prompts(data)
         tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
@@ -73,7 +73,7 @@ class OpenAIController(Controller):
     async def chat_completions(
         self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
-        """Say the next thing in a conversation."""
+        """Write the next message of a conversation."""
         requests.check(data)
         messages, options = requests.chat_messages(data), data.chat_template_kwargs or {}
         prompt = await services.prompt_texts.of_conversation(messages, options)
@@ -109,7 +109,7 @@ async def _begin(
 
 async def _answer(call: Call, request: Request) -> Response[Any]:
     if call.request.stream:
-        closing = BackgroundTask(call.stream.close)  # also of a stream that nobody begins to read
+        closing = BackgroundTask(call.stream.close)  # even if nobody begins to read the stream
         return Stream(_events(call), media_type="text/event-stream", background=closing)
     try:
         results = await call.stream.results(_hung_up(request))
@@ -124,7 +124,7 @@ def _whole(call: Call, results: list[Any]) -> Any:
 
 
 async def _events(call: Call) -> AsyncIterator[bytes]:
-    """What goes wrong from here on cannot change the status any more; it becomes an event."""
+    """Yield the events of a stream. Its status has been sent, so an error becomes an event."""
     try:
         for choice in call.choices:
             opening = call.form.opening(choice.index)
@@ -147,6 +147,6 @@ async def _events(call: Call) -> AsyncIterator[bytes]:
 
 
 async def _hung_up(request: Request) -> None:
-    """Return when the client has gone. The body has been read before."""
+    """Wait until the client disconnects. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

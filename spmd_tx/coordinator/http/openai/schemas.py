@@ -1,6 +1,6 @@
-"""OpenAI's wire format: what completions and chat completions take and give. Unknown fields are ignored.
+"""OpenAI's wire format: completions and chat completions. Unknown fields of requests are ignored.
 
-Null means the same as leaving a field out. ``top_k``, ``return_token_ids`` and ``chat_template_kwargs`` are
+Null has the same meaning as a missing field. ``top_k``, ``return_token_ids`` and ``chat_template_kwargs`` are
 not OpenAI's; other servers of open models take them under the same names.
 """
 
@@ -24,7 +24,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What both kinds of request have in common. The last fields are declared to be refused."""
+    """Holds what both kinds of request have in common. The last fields are declared to be refused."""
 
     model: Text
     n: Choices | None = None
@@ -44,10 +44,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Parameters, frozen=True, kw_only=True):
-    """A prompt is text or token ids; a list of prompts is answered with ``n`` choices for each."""
+    """Asks for completions. A prompt is text or token ids; each prompt of a list gets ``n`` choices."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None  # of the tokens that were drawn, and of so many of the likeliest
+    logprobs: int | None = None  # returned for drawn tokens, and for this many of the likeliest
 
     echo: bool | None = None
     suffix: str | None = None
@@ -55,7 +55,7 @@ class CompletionRequest(Parameters, frozen=True, kw_only=True):
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):
-    """Messages go to the chat template as they are, but for content in parts, which are joined."""
+    """Asks for a chat completion. Messages go to the chat template with their parts of content joined."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
@@ -73,7 +73,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens. The one that ends a sample counts."""
+    """Counts tokens. The token that ends a sample counts, too."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -87,19 +87,19 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float]
     text_offset: list[int]  # characters
-    top_logprobs: list[dict[str, float]] | None = None  # by text; the token that was drawn is among them
+    top_logprobs: list[dict[str, float]] | None = None  # by text; with the drawn token
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    finish_reason: FinishReason | None  # None: there is more to come
+    finish_reason: FinishReason | None  # None: more follows
     logprobs: CompletionLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, or one event of a stream."""
+    """Is an answer, or one event of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -115,7 +115,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class TopLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
-    bytes: list[int] | None  # None: no whole characters
+    bytes: list[int] | None  # None: not whole characters
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a stream."""
+    """Is one event of a stream."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -1,4 +1,4 @@
-"""The sample requests of one HTTP call, from their submission to the last token: in deltas or at once."""
+"""The sample requests of one HTTP call, from their submission to their results: as a stream or at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -18,13 +18,13 @@ from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogprobs
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
-WAIT_SECONDS = 3600.0  # for a result, until it is asked for again
-SECONDS_BETWEEN_SIGNS = 15.0  # of life, to a client whose next delta is not there yet
+WAIT_SECONDS = 3600.0  # for a result, before the next wait
+SECONDS_BETWEEN_SIGNS = 15.0  # of life, while there is no delta
 ENDING = "the server is shutting down; send the request again when it is back"
 
 
 class PartialSample(Protocol):
-    """A sample as far as it is known: while it is sample, and from its result."""
+    """The known part of a sample: while it is drawn, or from its result."""
 
     @property
     def tokens(self) -> list[int]: ...
@@ -41,19 +41,19 @@ class PartialSample(Protocol):
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of one choice."""
+    """Holds the new part of one choice."""
 
     index: int
     text: str
     tokens: list[int]
     logprobs: list[float]
-    offsets: list[int]  # of each token's text in the choice's, in characters; none if nobody wants them
-    finish_reason: Literal["stop", "length"] | None  # None: more comes
-    top: TopLogprobs | None = None  # in the place of each token; None: nobody wants them
+    offsets: list[int]  # of each token's text in the choice's text, in characters; empty unless wanted
+    finish_reason: Literal["stop", "length"] | None  # None: more follows
+    top: TopLogprobs | None = None  # in the place of each token, if wanted
 
 
 class Choice:
-    """One sample of a call, and how much of it was sent."""
+    """Tracks one sample of a call, and how much of it was sent."""
 
     def __init__(self, index: int, text: SampleText, has_offsets: bool) -> None:
         self.index = index
@@ -63,7 +63,7 @@ class Choice:
         self._is_over = False
 
     def advance(self, sample: PartialSample | None) -> Delta | None:
-        """What is new, if anything."""
+        """Return the part that is new, if there is one."""
         if sample is None or self._is_over:
             return None
         tokens, logprobs = sample.tokens[self.sent :], sample.logprobs[self.sent :]
@@ -88,7 +88,7 @@ class Choice:
 
 
 class SampleStream:
-    """Sample requests that are in the log. Whoever has one closes it, which cancels what is unfinished."""
+    """Follows accepted sample requests. Its user must close it, which cancels unfinished ones."""
 
     def __init__(self, services: Services, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
@@ -101,7 +101,7 @@ class SampleStream:
             each.add_done_callback(self._wake)
 
     def close(self) -> None:
-        """May be called again."""
+        """Cancel what is unfinished. Further calls do nothing."""
         self._stack.close()
         self._closing.remove_done_callback(self._wake)
         for request_id, outcome in zip(self.request_ids, self._outcomes, strict=True):
@@ -109,10 +109,10 @@ class SampleStream:
                 outcome.cancel()
                 self._services.scheduler.cancel(request_id)
             elif not outcome.cancelled():
-                outcome.exception()  # perhaps nobody asks for it, as another one failed before
+                outcome.exception()  # retrieved, since another one may have failed before
 
     async def results(self, gone: Awaitable[None]) -> list[SampledSequence]:
-        """All samples, in order. ``gone`` is done when nobody waits for them any more."""
+        """Return all samples, in order. ``gone`` is done when the client has disconnected."""
         leaving = asyncio.ensure_future(gone)
         until_a_failure = asyncio.wait(self._outcomes, return_when=asyncio.FIRST_EXCEPTION)
         everything = asyncio.create_task(until_a_failure)
@@ -129,7 +129,7 @@ class SampleStream:
             everything.cancel()
 
     async def deltas(self, choices: Sequence[Choice]) -> AsyncIterator[Delta | None]:
-        """Of all samples, as they come; None when there was none for a while."""
+        """Yield the deltas of all samples as they come, and None after a while without any."""
         while not all(outcome.done() for outcome in self._outcomes):
             self._watch.changed.clear()
             for delta in self._news(choices):
@@ -162,7 +162,7 @@ class SampleStream:
 async def submit_samples(
     services: Services, sampler: ImplicitSampler, wanted: Sequence[SampleRequest]
 ) -> SampleStream:
-    """Put sample requests into the log, all or none."""
+    """Submit sample requests, all or none."""
     accepted = await asyncio.gather(
         *(_submit(services, sampler, sample) for sample in wanted), return_exceptions=True
     )

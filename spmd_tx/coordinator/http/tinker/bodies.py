@@ -1,4 +1,4 @@
-"""Bodies of training requests: protobuf, perhaps compressed, and JSON that carries a seq_id."""
+"""Reads the bodies of training requests: protobuf, perhaps compressed, or JSON with a seq_id."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 MAX_UNPACKED_BYTES = 128 << 20
 MAX_WINDOW_BYTES = 16 << 20  # of zstd; its levels up to 19 use 8 MiB
-UNPACKED_AT_ONCE = 4  # bodies; small ones may turn out to be large
+UNPACKED_AT_ONCE = 4  # bodies; even a small one may unpack to a large one
 
 _PIECE_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10  # below, a thread costs more than the work
@@ -31,7 +31,7 @@ _unpackers = ThreadPoolExecutor(UNPACKED_AT_ONCE, thread_name_prefix="unpack")
 async def read_forward_backward(
     request: Request, scheduler: RequestScheduler, access: Access
 ) -> tuple[training_protobuf.Address, bytes]:
-    """The protobuf body, uncompressed, and whom it is for. Raises InvalidRequest when it does not parse."""
+    """Return the address and the uncompressed protobuf body. Raises InvalidRequest."""
     if request.content_type[0] == training_protobuf.JSON:
         return await read_loss_request(request, scheduler, access, forward_only=False)
     encoding = request.headers.get("content-encoding", "identity")
@@ -44,7 +44,7 @@ async def read_forward_backward(
 async def read_loss_request(
     request: Request, scheduler: RequestScheduler, access: Access, forward_only: bool
 ) -> tuple[training_protobuf.Address, bytes]:
-    """A JSON body, rewritten as protobuf, and whom it is for."""
+    """Return the address and the body of a JSON request, converted to protobuf. Raises InvalidRequest."""
     body = await read_json(request, json_forms.LossRequest, scheduler, access)
     return await asyncio.to_thread(json_forms.to_protobuf, body, forward_only)
 
@@ -57,7 +57,7 @@ class _Numbered(msgspec.Struct, frozen=True):
 async def read_json(
     request: Request, schema: type[Body], scheduler: RequestScheduler, access: Access
 ) -> Body:
-    """A JSON body. The number of a request that is refused is used up: nobody will send it again."""
+    """Decode a JSON body. Raises InvalidRequest and consumes the request's number: nobody sends it again."""
     body = await _whole(request)
     try:
         return msgspec.json.decode(body, type=schema)
@@ -70,7 +70,7 @@ async def read_json(
 
 
 async def _whole(request: Request) -> bytes:
-    """Litestar's own ``body()`` keeps a copy, in what an idle connection remembers of its last request."""
+    """Read the body without ``Request.body()``, which keeps a copy as long as the connection is idle."""
     return b"".join([piece async for piece in request.stream()])
 
 
@@ -84,7 +84,7 @@ def _read(body: bytes, encoding: str) -> tuple[training_protobuf.Address, bytes]
 
 
 def _decompress(body: bytes) -> bytes:
-    """The content of one zstd frame. What its header says of the size is checked, not trusted."""
+    """Unpack one zstd frame. The size in its header is checked, not trusted."""
     pieces: list[bytes] = []
     size = 0
     unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)

@@ -1,4 +1,4 @@
-"""Routes that save, load, list and delete checkpoints."""
+"""Routes that save, load, copy, list, publish and delete checkpoints."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -47,7 +47,7 @@ class CheckpointsController(Controller):
 
     @post("/save_weights", status_code=HTTP_200_OK, guards=[accepts_work])
     async def save_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
-        """Queue a checkpoint to train on."""
+        """Queue a checkpoint to continue training from."""
         save = await read_json(request, SaveWeightsRequest, services.scheduler, access)
         model = await access.model(save.model_id)
         return await queue_training(services, model, "save_weights", save.seq_id, msgspec.json.encode(save))
@@ -69,7 +69,7 @@ class CheckpointsController(Controller):
     async def load_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue loading into a model that exists, or into a new one of a session."""
         load = await read_json(request, LoadWeightsRequest, services.scheduler, access)
-        # The log is no place for a secret, and whether its holder may read is settled here.
+        # The token is checked here, since a secret must not be written to the log.
         token, load = load.weights_access_token, msgspec.structs.replace(load, weights_access_token=None)
         if load.model_id is not None and load.seq_id is not None:
             model, payload = await access.model(load.model_id), msgspec.json.encode(load)
@@ -83,11 +83,11 @@ class CheckpointsController(Controller):
     async def save_weights_external(
         self, request: Request, services: Service, access: Accessible
     ) -> FutureResponse:
-        """Queue files to be downloaded."""
+        """Queue an export for download."""
         save = await read_json(request, SaveWeightsExternalRequest, services.scheduler, access)
         model, payload = await access.model(save.model_id), msgspec.json.encode(save)
         problem = _problem_of(save.age_encryption_recipients or [], services.config.bounds)
-        if problem is not None:  # the log is spared what may be long
+        if problem is not None:  # keep long invalid input out of the log
             payload = msgspec.json.encode(msgspec.structs.replace(save, age_encryption_recipients=[]))
         return await queue_training(services, model, "save_weights_external", save.seq_id, payload, problem)
 
@@ -99,11 +99,11 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> CopyWeightsResponse:
-        """Copy a checkpoint at once; the same X-Idempotency-Key again is the same copy."""
+        """Copy a checkpoint at once. The same X-Idempotency-Key returns the same copy."""
         token = request.headers.get("x-tinker-weights-access-token", data.weights_access_token)
         reader = access.reading_with(token, services.keyring)
         key = request.headers.get("x-idempotency-key")
-        if data.session_id is None:  # then the copy has a session of its own
+        if data.session_id is None:  # the copy gets a session of its own
             await services.quotas.check_session(access.caller, len(data.destination_project_id or ""))
         bounds = services.config.bounds
         limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
@@ -139,7 +139,7 @@ class CheckpointsController(Controller):
     async def run_checkpoints(
         self, run_id: FromPath[str], services: Service, access: Accessible
     ) -> CheckpointsResponse:
-        """Of a run that exists, or whose checkpoints have outlived it."""
+        """List the checkpoints of a run, which may have outlived it."""
         checkpoint_paths.check_name("a training run", run_id)
         found = await listings.run_checkpoints(services.database, run_id, access.caller)
         if not found.checkpoints:
@@ -166,7 +166,7 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        """Set how long a checkpoint is kept from now on; null keeps it."""
+        """Set how long a checkpoint is kept from now on; null: for ever."""
         own = await _own(access, address)
         await services.checkpoints.set_ttl(own.path, data.ttl_seconds)
         await _note(services, access, "checkpoint_ttl_set", own, ttl_seconds=data.ttl_seconds)
@@ -215,7 +215,7 @@ def _problem_of(recipients: Sequence[str], bounds: Bounds) -> str | None:
 
 
 class _Own(NamedTuple):
-    """A checkpoint that the caller may change; its owner may be somebody else if the caller is an admin."""
+    """Names a checkpoint that the caller may change, and its owner (not the caller for an admin)."""
 
     path: CheckpointPath
     owner: str
@@ -233,7 +233,7 @@ async def _note(services: Services, access: Access, event: str, of: _Own, **deta
 async def _create_from_checkpoint(
     services: Services, access: Access, request: LoadWeightsRequest, token: str | None
 ) -> FutureResponse:
-    """Queue a new model whose adapter is like the saved one."""
+    """Queue a new model with the adapter shape of a checkpoint, and load the checkpoint into it."""
     path = checkpoint_paths.parse(request.path)
     if path.kind != WEIGHTS:
         raise InvalidRequest(f"{path} cannot be trained; load one that save_state wrote")

@@ -1,4 +1,4 @@
-"""Routes to download checkpoints: those that give links, with an API key, and those behind them, without."""
+"""Routes to download checkpoints: signed links for an API key, and the files behind the links."""
 
 import time
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ class DownloadsController(Controller):
         services: Service,
         access: Accessible,
     ) -> ExternalWeightsUrlsResponse:
-        """A link to each file of an exported checkpoint."""
+        """Return a link to each file of an exported checkpoint."""
         found = await _readable(access, address)
         if address.kind != EXTERNAL_WEIGHTS:
             raise InvalidRequest(f"{found.path} is no export; download one that save_weights_external made")
@@ -69,7 +69,7 @@ class DownloadsController(Controller):
         services: Service,
         access: Accessible,
     ) -> Response[bytes]:
-        """A link to all files as one archive, for SDKs up to 0.35. They read it, and do not follow it."""
+        """Return a link to an archive of all files, for SDKs up to 0.35. They read it from the redirect."""
         found = await _readable(access, address)
         await _note_reading(services, access, found)
         headers = {
@@ -88,7 +88,7 @@ class DownloadsController(Controller):
         services: Service,
         access: Accessible,
     ) -> Response:
-        """One file."""
+        """Send one file."""
         found = await _version(access, address, version)
         file = file.removeprefix("/")
         content = _Content(
@@ -107,21 +107,21 @@ class DownloadsController(Controller):
         services: Service,
         access: Accessible,
     ) -> Response:
-        """All files."""
+        """Send all files as one archive."""
         found = await _version(access, address, version)
         parts = downloads_content.of_archive(found.manifest)
         return _answer(request, services, found, _Content(f"{address.name}.tar", f'"{version}"', parts))
 
 
 class _Found(NamedTuple):
-    """A checkpoint that the caller may read."""
+    """Holds a checkpoint that the caller may read."""
 
     path: CheckpointPath
     manifest: Manifest
 
 
 class _Content(NamedTuple):
-    """What is sent of it."""
+    """Holds what is to be sent."""
 
     name: str
     etag: str
@@ -133,7 +133,7 @@ async def _readable(access: Access, address: CheckpointPath) -> _Found:
 
 
 async def _version(access: Access, address: CheckpointPath, version: str) -> _Found:
-    """The one behind a link. Raises NotFound when it is not as it was then."""
+    """Return the checkpoint behind a link. Raises NotFound if it was overwritten since."""
     found = await _readable(access, address)
     if found.manifest.version != version:
         raise NotFound(f"checkpoint {found.path} was overwritten since this link was made; ask for a new one")
@@ -141,14 +141,14 @@ async def _version(access: Access, address: CheckpointPath, version: str) -> _Fo
 
 
 async def _note_reading(services: Services, access: Access, found: _Found) -> None:
-    """That the links were given out; who uses them need not say who they are."""
+    """Audit that links were given out; their use is anonymous."""
     details = {"tinker_path": str(found.path), "purpose": "download"}
     event = audit.AuditEvent("checkpoint_read", access.caller, found.manifest.owner, details)
     await audit.note(services.database, event)
 
 
 def _link(request: Request, services: Services, access: Access, found: _Found, route: str, *file: str) -> str:
-    """An address that those can read who can read the checkpoint now."""
+    """Sign a URL for a caller who can read the checkpoint now."""
     caller, owner = access.caller, found.manifest.owner
     reader = owner if caller.sees(owner) else caller.owner
     path = "/".join([PREFIX + route, *found.path, found.manifest.version, *file])
@@ -157,7 +157,7 @@ def _link(request: Request, services: Services, access: Access, found: _Found, r
 
 
 def _answer(request: Request, services: Services, found: _Found, content: _Content) -> Response:
-    """All of it, the part that is asked for, or that the client has it."""
+    """Send the content or the range that is asked for, or say that the client has it (304)."""
     headers, size = dict(request.headers), downloads_content.size_of(content.parts)
     about = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": "private"}
     if downloads_content.is_known(headers, content.etag):

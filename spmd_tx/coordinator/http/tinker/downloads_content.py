@@ -1,4 +1,4 @@
-"""The bytes of a download, any part of them: one file of a checkpoint, or all as a tar archive."""
+"""The content of a download: a file of a checkpoint or a tar archive of all, or a byte range of it."""
 
 import asyncio
 import re
@@ -9,26 +9,38 @@ from typing import NamedTuple
 from spmd_tx.coordinator.checkpoints.files import Manifest
 
 RANGE = re.compile(r"bytes=\s*(\d{0,19})-(\d{0,19})\s*", re.IGNORECASE)
+PIECE_BYTES = 1 << 20  # read and sent at a time
+COMPLETE = "checkpoint_complete"  # an empty file that SDKs up to 0.35 expect in an archive
+
+ReadFile = Callable[[str, int, int], bytes]  # name, start, size; blocks
 
 
 class Span(NamedTuple):
-    """Bytes from ``start`` up to, but not with, ``end``."""
+    """Holds a byte range; ``end`` is exclusive."""
 
     start: int
     end: int
 
 
+class Part(NamedTuple):
+    """Holds bytes in memory, or names a file."""
+
+    size: int
+    content: bytes = b""
+    name: str | None = None
+
+
 def is_known(headers: Mapping[str, str], etag: str) -> bool:
-    """Whether the client has it already."""
+    """Return whether the client has this content already (If-None-Match)."""
     known = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
     return etag in known or "*" in known
 
 
 def wanted(headers: Mapping[str, str], etag: str, size: int) -> Span | None:
-    """The one range that a client asks for; None for all. An empty one if there are no such bytes.
+    """Return the byte range that a client asks for, empty if it lies behind the end; None for everything.
 
-    All is also for those who have a part of another version (If-Range), and for several ranges: a server
-    may ignore them.
+    A client also gets everything if it has a part of another version (If-Range), or asks for several ranges,
+    which a server may ignore.
     """
     found = RANGE.fullmatch(headers.get("range", ""))
     if found is None or headers.get("if-range", etag) != etag:
@@ -39,23 +51,9 @@ def wanted(headers: Mapping[str, str], etag: str, size: int) -> Span | None:
     if not first:
         return Span(max(0, size - int(last)), size)
     if last and int(last) < int(first):
-        return None  # not a range at all
+        return None  # not a range
     start = int(first)
     return Span(start, max(start, min(int(last) + 1, size) if last else size))
-
-
-PIECE_BYTES = 1 << 20  # read and sent at a time
-COMPLETE = "checkpoint_complete"  # an empty file, for which SDKs up to 0.35 look in an archive
-
-ReadFile = Callable[[str, int, int], bytes]  # name, start, size; blocks
-
-
-class Part(NamedTuple):
-    """Bytes in memory, or the name of a file."""
-
-    size: int
-    content: bytes = b""
-    name: str | None = None
 
 
 def of_file(manifest: Manifest, name: str) -> list[Part]:
@@ -63,7 +61,7 @@ def of_file(manifest: Manifest, name: str) -> list[Part]:
 
 
 def of_archive(manifest: Manifest) -> list[Part]:
-    """An uncompressed tar archive: where everything is in it follows from the sizes."""
+    """Lay out an uncompressed tar archive; all offsets follow from the files' sizes."""
     parts = []
     for name, size in [*sorted(manifest.files.items()), (COMPLETE, 0)]:
         entry = tarfile.TarInfo(name)
@@ -80,7 +78,7 @@ def size_of(parts: list[Part]) -> int:
 
 
 async def pieces(parts: list[Part], span: Span, read: ReadFile) -> AsyncIterator[bytes]:
-    """The bytes of a span, a piece after the other."""
+    """Yield the bytes of a span in pieces."""
     offset = 0
     for part in parts:
         start, end = max(span.start - offset, 0), min(span.end - offset, part.size)

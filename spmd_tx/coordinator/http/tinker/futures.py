@@ -1,4 +1,4 @@
-"""Routes that wait for results."""
+"""Routes that wait for the results of requests, and cancel them."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ from spmd_tx.coordinator.wire.training_protobuf import JSON, PROTOBUF
 from spmd_tx.errors import InvalidRequest, Unavailable
 
 LONG_POLL_SECONDS = 30.0  # the SDK hangs up after 45
-STORAGE_SECONDS = 5.0  # more, for a database that answers slowly
+STORAGE_SECONDS = 5.0  # additional, for a slow database
 
 FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainResponse]
 
@@ -44,7 +44,7 @@ class FuturesController(Controller):
         services: Service,
         access: Accessible,
     ) -> FutureOutcome:
-        """Answer when the result is there; 408 after a while, upon which the SDK asks again at once."""
+        """Answer with the result, or with 408 after a while, upon which the SDK asks again at once."""
         waiting = _wait(services, access, data.request_id)
         if services.queue.has_at_hand(data.request_id):
             outcome = await waiting
@@ -65,7 +65,7 @@ class FuturesController(Controller):
     async def retrieve_futures(
         self, data: JSONBody[RetrieveFuturesRequest], services: Service, access: Accessible
     ) -> RetrieveFuturesResponse:
-        """Tell a client which of its samples have ended, as soon as there is one; after a while, none."""
+        """Return which of a client's samples have ended, as soon as there is one; after a while, none."""
         sampler = await access.sampler(data.target.sampling_session_id)
         if data.target.cloned_sampler_id > sampler.clients:
             raise InvalidRequest(
@@ -89,7 +89,7 @@ class FuturesController(Controller):
     async def cancel_future(
         self, data: JSONBody[CancelFutureRequest], services: Service, access: Accessible
     ) -> StatusResponse:
-        """The client has given up on a sample; its tokens need not be drawn, now and after a restart."""
+        """Cancel a sample for good: its tokens are not drawn after a restart either."""
         if await access.request(data.request_id, timeout=0):
             services.scheduler.cancel(data.request_id)
             if not await services.queue.settled(data.request_id, STORAGE_SECONDS):
@@ -98,7 +98,7 @@ class FuturesController(Controller):
 
 
 def _check_not_closing(services: Services) -> None:
-    """Who polls again at once would only be told the same, again and again."""
+    """Raise Unavailable when the server closes: clients would poll again at once, without a pause."""
     if services.health.closing.done():
         raise Unavailable("the server is closing; ask again")
 
@@ -110,7 +110,7 @@ def _entry(completion: Completion) -> FutureFinished | FutureFailed:
 
 
 async def _wait(services: Services, access: Access, request_id: str) -> Outcome | None:
-    """The outcome of a request of the caller's, or None when it takes too long."""
+    """Return the outcome of a request of the caller's; None when it takes too long."""
     if not await access.request(request_id, LONG_POLL_SECONDS):
         return None
     return await services.queue.wait(request_id, LONG_POLL_SECONDS)

@@ -1,7 +1,6 @@
-"""The JSON forms of forward, forward_backward and their results, for SDKs before 0.25.
+"""The JSON forms of forward, forward_backward and results, for SDKs before 0.25.
 
-They are protobuf everywhere else, in the log, too: requests are rewritten when they come in, and results
-when they are handed out.
+Everything else, also the log, uses protobuf: requests are converted on arrival, results when they are sent.
 """
 
 import base64
@@ -20,10 +19,10 @@ from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB
 from spmd_tx.coordinator.wire.training_protobuf import JSON, MAX_ELEMENTS, MAX_RANK, PROTOBUF, Address
 from spmd_tx.errors import InvalidRequest
 
-MAX_SEQ_ID = 2**31 - 1  # of the protobuf form
+MAX_SEQ_ID = 2**31 - 1  # in the protobuf form
 
 _DTYPES = {"float32": (pb.DTYPE_FLOAT32, "<f4"), "int64": (pb.DTYPE_INT64, "<i8")}
-_LAST_INTEGER = {"<i4": 2**31 - 1, "<i8": 2**53}  # that both the type and a number of JSON hold exactly
+_LAST_INTEGER = {"<i4": 2**31 - 1, "<i8": 2**53}  # that both the type and JSON hold exactly
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -39,7 +38,7 @@ class LossInput(msgspec.Struct, frozen=True):
 
 
 class LossRequest(msgspec.Struct, frozen=True):
-    """A body of /forward or of /forward_backward."""
+    """Is the body of /forward or /forward_backward."""
 
     model_id: str
     seq_id: TrainingNumber
@@ -48,7 +47,7 @@ class LossRequest(msgspec.Struct, frozen=True):
 
 
 def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, bytes]:
-    """Rewrite a request. What is wrong with its numbers stays wrong, and fails its future."""
+    """Convert a request. Invalid numbers stay invalid and fail its future."""
     loss = request.forward_input if forward_only else request.forward_backward_input
     if loss is None:
         name = "forward_input" if forward_only else "forward_backward_input"
@@ -70,12 +69,12 @@ def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, byte
 
 
 def is_wanted(accept: str) -> bool:
-    """Whether a client that accepts this cannot read protobuf."""
+    """Return whether a client with this Accept header needs JSON."""
     return JSON in accept and PROTOBUF not in accept
 
 
 def from_protobuf(kind: Kind, result: bytes) -> bytes:
-    """Rewrite the result of a request of this kind, as JSON."""
+    """Convert the result of a request of this kind to JSON."""
     if kind == "sample":
         return msgspec.json.encode(_sample_result(pb.SampleResponse.FromString(result)))
     return msgspec.json.encode(_loss_result(pb.ForwardBackwardOutput.FromString(result)))
@@ -102,7 +101,7 @@ def _chunk(chunk: ModelInputChunk) -> pb.Chunk:
 def _tensor(tensor: TensorData) -> pb.Tensor:
     number, dtype = _DTYPES.get(tensor.dtype, (pb.DTYPE_UNSPECIFIED, "<f4"))
     if number == pb.DTYPE_INT64 and not all(value.is_integer() for value in tensor.data):
-        number, dtype = _DTYPES["float32"]  # as which it is refused where integers are needed
+        number, dtype = _DTYPES["float32"]  # refused where integers are needed
     values = _bytes(tensor.data, dtype)
     starts, columns = tensor.sparse_crow_indices, tensor.sparse_col_indices
     shape = None if tensor.shape is None else _sizes(tensor.shape)
@@ -115,18 +114,18 @@ def _tensor(tensor: TensorData) -> pb.Tensor:
 
 
 def _sizes(shape: list[int]) -> list[int]:
-    """As the protobuf form can hold them; what is wrong stays wrong."""
+    """Clip sizes to what protobuf can hold; invalid ones stay invalid."""
     return [max(-1, min(size, MAX_ELEMENTS + 1)) for size in shape[: MAX_RANK + 1]]
 
 
 def _bytes(values: list[int] | list[float], dtype: str) -> bytes:
-    """Numbers beyond the range of the type become those at its ends, which nothing here has a use for."""
+    """Encode numbers, clipped to the range of the type; its ends are never valid values."""
     array = np.asarray(values)
     if dtype == "<f4":
         with np.errstate(over="ignore"):
             return array.astype(dtype).tobytes()
     end = _LAST_INTEGER[dtype]
-    if array.dtype == object:  # integers beyond those of 64 bits, which no float may hold either
+    if array.dtype == object:  # integers beyond 64 bits, perhaps beyond floats
         array = np.asarray([max(-end, min(value, end)) for value in values])
     return np.clip(array.astype(np.float64), -end, end).astype(dtype).tobytes()
 
@@ -165,7 +164,7 @@ def _tensor_json(array: np.ndarray) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | str:
-    """JSON has no infinity; the SDKs read these words as the numbers that they name."""
+    """Write non-finite numbers, which JSON lacks, as the words that SDKs read."""
     return value if np.isfinite(value) else _NOT_FINITE[repr(value)]
 
 
@@ -182,7 +181,7 @@ def _sample_result(response: pb.SampleResponse) -> dict[str, Any]:
         ],
     }
     if response.HasField("prompt_logprobs"):
-        # NaN, which stands for none, becomes null.
+        # NaN means no value and becomes null.
         result["prompt_logprobs"] = np.frombuffer(response.prompt_logprobs, "<f4").tolist()
     if response.HasField("topk_prompt_logprobs"):
         result["topk_prompt_logprobs"] = list(_candidates(response.topk_prompt_logprobs))
@@ -190,7 +189,7 @@ def _sample_result(response: pb.SampleResponse) -> dict[str, Any]:
 
 
 def _candidates(topk: pb.TopkLogprobs) -> Iterable[list[tuple[int, float]] | None]:
-    """Of each position its candidates; None where nothing was computed."""
+    """Yield the candidates of each position; None where nothing was computed."""
     ids = np.frombuffer(topk.token_ids, "<i4").reshape(topk.length, topk.k)
     logprobs = np.frombuffer(topk.logprobs, "<f4").reshape(topk.length, topk.k)
     for row_ids, row_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True):

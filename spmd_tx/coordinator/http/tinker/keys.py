@@ -1,4 +1,4 @@
-"""Routes about the API key that a request was sent with, for ``tinker auth login`` and ``logout``."""
+"""Routes about the API key of the request itself, for ``tinker auth login`` and ``logout``."""
 
 import msgspec
 from litestar import Controller, delete, get
@@ -27,9 +27,9 @@ class KeyDetails(msgspec.Struct, frozen=True):
 
 
 class ApiKeyResponse(msgspec.Struct, frozen=True):
-    """What the holder of a key may know of it."""
+    """Describes a key to its holder."""
 
-    key_id: int  # the key's id, which is hexadecimal, as a number; 0: none is needed
+    key_id: int  # the hexadecimal id as a number; 0: no key is needed
     name: str
     note: str
     details: KeyDetails

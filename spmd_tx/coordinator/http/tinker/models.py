@@ -1,4 +1,4 @@
-"""Routes that create models and tell about them."""
+"""Routes that create, describe and list models (training runs)."""
 
 import time
 
@@ -46,7 +46,7 @@ class ModelsController(Controller):
     async def get_info(
         self, data: JSONBody[GetInfoRequest], services: Service, access: Accessible
     ) -> GetInfoResponse:
-        """The client takes its tokenizer from here, and keeps the answer."""
+        """Describe a model. The client takes its tokenizer from here, and caches the answer."""
         model = await access.model(data.model_id)
         return GetInfoResponse(
             model_id=model.id,
@@ -86,7 +86,7 @@ async def queue_model(
     request: CreateModelRequest | LoadWeightsRequest,
     adapter: AdapterSpec,
 ) -> FutureResponse:
-    """Write down a new model together with the request that fills it."""
+    """Store a new model together with the request that fills it."""
     session_id, seq_id = request.session_id, request.model_seq_id
     assert session_id is not None
     assert seq_id is not None

@@ -1,4 +1,4 @@
-"""Routes that sample."""
+"""Routes for sampling sessions and sample requests."""
 
 import msgspec
 from litestar import Controller, get, post
@@ -62,7 +62,7 @@ class SamplingController(Controller):
     async def join_sampling_session(
         self, data: JSONBody[JoinSamplingSessionRequest], services: Service, access: Accessible
     ) -> JoinSamplingSessionResponse:
-        """Give a copy of a sampling client, in another process, numbers of its own for its requests."""
+        """Give a copy of a sampling client, in another process, request numbers of its own."""
         sampler = await access.sampler(data.sampling_session_id)
         await _check_open(sampler, services)
         return JoinSamplingSessionResponse(await services.catalog.join_sampler(sampler))
@@ -71,7 +71,7 @@ class SamplingController(Controller):
     async def asample(
         self, data: JSONBody[SampleRequest], services: Service, access: Accessible
     ) -> FutureResponse:
-        """Queue samples of one prompt. What cannot be sampled is refused here, not through the future."""
+        """Queue samples of one prompt. Invalid requests are refused here, not through the future."""
         if data.sampling_session_id is None or data.seq_id is None:
             raise InvalidRequest(
                 "sampling_session_id or seq_id is missing; use a tinker SDK of version 0.3 or newer, "

@@ -1,4 +1,4 @@
-"""Routes for what a client does before and beside training: handshake, sessions, capabilities, health."""
+"""Routes for sessions and their traces, and for the handshake: configuration, capabilities, health."""
 
 import msgspec
 from litestar import Controller, Request, Response, get, post, put
@@ -41,7 +41,7 @@ class TracesController(Controller):
     async def trace_export(
         self, request: Request, session_id: FromPath[str], services: Service, access: Accessible
     ) -> TraceExportResponse:
-        """Build a trace, or say how far it is; the SDK asks again until it is ready."""
+        """Build a trace and return its URL; the SDK asks again until it is ready."""
         session = await access.session(session_id)
         export = await services.traces.export(session)
         if export.error is not None:
@@ -55,7 +55,7 @@ class TracesController(Controller):
 
     @get("/sessions/{session_id:str}/trace", opt=SIGNED)
     async def trace(self, session_id: FromPath[str], services: Service, access: Accessible) -> File:
-        """What was built. Plain HTTP clients fetch it, by its signed URL."""
+        """Send the trace. Any HTTP client can fetch it by its signed URL."""
         path = await services.traces.file(await access.session(session_id))
         return File(path, filename=f"{session_id}.pftrace", media_type="application/json")
 
@@ -73,7 +73,7 @@ class SessionsController(Controller):
 
     @get("/healthz", opt=OPEN)
     async def healthz(self, services: Service) -> Response[HealthResponse]:
-        """200 once a request would be served at once."""
+        """Answer 200 once requests are served at once."""
         return readiness(services.health)
 
     @get("/get_server_capabilities")
@@ -83,7 +83,7 @@ class SessionsController(Controller):
 
     @post("/telemetry", status_code=HTTP_200_OK, opt=DROPS)
     async def telemetry(self, request: Request) -> StatusResponse:
-        """Taken and dropped: it may hold texts of users."""
+        """Drop telemetry: it may hold texts of users."""
         async for _ in request.stream():
             pass
         return StatusResponse("accepted")
@@ -114,7 +114,7 @@ class SessionsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        """End a session; its models leave the device. Finishing it again changes nothing."""
+        """End a session; its models leave the device. A second call changes nothing."""
         await access.session(session_id)
         if await services.catalog.finish_session(session_id, data, access.caller):
             services.scheduler.session_ended(session_id)

@@ -1,7 +1,7 @@
-"""Routes that train. Each one queues a future and returns at once.
+"""Routes for training and custom losses. Each one queues a request and returns its future at once.
 
-A request that is well-formed is accepted even when it cannot succeed: its future fails. The SDK never
-recovers when the POST of one chunk of a call is refused.
+A well-formed request is accepted even when it cannot succeed: its future fails. The SDK never recovers when
+the POST of one chunk of a call is refused.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class CustomLossesController(Controller):
     async def create_custom_loss(
         self, request: Request, services: Service, access: Accessible
     ) -> FutureResponse:
-        """Check and keep a traced loss; a loss that is refused fails through its future.
+        """Validate and store a traced loss; a refused loss fails through its future.
 
         The same (session_id, custom_loss_seq_id) is the same loss.
         """
@@ -81,7 +81,7 @@ class TrainingController(Controller):
     async def forward_backward(
         self, request: Request, services: Service, access: Accessible
     ) -> Response[FutureResponse]:
-        """Queue a batch whose gradients are added to the model's, or only its losses (forward_only)."""
+        """Queue a batch whose gradient is added to the model's; with forward_only just its losses."""
         address, body = await read_forward_backward(request, services.scheduler, access)
         kind = "forward" if address.forward_only else "forward_backward"
         model = await access.model(address.model_id)
@@ -90,7 +90,7 @@ class TrainingController(Controller):
 
     @post("/forward", status_code=HTTP_200_OK, opt=BATCH)
     async def forward(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
-        """Queue a batch whose losses are wanted: what SDKs before 0.25 send instead of forward_only."""
+        """Queue a batch without gradient, which SDKs before 0.25 send instead of forward_only."""
         address, body = await read_loss_request(request, services.scheduler, access, forward_only=True)
         model = await access.model(address.model_id)
         return await queue_training(services, model, "forward", address.seq_id, body)
@@ -106,9 +106,9 @@ class TrainingController(Controller):
 async def queue_training(
     services: Services, model: Model, kind: Kind, seq_id: int, payload: bytes, problem: str | None = None
 ) -> FutureResponse:
-    """Put a request into its model's line. Only a missing number is refused at once.
+    """Put a request into its model's line. Raises InvalidRequest only for an invalid number.
 
-    A ``problem`` is what the request fails with, through its future like any other.
+    A request with a ``problem`` fails through its future.
     """
     if seq_id < 1:
         raise InvalidRequest(f"seq_id is {seq_id}; requests of a model are numbered from 1")

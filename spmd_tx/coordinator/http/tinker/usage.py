@@ -1,4 +1,4 @@
-"""Routes that tell what was used, and by whom what was done. Nothing is billed: every cost is 0."""
+"""Routes for usage and for the audit log. Nothing is billed: every cost is 0."""
 
 from datetime import UTC, date, datetime
 from typing import Literal
@@ -27,7 +27,7 @@ class UsageController(Controller):
         starting_on: FromQuery[Moment],
         ending_before: FromQuery[Moment],
     ) -> UsageResponse:
-        """By the hour."""
+        """Return usage by the hour."""
         wanted, now = usage_report.window(starting_on, ending_before), clock.now()
         async with services.database.transaction() as db:
             await stored_checkpoints.look(db, now)
@@ -49,7 +49,7 @@ class UsageController(Controller):
         event_type: FromQuery[EventType] = "all",
         day: FromQuery[date | None] = None,
     ) -> AuditResponse:
-        """Of one day, UTC; of today unless another one is named."""
+        """Return the audit log of one day, UTC; by default of today."""
         query = audit.AuditQuery(event_type, day or datetime.now(UTC).date())
         async with services.database.reading() as db:
             return AuditResponse([_entry(row) for row in await audit.entries(db, query, access.caller)])
