@@ -52,7 +52,7 @@ class BodyRoom:
     """Shares room among bodies. One larger than half of it counts as half, so others still fit."""
 
     def __init__(self, capacity: int, patience: float, clock: Callable[[], float]) -> None:
-        """After ``patience`` seconds (of ``clock``) without room, owners with more than an even share yield."""
+        """After ``patience`` seconds (by ``clock``) without room, owners above an even share must yield."""
         self.free = self.capacity = capacity  # bytes
         self._patience = patience
         self._clock = clock

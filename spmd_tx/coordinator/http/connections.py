@@ -13,7 +13,7 @@ RESERVED_FILES = 128  # file descriptors for the log, the database, workers and 
 
 
 class Connection(Protocol):
-    """A client's connection, as far as it matters here."""
+    """Is a client's connection, as far as it matters here."""
 
     def drop(self) -> None:
         """Hang up."""

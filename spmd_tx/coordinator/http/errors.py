@@ -80,7 +80,7 @@ def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
 
 
 def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorResponse:
-    """The client may try again: a database that was restarted comes back, and so does a full disk."""
+    """Let the client try again: a database that was restarted comes back, and so does a full disk."""
     if isinstance(error, SQLAlchemyError) and not is_outage(error):
         return _internal_error(request, error)
     logger.error("%s %s: the database or the disk failed: %s", request.method, request.url.path, error)
@@ -88,7 +88,7 @@ def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorR
 
 
 def _end_of_storage(_: Request, error: DatabaseDamaged | DatabaseTaken) -> ErrorResponse:
-    """The server ends soon, and logs why."""
+    """Answer while the server ends, which logs why."""
     return error_response("the server has lost its database", HTTP_503_SERVICE_UNAVAILABLE)
 
 

@@ -42,7 +42,7 @@ from spmd_tx.models.config import ModelConfig
 
 
 class QueueStatus(Protocol):
-    """What a client learns about an unfinished request."""
+    """Describes an unfinished request to its client."""
 
     @property
     def queue_state(self) -> str: ...  # "active", "paused_capacity" or "paused_rate_limit"
@@ -52,10 +52,10 @@ class QueueStatus(Protocol):
 
 
 class RequestScheduler(Protocol):
-    """What the routes use of the scheduler; requests reach it through the queue."""
+    """Is the routes' view of the scheduler; requests reach it through the queue."""
 
     def consume(self, model_id: str, seq_id: int) -> None:
-        """A request with this number was refused, so later ones need not wait for it."""
+        """Skip the number of a refused request, so that later ones do not wait for it."""
         ...
 
     def session_ended(self, session_id: str) -> None: ...
@@ -66,7 +66,7 @@ class RequestScheduler(Protocol):
 
 
 class Health(Protocol):
-    """Whether a request would be served now."""
+    """Says whether a request would be served now."""
 
     @property
     def phase(self) -> str: ...  # what happens until it is ready, as "loading weights 45 %"

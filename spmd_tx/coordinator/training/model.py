@@ -114,7 +114,7 @@ class TrainedModel:
         self._adapter = adapter
 
     def put_chunks(self, chunks: Sequence[Chunk]) -> list[asyncio.Future[ChunkOutput]]:
-        """All of a request, of which no part is sent before all of it may be."""
+        """Add all chunks of a request; none is sent before the programs of all are ready."""
         programs = tuple(dict.fromkeys(chunk.program for chunk in chunks))
         steps = [ChunkStep(self.request_id, chunk, programs) for chunk in chunks]
         for step in steps:

@@ -15,7 +15,7 @@ SMALL_ROW = 16  # tokens: for experiments with a few words; only one row per dat
 USUAL_ROW = 64  # tokens: the shortest rows of micro-batches with several sizes
 FINE_UP_TO = 512  # tokens: two lengths per power of two up to here; longer rows hold many segments anyway
 SIZE_STEP = 8  # micro-batches have 1, 8, 64, ... rows per data shard
-LARGEST_STEP = 4  # and as many as the budget allows, if that is at least this many times more
+LARGEST_STEP = 4  # the largest allowed size is added if it is at least this many times the last one
 MICRO_BATCH_TOKENS = 128  # overhead of a micro-batch, in tokens
 
 

@@ -1,4 +1,4 @@
-"""Long prompts are read piece by piece; others go on between the pieces, and nothing else changes."""
+"""Long prompts are read chunk by chunk; others go on between the chunks, and nothing else changes."""
 
 import random
 from dataclasses import replace
@@ -22,11 +22,11 @@ from tests.coordinator.sampling.bench import (
 )
 from tests.coordinator.sampling.fake_device import BASE, score
 
-PIECE = 16
+CHUNK = 16
 WISHES = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_alt_tokens_k": 2}
 
 
-def pieces(bench):
+def chunks(bench):
     """(first position, tokens) of every row of every Prefill."""
     rows = [
         (row, command.rows)
@@ -37,21 +37,21 @@ def pieces(bench):
     return [(int(rows.positions[row, 0]), int((rows.segments[row] > 0).sum())) for row, rows in rows]
 
 
-def test_a_prompt_is_cut_at_multiples_of_a_piece():
-    bench = Bench(prefill_tokens=PIECE)
+def test_a_prompt_is_cut_at_multiples_of_a_chunk():
+    bench = Bench(prefill_tokens=CHUNK)
     bench.admit("a", prompt_of(45), max_tokens=5)
     bench.run()
-    assert pieces(bench) == [(0, 16), (16, 16), (32, 12)]
+    assert chunks(bench) == [(0, 16), (16, 16), (32, 12)]
     assert bench.tokens("a") == [expected("a", prompt_of(45), 5)[0]]
 
 
 @pytest.mark.parametrize("num_samples", [1, 3, 9])
 @pytest.mark.parametrize("length", [18, 33, 34, 50])
-def test_everything_is_as_it_is_in_one_piece(length, num_samples):
+def test_everything_is_as_it_is_in_one_chunk(length, num_samples):
     prompt, bodies = prompt_of(length), []
     targets = TensorData([float(token) for token in prompt[1:]], "int64", [length - 1, 1])
-    for piece in (PIECE, 256):
-        bench = Bench(prefill_tokens=piece, pages=100)
+    for chunk in (CHUNK, 256):
+        bench = Bench(prefill_tokens=chunk, pages=100)
         bench.admit(
             "a",
             prompt,
@@ -62,13 +62,13 @@ def test_everything_is_as_it_is_in_one_piece(length, num_samples):
             **WISHES,
         )
         bench.run()
-        assert (len(pieces(bench)) > 1) == (piece == PIECE)
+        assert (len(chunks(bench)) > 1) == (chunk == CHUNK)
         bodies.append(bench.bodies["a"])
     assert bodies[0] == bodies[1]
 
 
-def test_only_pieces_of_which_something_is_wanted_are_scored():
-    bench, prompt = Bench(prefill_tokens=PIECE), prompt_of(50)
+def test_only_chunks_of_which_something_is_wanted_are_scored():
+    bench, prompt = Bench(prefill_tokens=CHUNK), prompt_of(50)
     bench.admit("a", prompt, max_tokens=2, prompt_logprobs=True, prompt_logprobs_last_n=20)
     bench.run()
     assert [command.logprobs for command in bench.sent(Prefill)] == [False, True, True, True]
@@ -77,8 +77,8 @@ def test_only_pieces_of_which_something_is_wanted_are_scored():
     assert np.isnan(bench.prompt_logprobs("a")[:30]).all()
 
 
-def test_rows_draw_between_the_pieces_of_a_long_prompt():
-    bench = Bench(prefill_tokens=PIECE, pages=100)
+def test_rows_draw_between_the_chunks_of_a_long_prompt():
+    bench = Bench(prefill_tokens=CHUNK, pages=100)
     bench.admit("running", prompt_of(3), max_tokens=50)
     for _ in range(2):
         bench.send()
@@ -86,12 +86,12 @@ def test_rows_draw_between_the_pieces_of_a_long_prompt():
     bench.run()
     kinds = [kind for kind, _ in groupby(bench.commands, type)]
     assert sum(1 for command in bench.commands if isinstance(command, Prefill)) == 5
-    assert kinds.count(Prefill) == 5, "two pieces without a Decode between them"
+    assert kinds.count(Prefill) == 5, "two chunks without a Decode between them"
     assert bench.tokens("running") == [expected("running", prompt_of(3), 50)[0]]
 
 
-def test_a_short_prompt_waits_for_one_piece_of_a_long_one_at_most():
-    bench = Bench(prefill_tokens=PIECE, pages=100)
+def test_a_short_prompt_waits_for_one_chunk_of_a_long_one_at_most():
+    bench = Bench(prefill_tokens=CHUNK, pages=100)
     bench.admit("long", prompt_of(62), max_tokens=2)
     bench.send()
     bench.admit("short", prompt_of(9, 1), max_tokens=2)
@@ -106,38 +106,38 @@ def test_a_short_prompt_waits_for_one_piece_of_a_long_one_at_most():
 
 
 def test_two_long_prompts_take_turns():
-    bench = Bench(prefill_tokens=PIECE, pages=100)
+    bench = Bench(prefill_tokens=CHUNK, pages=100)
     bench.admit("a", prompt_of(60), max_tokens=2)
     bench.admit("b", prompt_of(30, 1), max_tokens=2)
     bench.run()
-    assert [first for first, _ in pieces(bench)] in ([0, 0, 16, 16, 32, 48], [0, 16, 0, 32, 16, 48])
+    assert [first for first, _ in chunks(bench)] in ([0, 0, 16, 16, 32, 48], [0, 16, 0, 32, 16, 48])
     assert list(bench.results) == ["b", "a"]
 
 
 def test_samples_that_come_later_wait_until_the_prompt_is_read_and_then_share_it():
-    bench, prompt = Bench(rows=2, prefill_tokens=PIECE, pages=60), prompt_of(50)
+    bench, prompt = Bench(rows=2, prefill_tokens=CHUNK, pages=60), prompt_of(50)
     bench.admit("a", prompt, max_tokens=3, num_samples=7)
     bench.run()
     assert bench.tokens("a") == [expected("a", prompt, 3, index=index)[0] for index in range(7)]
-    assert len(pieces(bench)) == 4
+    assert len(chunks(bench)) == 4
 
 
-def test_a_beginning_that_is_cached_is_not_read_again_and_pieces_that_are_read_are_found():
-    bench, prompt = Bench(prefill_tokens=PIECE, pages=100), prompt_of(60)
+def test_a_beginning_that_is_cached_is_not_read_again_and_chunks_that_are_read_are_found():
+    bench, prompt = Bench(prefill_tokens=CHUNK, pages=100), prompt_of(60)
     bench.admit("a", prompt[:30], max_tokens=1)
     bench.run()
     bench.admit("b", prompt, max_tokens=4, seed=2)
     bench.send()
     bench.admit("c", prompt, max_tokens=4, seed=2)
     bench.run()
-    assert pieces(bench)[2] == (28, 4)
+    assert chunks(bench)[2] == (28, 4)
     assert bench.hits("b") == 28
     assert bench.tokens("b") == bench.tokens("c") == [expected("", prompt, 4, seed=2)[0]]
 
 
 @pytest.mark.parametrize("sent", range(1, 6))
-def test_a_request_may_be_cancelled_between_two_pieces(sent):
-    bench = Bench(prefill_tokens=PIECE, pages=100)
+def test_a_request_may_be_cancelled_between_two_chunks(sent):
+    bench = Bench(prefill_tokens=CHUNK, pages=100)
     before = free_pages(bench)
     bench.admit("a", prompt_of(55), max_tokens=9, num_samples=3, **WISHES)
     for _ in range(sent):
@@ -150,11 +150,11 @@ def test_a_request_may_be_cancelled_between_two_pieces(sent):
     assert bench.tokens("b") == [expected("b", prompt_of(55), 9, index=index)[0] for index in range(3)]
 
 
-def test_who_makes_room_between_two_pieces_starts_again_and_gets_all_that_was_wanted():
+def test_who_makes_room_between_two_chunks_starts_again_and_gets_all_that_was_wanted():
     room = MAX_CONTEXT // PAGE_SIZE
     prompt, wanted = prompt_of(30, 1), {}
     for pages in (200, room + 1):
-        bench = Bench(prefill_tokens=PIECE, pages=pages, decode_steps=4)
+        bench = Bench(prefill_tokens=CHUNK, pages=pages, decode_steps=4)
         bench.admit("old", prompt_of(5), max_tokens=59)
         for _ in range(3):
             bench.send()
@@ -162,13 +162,13 @@ def test_who_makes_room_between_two_pieces_starts_again_and_gets_all_that_was_wa
         bench.admit("young", prompt, max_tokens=9, num_samples=3, seed=3, **WISHES)
         bench.run()
         wanted[pages] = bench.bodies
-    assert len(pieces(bench)) > 3, "nobody had to make room"
+    assert len(chunks(bench)) > 3, "nobody had to make room"
     assert wanted[200] == wanted[room + 1]
 
 
 def test_of_experts_every_token_of_a_prompt_is_told_once():
     """The fake device has none, so the replies are given them: the position of each token."""
-    bench = Bench(prefill_tokens=PIECE, model=replace(MODEL, n_experts=4, experts_per_token=1))
+    bench = Bench(prefill_tokens=CHUNK, model=replace(MODEL, n_experts=4, experts_per_token=1))
     bench.admit("a", prompt_of(40), max_tokens=3)
     job = bench.batch.unanswered()["a"]
     while bench.batch.waiting() or bench.in_flight:
@@ -185,12 +185,12 @@ def test_of_experts_every_token_of_a_prompt_is_told_once():
 
 
 def test_another_batch_reads_a_prompt_from_its_beginning():
-    first = Bench(prefill_tokens=PIECE)
+    first = Bench(prefill_tokens=CHUNK)
     first.admit("a", prompt_of(60), max_tokens=5, num_samples=2, **WISHES)
     for _ in range(2):
         first.send()
         first.absorb()
-    whole, second = Bench(), Bench(prefill_tokens=PIECE)
+    whole, second = Bench(), Bench(prefill_tokens=CHUNK)
     whole.admit("a", prompt_of(60), max_tokens=5, num_samples=2, **WISHES)
     whole.run()
     second.batch.resume(first.batch.unanswered()["a"])
@@ -209,7 +209,7 @@ def test_in_hardly_any_room_every_request_of_every_tenant_is_answered_as_if_it_w
         rows=chance.choice([1, 3, 6]),
         pages=1 + room + chance.choice([0, 1, 7]),
         decode_steps=chance.choice([2, 8]),
-        prefill_tokens=PIECE,
+        prefill_tokens=CHUNK,
         slots=4,
     )
     versions = [BASE_MODEL, "v1", "v2", "v3"]

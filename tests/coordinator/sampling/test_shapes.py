@@ -25,7 +25,7 @@ def menu_name(menu):
 
 
 @pytest.mark.parametrize("menu", MENUS, ids=menu_name)
-def test_every_piece_of_every_prompt_has_a_size(menu):
+def test_every_chunk_of_every_prompt_has_a_size(menu):
     sizes = {(length, table) for rows, length, table in menu.prefills() if rows == menu.shards}
     for length in range(1, menu.context):
         first = 0
@@ -77,7 +77,7 @@ def test_no_row_is_longer_than_a_short_context_needs():
 @pytest.mark.parametrize(
     "first, end, cut", [(0, 5000, 1024), (16, 5000, 1024), (1024, 1030, 1030), (1024, 5000, 2048)]
 )
-def test_pieces_end_at_multiples_of_their_size(first, end, cut):
+def test_chunks_end_at_multiples_of_their_size(first, end, cut):
     assert SamplingShapes(1, 8192, 16, 64).end_of_chunk(first, end) == cut
 
 

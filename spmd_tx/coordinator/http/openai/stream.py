@@ -24,7 +24,7 @@ ENDING = "the server is shutting down; send the request again when it is back"
 
 
 class PartialSample(Protocol):
-    """The known part of a sample: while it is drawn, or from its result."""
+    """Shows the known part of a sample: while it is drawn, or from its result."""
 
     @property
     def tokens(self) -> list[int]: ...
