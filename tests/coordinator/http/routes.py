@@ -231,7 +231,7 @@ READING = {
 
 
 def all_routes(app: Litestar) -> set[tuple[str, str]]:
-    """Method and path of each."""
+    """Return the method and path of each route."""
     routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
     return {(method, route.path_format) for route in routes for method in route.methods - {"OPTIONS"}}
 

@@ -27,7 +27,7 @@ NAMES = [f"{method} {path.removeprefix('/api/v1')}" for (method, path), _ in CAS
 
 
 def complaint_of(response) -> str:
-    """What is wrong, in the words of Tinker's API or of OpenAI's."""
+    """Return the message of an error, in the format of Tinker's API or of OpenAI's."""
     body = response.json()
     return body["detail"] if "detail" in body else body["error"]["message"]
 

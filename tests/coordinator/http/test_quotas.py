@@ -14,7 +14,7 @@ BASE_MODEL = "Qwen/Qwen3-0.6B"
 
 @pytest.fixture
 def clock():
-    """The time, to be set."""
+    """A clock that tests set."""
     return SimpleNamespace(now=0.0)
 
 
@@ -28,7 +28,7 @@ def caller(rate, key_id="k"):
 
 
 def accepted(quotas: Quotas, who: Caller, tries: int = 50) -> int:
-    """How many requests get through until one does not."""
+    """Return how many requests pass until one is refused."""
     for number in range(tries):
         try:
             quotas.count_request(who)

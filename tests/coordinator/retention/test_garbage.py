@@ -13,7 +13,7 @@ LIMITS = Limits(results=0.0, versions=0.0, audit=0.0, compilation_cache=0)
 
 @pytest.fixture
 def data_dir(tmp_path):
-    """With a payload file that nobody refers to."""
+    """Make a directory with a payload file that no row refers to."""
     files = PayloadFiles(tmp_path / "payloads")
     files.write([b"a large body" * 100])
     files.close()

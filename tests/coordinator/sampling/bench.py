@@ -1,4 +1,4 @@
-"""A sample batch on a fake device, with the commands that are on their way between them."""
+"""A sample batch on a fake device, with the commands in flight between them."""
 
 from collections import deque
 from dataclasses import replace
@@ -36,7 +36,7 @@ MODEL = replace(
 
 
 class Words:
-    """A decoder whose token n is the text ``<n>``."""
+    """Decodes token n to the text ``<n>``."""
 
     def decode(self, ids, skip_special_tokens=True):
         return "".join(f"<{id}>" for id in ids)
@@ -47,7 +47,7 @@ def ignore(sample):
 
 
 class Bench:
-    """A batch on a fake device, with the commands between them."""
+    """Runs a batch on a fake device, with commands in flight between them."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Bench:
         return True
 
     def _check_size(self, command):
-        """Nothing is sent that the menu does not have."""
+        """Check that every command has one of the expected shapes."""
         if isinstance(command, Prefill):
             table = 0 if command.tables is None else command.tables.shape[1]
             assert (*command.rows.tokens.shape, table) in self.prefills
@@ -128,7 +128,7 @@ class Bench:
             self.results[name] = tinker_pb2.SampleResponse.FromString(outcome.body)
 
     def run(self, depth=3):
-        """Until nothing is left, with up to ``depth`` commands on their way."""
+        """Run until nothing is left, with up to ``depth`` commands in flight."""
         while self.batch.waiting() or self.in_flight:
             while len(self.in_flight) < depth and self.send():
                 pass

@@ -29,20 +29,20 @@ BASE = "base"
 
 
 def draw(version, content, seeds):
-    """The next token after these, and its log-probability."""
+    """Return the next token after these, and its log-probability."""
     text = repr((version, list(content), [int(seed) for seed in seeds]))
     digest = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little") % VOCABULARY, -float(digest[4]) / 64
 
 
 def score(version, content, target):
-    """The log-probability of a prompt token after these."""
+    """Return the log-probability of a prompt token after these."""
     digest = blake2b(repr((version, list(content), int(target))).encode(), digest_size=1).digest()
     return np.float32(-digest[0] / 32)
 
 
 def continuation(version, prompt, seeds, count, stop_tokens=()):
-    """What one sample must be: tokens and log-probabilities."""
+    """Return the tokens and log-probabilities that one sample must have."""
     content, logprobs = list(prompt), []
     while len(content) - len(prompt) < count and (not logprobs or content[-1] not in stop_tokens):
         token, logprob = draw(version, content, seeds)
@@ -59,7 +59,7 @@ class Row:
 
 
 class FakeDevice:
-    """Executes commands as the protocol says, and finds fault with those that break it."""
+    """Executes commands as the protocol says, and fails on those that break it."""
 
     def __init__(self, shards, pages, page_size):
         self.page_size = page_size
@@ -71,7 +71,7 @@ class FakeDevice:
         self.executed = defaultdict(int)
 
     def execute(self, command):
-        """The arrays and metrics of the reply."""
+        """Return the arrays and metrics of the reply."""
         self.executed[type(command)] += 1
         match command:
             case Prefill():
@@ -116,7 +116,7 @@ class FakeDevice:
         return {"logprobs": logprobs, **scores} if command.logprobs else {}
 
     def _seen(self, command, row, column, shard):
-        """The tokens up to this one: of its row, or of its pages."""
+        """Return the tokens up to this one, from its row or its pages."""
         rows = command.rows
         position, version = rows.positions[row, column], self.bank[rows.slots[row]]
         if command.tables is None:
@@ -131,7 +131,7 @@ class FakeDevice:
         return self.tokens[cells].tolist()
 
     def _scores(self, command, logprobs):
-        """The likeliest tokens are made up; a draw and its score follow from what they depend on."""
+        """Return scores: likeliest tokens are made up, draws depend on what they must depend on."""
         wishes, rows = command.wishes, command.rows
         shape = rows.tokens.shape
         arrays = {
@@ -196,7 +196,7 @@ class FakeDevice:
 
 
 class FakeWorkers:
-    """All workers as the scheduler sees them: every command is answered in the loop's next turn, in order."""
+    """Stands in for all workers: every command is answered in the loop's next turn, in order."""
 
     busy = None
 

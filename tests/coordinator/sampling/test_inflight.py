@@ -1,4 +1,4 @@
-"""Saves of kind inflight: one target per model, which each of them publishes anew."""
+"""Saves of kind inflight: each one publishes its model's newest version."""
 
 from types import SimpleNamespace
 
@@ -93,7 +93,7 @@ async def bench(tmp_path):
 
 
 async def publish(bench, seq_id, number):
-    """Train a step, then save; the sampler's id."""
+    """Train a step, then save; return the sampler's id."""
     bench.train(A, seq_id, 4)
     bench.step(A, seq_id + 1, learning_rate=1.0)
     save = bench.save_for_sampler(A, seq_id + 2, sampling_session_seq_id=number, kind="inflight")

@@ -1,4 +1,4 @@
-"""Pages that outlive their samples: found when they hold what is wanted, and free for whoever needs them."""
+"""Cached pages outlive their samples: they are found by their contents, and free for whoever needs them."""
 
 import pytest
 from hypothesis import settings
@@ -15,7 +15,7 @@ PAGES = 9
 
 
 def written(bench):
-    """How many prompt tokens were sent to the device."""
+    """Return how many prompt tokens were sent to the device."""
     return sum(int((command.rows.segments > 0).sum()) for command in bench.sent(Prefill))
 
 

@@ -1,4 +1,4 @@
-"""Few sizes, and no request that needs another one."""
+"""There are few shapes, and no request needs another one."""
 
 import itertools
 

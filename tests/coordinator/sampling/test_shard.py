@@ -15,7 +15,7 @@ def shard():
 
 
 def samples_of(number, sampler, *, prompt=5, count=1):
-    """A job's samples, with a prompt of so many tokens."""
+    """Return a job's samples, with a prompt of this many tokens."""
     rule = StopRule()
     job = SampleJob(
         request_id=f"{number}",

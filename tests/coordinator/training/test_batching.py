@@ -132,7 +132,7 @@ def test_company_changes_no_byte_of_a_chunk_and_no_place_in_its_shard(requests_l
 
 
 def rows_by_slot(batch: MicroBatch) -> dict[int, list[list[int]]]:
-    """Per slot and data shard: the rows of the command, in order."""
+    """Return the rows of the command, in order, by slot and data shard."""
     rows = batch.rows()
     places = len(rows.slots) // SHARDS
     found: dict[int, list[list[int]]] = {chunk.slot: [[] for _ in range(SHARDS)] for chunk in batch.chunks}
@@ -146,7 +146,7 @@ def row_bytes(rows: PackedRows, loss: LossInputs, row: int) -> list[bytes]:
 
 
 def fields_of(arrays: PackedRows | LossInputs) -> dict[str, np.ndarray]:
-    """Those that are there."""
+    """Return the arrays that are not None."""
     fields = {field: getattr(arrays, field) for field in arrays.__struct_fields__}
     return {field: values for field, values in fields.items() if values is not None}
 

@@ -35,7 +35,7 @@ def swaps(bench):
 
 
 def weights(bench):
-    """Of all models, wherever they are."""
+    """Return the weights of all models, on the device or swapped out."""
     lines = bench.scheduler._execution.lines
     found = {model: weights for model, (weights, _) in bench.workers.swapped.items()}
     for model in MODELS:

@@ -6,7 +6,7 @@ from spmd_tx.coordinator.http.openai.detokenize import Detokenizer, SampleText, 
 
 
 class Bytes:
-    """A decoder whose token n is the byte n; those from 256 on are special."""
+    """Decodes token n to the byte n; tokens from 256 on are special."""
 
     def decode(self, ids, skip_special_tokens=True):
         special = b"" if skip_special_tokens else b"<>"

@@ -30,8 +30,8 @@ def events(response):
     return [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: ")]
 
 
-class Drawing:
-    """A sample of several characters that are told byte by byte; nobody but the test draws it."""
+class SampleByHand:
+    """A sample of several characters that the test draws byte by byte."""
 
     def __init__(self, services, oai, tokenizer):
         self.services = services
@@ -45,8 +45,8 @@ class Drawing:
             await asyncio.sleep(0.01)
         return self.services.scheduler.arrived[0].id
 
-    async def tell(self, count):
-        """The sample has so many tokens now, and the stream has seen them."""
+    async def draw(self, count):
+        """Give the sample this many tokens, and wait until the stream has seen them."""
         job = SimpleNamespace(request_id=await self.request_id())
         watches = self.services.progress._watches
         while job.request_id not in watches:
@@ -68,7 +68,7 @@ class Drawing:
 
 @pytest.fixture
 async def drawn(services, oai, tokenizer):
-    return Drawing(services, oai, tokenizer)
+    return SampleByHand(services, oai, tokenizer)
 
 
 def texts(events):
@@ -77,7 +77,7 @@ def texts(events):
 
 async def test_a_stream_has_no_half_characters(drawn):
     for count in range(1, len(drawn.tokens)):
-        await drawn.tell(count)
+        await drawn.draw(count)
     pieces = texts(await drawn.end())  # how many there are depends on how often the stream looks
     assert "".join(pieces) == "añ😀z"
     assert "\ufffd" not in "".join(pieces)
@@ -85,7 +85,7 @@ async def test_a_stream_has_no_half_characters(drawn):
 
 async def test_what_was_told_is_not_told_again_when_a_sample_begins_once_more(drawn):
     for count in (3, 1, 2, 7):
-        await drawn.tell(count)
+        await drawn.draw(count)
     assert "".join(texts(await drawn.end())) == "añ😀z"
 
 
@@ -98,14 +98,14 @@ async def test_a_stream_without_any_progress_is_the_result(drawn):
 
 async def test_a_client_that_waits_long_gets_signs_of_life(drawn, monkeypatch):
     monkeypatch.setattr(stream, "SECONDS_BETWEEN_SIGNS", 0.01)
-    await drawn.tell(1)
+    await drawn.draw(1)
     await asyncio.sleep(0.1)
     await drawn.end()
     assert ": still working\n\n" in (await drawn.answering).text
 
 
 async def test_a_stream_that_fails_says_so_in_an_event(drawn):
-    await drawn.tell(1)
+    await drawn.draw(1)
     failed = Failed("the workers were lost 2 times", "server")
     drawn.services.queue.resolve(await drawn.request_id(), failed)
     first, last = events(await drawn.answering)
@@ -115,7 +115,7 @@ async def test_a_stream_that_fails_says_so_in_an_event(drawn):
 
 
 async def test_a_server_that_ends_cancels_streams_and_says_so(drawn):
-    await drawn.tell(1)
+    await drawn.draw(1)
     drawn.services.health.closing.set_result(None)
     assert "shutting down" in events(await drawn.answering)[-1]["error"]["message"]
     assert drawn.services.scheduler.cancelled == [await drawn.request_id()]

@@ -7,7 +7,7 @@ BASE_MODEL = "Qwen/Qwen3-0.6B"
 
 
 async def result(api, path, body):
-    """POST, wait for the future, and give its JSON."""
+    """POST, wait for the future, and return its JSON."""
     response = await api.post(path, json=body)
     assert response.status_code == 200, response.text
     return (await api.post("retrieve_future", json={"request_id": response.json()["request_id"]})).json()

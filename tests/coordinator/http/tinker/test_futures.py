@@ -17,7 +17,7 @@ def no_patience(monkeypatch):
 
 @pytest.fixture
 async def request_id(api, model_id, services):
-    """A request that nobody answers."""
+    """Submit a request that is never answered."""
     services.scheduler.is_paused = True
     step = {"model_id": model_id, "seq_id": 1, "adam_params": {"learning_rate": 0.5}}
     return (await api.post("optim_step", json=step)).json()["request_id"]
