@@ -23,9 +23,9 @@ HAS_BATCH = "has_batch"
 
 OPEN: dict[str, Any] = {IS_OPEN: True}  # needs no key: for probes
 READS: dict[str, Any] = {IS_READING: True}  # changes nothing, although it is no GET
-SIGN_OF_LIFE: dict[str, Any] = {IS_UNMETERED: True}  # the SDK sends it whatever its user does
+UNMETERED: dict[str, Any] = {IS_UNMETERED: True}  # the SDK sends it whatever its user does
 SIGNED: dict[str, Any] = {IS_SIGNED: True}  # needs a signature in the URL instead of a key (signed_urls.py)
-SDK_READS: dict[str, Any] = READS | SIGN_OF_LIFE
+SDK_READS: dict[str, Any] = READS | UNMETERED
 DROPS: dict[str, Any] = SDK_READS | {IS_DROPPED: True}  # its body is dropped as it arrives
 PROMPTS: dict[str, Any] = {HAS_PROMPTS: True}  # its body may be as large as prompts
 BATCH: dict[str, Any] = {HAS_BATCH: True}  # its body may be as large as any

@@ -15,7 +15,7 @@ from spmd_tx.coordinator.sampling.stops import HALF_CHARACTER, Decoder
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 
 DONE = b"data: [DONE]\n\n"
-SIGN_OF_LIFE = b": still working\n\n"  # a comment; clients skip it
+KEEP_ALIVE = b": still working\n\n"  # a comment; clients skip it
 
 
 class Form(Protocol):

@@ -132,7 +132,7 @@ async def _events(call: Call) -> AsyncIterator[bytes]:
                 yield answers.event(opening)
         async for delta in call.stream.deltas(call.choices):
             if delta is None:
-                yield answers.SIGN_OF_LIFE
+                yield answers.KEEP_ALIVE
             elif answers.is_worth_sending(delta, call.answering):
                 yield answers.event(call.form.event(delta))
         options = call.request.stream_options

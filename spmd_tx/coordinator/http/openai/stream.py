@@ -19,7 +19,7 @@ from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogpr
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 WAIT_SECONDS = 3600.0  # for a result, before the next wait
-SECONDS_BETWEEN_SIGNS = 15.0  # of life, while there is no delta
+KEEP_ALIVE_SECONDS = 15.0  # between keep-alives, while there is no delta
 ENDING = "the server is shutting down; send the request again when it is back"
 
 
@@ -137,7 +137,7 @@ class SampleStream:
             if self._closing.done():
                 raise Unavailable(ENDING)
             try:
-                await asyncio.wait_for(self._watch.changed.wait(), SECONDS_BETWEEN_SIGNS)
+                await asyncio.wait_for(self._watch.changed.wait(), KEEP_ALIVE_SECONDS)
             except TimeoutError:
                 yield None
         for delta in self._news(choices):

@@ -8,7 +8,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator.catalog import listings, session_search
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
-from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGN_OF_LIFE, SIGNED
+from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGNED, UNMETERED
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
 from spmd_tx.coordinator.http.operator import readiness
 from spmd_tx.coordinator.http.public_address import base_url
@@ -97,7 +97,7 @@ class SessionsController(Controller):
         message = f"the server is still {services.health.phase}; until it is ready, requests wait"
         return CreateSessionResponse(session.id, info_message=None if services.health.ready else message)
 
-    @post("/session_heartbeat", status_code=HTTP_200_OK, opt=SIGN_OF_LIFE)
+    @post("/session_heartbeat", status_code=HTTP_200_OK, opt=UNMETERED)
     async def heartbeat(
         self, data: JSONBody[SessionHeartbeatRequest], services: Service, access: Accessible
     ) -> Response[SessionHeartbeatResponse] | ErrorResponse:

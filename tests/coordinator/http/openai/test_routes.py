@@ -97,7 +97,7 @@ async def test_a_stream_without_any_progress_is_the_result(drawn):
 
 
 async def test_a_client_that_waits_long_gets_signs_of_life(drawn, monkeypatch):
-    monkeypatch.setattr(stream, "SECONDS_BETWEEN_SIGNS", 0.01)
+    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.01)
     await drawn.draw(1)
     await asyncio.sleep(0.1)
     await drawn.end()
