@@ -1,4 +1,4 @@
-"""``spmd-tx keys``: the API keys of a server. One that runs notices every change within a second or two."""
+"""``spmd-tx keys`` manages a server's API keys. A running server notices every change within two seconds."""
 
 import asyncio
 import json
@@ -21,39 +21,43 @@ DAY, HOUR = 24 * 3600.0, 3600.0  # seconds
 keys = typer.Typer(
     name="keys",
     no_args_is_help=True,
-    help="Make, list, revoke and rotate API keys, also while the server runs. See docs/keys.md.",
+    help="Create, list, revoke and rotate API keys, also while the server runs. See docs/keys.md.",
 )
 
 COLUMNS = ("id", "owner", "role", "made", "ends", "last used", "limits", "state")
 
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="As spmd-tx keys list shows it.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as spmd-tx keys list shows it.")]
 
 
 @keys.command()
 def create(
-    owner: Annotated[str, typer.Option(help="Whose sessions, models and checkpoints those of the key are.")],
+    owner: Annotated[
+        str, typer.Option(help="Owner of the sessions, models and checkpoints made with the key.")
+    ],
     role: Annotated[
         Literal["user", "admin", "read-only"],
-        typer.Option(help="admin sees what everybody owns; read-only changes nothing."),
+        typer.Option(help="admin sees what everybody owns; read-only cannot change anything."),
     ] = "user",
-    expires_days: Annotated[float | None, typer.Option(help="Days until it ends. Default: never.")] = None,
+    expires_days: Annotated[
+        float | None, typer.Option(help="Days until the key expires. Default: never.")
+    ] = None,
     adapters: Annotated[
-        int | None, typer.Option(help="Most adapters that the owner may have at a time.")
+        int | None, typer.Option(help="Maximum number of the owner's adapters at a time.")
     ] = None,
     queued_requests: Annotated[
-        int | None, typer.Option(help="Most sample requests that the owner may have in the queue.")
+        int | None, typer.Option(help="Maximum number of the owner's sample requests in the queue.")
     ] = None,
     queued_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens that those may take: prompts, and max_tokens of all.")
+        int | None, typer.Option(help="Maximum tokens of these requests, prompts and max_tokens together.")
     ] = None,
     requests_per_second: Annotated[
-        float | None, typer.Option(help="Most requests that may be sent with the key.")
+        float | None, typer.Option(help="Maximum requests per second with the key.")
     ] = None,
-    if_none: Annotated[bool, typer.Option("--if-none", help="Do nothing when there are keys.")] = False,
+    if_none: Annotated[bool, typer.Option("--if-none", help="Do nothing if there are keys already.")] = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Make a key and print it. It is shown this once: only its hash is kept."""
+    """Create a key and print it. It cannot be shown again: only its hash is stored."""
     from spmd_tx.coordinator.tenancy import keys as rows
     from spmd_tx.coordinator.tenancy.callers import KeyLimits
 
@@ -77,7 +81,7 @@ def list_keys(
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Show all keys, also those that are not valid any more. The keys themselves cannot be shown."""
+    """List all keys, also expired and revoked ones. The keys themselves cannot be shown."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
     listed = _in_existing(data_dir, database_url, rows.listed)
@@ -89,7 +93,7 @@ def list_keys(
 
 @keys.command()
 def revoke(id: KeyId, data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
-    """End a key. What its owner has stays."""
+    """Revoke a key. Its owner's sessions, models and checkpoints stay."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
     show([_in_existing(data_dir, database_url, lambda db: rows.revoke(db, id))])
@@ -104,7 +108,7 @@ def rotate(
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Make a key with the owner, role and limits of another one, and print it; the other one ends."""
+    """Replace a key by a new one with the same owner, role and limits, and print it."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
     new = _in_existing(data_dir, database_url, lambda db: rows.rotate(db, id, overlap_hours * HOUR))
@@ -114,9 +118,10 @@ def rotate(
 
 @keys.command()
 def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
-    """Go back to a server without keys, which lets everyone in: delete all, and that there were any.
+    """Delete all keys, so that the server asks for none.
 
-    A server that runs lets nobody in from then on, and everyone from its next start.
+    A running server lets nobody in from then on; after its next start it lets
+    everyone in.
     """
     from spmd_tx.coordinator.tenancy import keys_seen
 
@@ -125,7 +130,7 @@ def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl 
 
 
 def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
-    """Print keys as a table; beside a key that is printed itself, to where errors go."""
+    """Print keys as a table; ``is_error`` sends it to stderr, so that stdout holds a new key alone."""
     from rich.console import Console
     from rich.table import Table
 
@@ -151,7 +156,7 @@ def _cells(row: "ApiKey") -> tuple[str, ...]:
 
 
 def _in_existing(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Unlike a key that is made before the first start, keys that are there have a directory."""
+    """Work on the keys of a server that has been started before; raise StartError if it has no data."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
     if database_url is None and not data_dir.is_dir():

@@ -1,4 +1,7 @@
-"""The command line: ``spmd-tx``. Commands import what they need when they run, so that help is instant."""
+"""The command ``spmd-tx``. Subcommands import what they need when they run, so that help is instant.
+
+Docstrings of subcommands are their help texts, and short in their lines for that.
+"""
 
 import asyncio
 import sys
@@ -10,7 +13,7 @@ import typer
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.keys import keys
-from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir, read_limits, server_options
+from spmd_tx.cli.options import DEFAULTS, HELP, DatabaseUrl, DataDir, read_limits, server_options
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.config import ServerConfig
@@ -28,9 +31,10 @@ app = typer.Typer(
 def serve(**options: Any) -> None:
     """Serve the Tinker API for one base model.
 
-    Prints "ready: URL" once a request would be served at once. Every option can also be set as
-    SPMD_TX_<NAME> in the environment, or under its name with underscores in the file of --config;
-    the command line overrides the environment, and that the file.
+    Prints "ready: URL" once it can serve requests. Every option can also be
+    set in the environment, as SPMD_TX_<NAME>, or in the file of --config, by
+    its name with underscores. The command line overrides the environment,
+    which overrides the file.
     """
     del options["config"]  # its values came in as defaults of the other options
     config = ServerConfig(bounds=read_limits(options.pop("limit")), **options)
@@ -52,7 +56,7 @@ def worker(
         typer.Option(
             metavar="HOST:PORT",
             envvar="SPMD_TX_COORDINATOR",
-            help="Where spmd-tx serve runs, and its --worker-port.",
+            help="Host where spmd-tx serve runs, with its --worker-port.",
         ),
     ],
     process_id: Annotated[
@@ -60,21 +64,21 @@ def worker(
         typer.Option(
             min=0,
             envvar="SPMD_TX_PROCESS_ID",
-            help="Which of the --num-processes of the server this is, from 0.",
+            help="Number of this process among the server's --num-processes, from 0.",
         ),
     ],
     devices: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Devices of this process, to be checked against the mesh. Default: what the mesh needs.",
+            help="Devices of this process; they must fit the mesh. Default: what the mesh needs.",
         ),
     ] = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(
             envvar="SPMD_TX_SECRET_FILE",
-            help="File with the secret that all hosts share. Default: the environment's SPMD_TX_SECRET.",
+            help="File with the secret that all hosts share. Default: SPMD_TX_SECRET of the environment.",
         ),
     ] = None,
     base_model: Annotated[
@@ -85,13 +89,14 @@ def worker(
         ),
     ] = None,
     coordinator_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without the coordinator until this process ends.")
+        float, typer.Option(min=1, help="Seconds without a sign of the coordinator until this process exits.")
     ] = 600,
 ) -> None:
     """Run one worker process of a server on another host.
 
-    Starts the worker when the server wants it, starts it again after a loss, and waits for a server that is
-    restarted. Ends with exit code 0 when the server ends in order.
+    Starts the worker when the server asks for it, starts it again after a
+    crash, and waits while the server restarts. Exits with code 0 when the
+    server has shut down.
     """
     from spmd_tx.coordinator.agent import main as remote_agent
     from spmd_tx.coordinator.agent.agent import AgentOptions
@@ -110,12 +115,14 @@ def worker(
 @app.command()
 def demo(
     learning_rate: Annotated[
-        float, typer.Option(min=0, help="Of Adam; 0 shows that none is learned.")
+        float, typer.Option(min=0, help="Adam's learning rate; with 0 the reward must stay flat.")
     ] = 0.006,
-    steps: Annotated[int, typer.Option(min=10, help="Of reinforcement learning.")] = 40,
-    out: Annotated[Path, typer.Option(help="Folder for model, server data and plot.")] = Path("demo"),
+    steps: Annotated[int, typer.Option(min=10, help="Steps of reinforcement learning.")] = 40,
+    out: Annotated[Path, typer.Option(help="Folder for the model, the server's data and the plot.")] = Path(
+        "demo"
+    ),
 ) -> None:
-    """Train a tiny model against a server started for it, and plot the reward."""
+    """Start a server, train a tiny model with it, and plot the reward."""
     from spmd_tx.demo import run
 
     raise typer.Exit(run.run(learning_rate, steps, out))
@@ -123,9 +130,9 @@ def demo(
 
 @app.command()
 def make_model(
-    directory: Annotated[Path, typer.Argument(help="Folder to write; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(help="Folder to write to; created if it is missing.")],
     preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write a small random Qwen3 checkpoint in the Hugging Face layout."""
     from spmd_tx.demo import tiny_model
@@ -137,17 +144,26 @@ def make_model(
 
 @app.command()
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
-    keep_results_hours: Annotated[float, typer.Option(min=0)] = DEFAULTS.keep_results_hours,
-    keep_versions_hours: Annotated[float, typer.Option(min=0)] = DEFAULTS.keep_versions_hours,
-    keep_audit_days: Annotated[float, typer.Option(min=1)] = DEFAULTS.keep_audit_days,
-    max_compilation_cache: str = DEFAULTS.max_compilation_cache,
+    keep_results_hours: Annotated[
+        float, typer.Option(min=0, help=HELP["Storage"]["keep_results_hours"])
+    ] = DEFAULTS.keep_results_hours,
+    keep_versions_hours: Annotated[
+        float, typer.Option(min=0, help=HELP["Storage"]["keep_versions_hours"])
+    ] = DEFAULTS.keep_versions_hours,
+    keep_audit_days: Annotated[
+        float, typer.Option(min=1, help=HELP["Storage"]["keep_audit_days"])
+    ] = DEFAULTS.keep_audit_days,
+    max_compilation_cache: Annotated[
+        str, typer.Option(help=HELP["Storage"]["max_compilation_cache"])
+    ] = DEFAULTS.max_compilation_cache,
 ) -> None:
-    """Delete what nobody needs any more from the data of a stopped server.
+    """Delete expired and unused data of a stopped server.
 
-    A running server does that by itself. The options are those of "spmd-tx serve".
+    A running server does this by itself. The options mean the same as for
+    "spmd-tx serve".
     """
     from spmd_tx.coordinator.retention import reaper
     from spmd_tx.coordinator.retention.reaper import limits_of
@@ -170,7 +186,7 @@ def backup(
     destination: Annotated[Path, typer.Argument(help="New folder to write to, on another disk.")],
     data_dir: DataDir = DEFAULTS.data_dir,
 ) -> None:
-    """Copy a server's data with its SQLite database, also while it runs.
+    """Copy a server's data, including its SQLite database, also while it runs.
 
     To restore, start a server with the copy as its --data-dir.
     """
@@ -192,7 +208,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line; what the operator can fix is said in one line."""
+    """Run the command line. Errors that the operator can fix are printed in one line, without a traceback."""
     private.hide_password()
     private.keep_files()
     try:

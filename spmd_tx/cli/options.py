@@ -1,4 +1,4 @@
-"""How ServerConfig is filled: command line before environment before TOML file before defaults."""
+"""Reads options: the command line overrides the environment, then come the TOML file and the defaults."""
 
 import inspect
 import os
@@ -14,81 +14,82 @@ from spmd_tx.bounds import Bounds, bounds_of
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
 
-# Every field of ServerConfig, under the heading where --help shows it.
+# The help for every field of ServerConfig, by the panel of --help that shows it.
 HELP = {
     "Model": {
         "base_model": "Hugging Face id or directory of the frozen base model.",
         "served_model_name": "Name by which clients ask for the model. Default: the value of --base-model.",
         "dtype": "Type of the base weights and of the arithmetic; auto is float32 on CPUs, else bfloat16.",
-        "max_context_length": "Longest prompt with its answer, in tokens. Default: the model's own limit.",
+        "max_context_length": "Maximum tokens of a prompt and its answer. Default: the model's own limit.",
     },
     "Mesh": {
-        "fully_sharded_data_parallel_size": "Ways to split rows, adapters and optimizer state.",
-        "expert_parallel_size": "More ways to split rows; the experts of a mixture are split over it.",
-        "tensor_parallel_size": "Ways to split the base weights and every matrix product.",
-        "shard_base_weights": "Whether the first of these splits the base weights, too; auto does it when "
-        "they would take more than half of a device's memory.",
-        "num_processes": "Worker processes; each takes an equal part of the devices. The three sizes above "
-        "multiply to the number of devices.",
+        "fully_sharded_data_parallel_size": "Number of ways to split rows, adapters and optimizer state.",
+        "expert_parallel_size": "Further ways to split rows; the experts of a mixture are split over them.",
+        "tensor_parallel_size": "Number of ways to split the base weights and every matrix product.",
+        "shard_base_weights": "Whether the first of these sizes splits the base weights, too; auto does so "
+        "if they would take more than half of a device's memory.",
+        "num_processes": "Number of worker processes; each takes an equal part of the devices. The product "
+        "of the three sizes above is the number of devices.",
     },
     "Adapters": {
-        "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Others, however "
-        "many, wait in host memory or on disk.",
+        "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Any number of "
+        "others wait in host memory or on disk.",
         "max_lora_rank": "Largest LoRA rank that a client may ask for.",
     },
     "Server": {
-        "host": "Address to listen on; 0.0.0.0 for all of this machine's.",
-        "port": "TCP port to listen on; 0 takes a free one.",
+        "host": "Address to listen on; 0.0.0.0 is every address of this machine.",
+        "port": "TCP port to listen on; 0 picks a free one.",
         "insecure_no_auth": "Listen on --host even though there are no API keys: everyone who can reach the "
         "port has access to everything. Has no effect once there are keys.",
-        "trusted_proxies": "Addresses and networks, as 10.0.0.0/8, of proxies before the server that may say "
-        "by X-Forwarded-Proto, -Host and -Prefix what its address is for clients.",
-        "data_dir": "Where requests, results and checkpoints are kept.",
-        "checkpoints_base": "Where named checkpoints are kept: a directory that all hosts see, or a URL of "
-        "fsspec as s3://bucket/path or gs://bucket/path. Default: in --data-dir.",
-        "database_url": "SQLAlchemy URL, for instance postgresql+asyncpg://user@host/name. "
+        "trusted_proxies": "Addresses and networks, such as 10.0.0.0/8, of reverse proxies whose "
+        "X-Forwarded-Proto, -Host and -Prefix give the server's address as clients see it.",
+        "data_dir": "Directory where requests, results and checkpoints are kept.",
+        "checkpoints_base": "Where named checkpoints are kept: a directory that all hosts see, or an "
+        "fsspec URL such as s3://bucket/path or gs://bucket/path. Default: in --data-dir.",
+        "database_url": "SQLAlchemy URL, such as postgresql+asyncpg://user@host/name. "
         "Default: an SQLite file in --data-dir.",
-        "session_timeout": "Seconds without a sign of life until a client's adapters are freed.",
-        "snapshot_seconds": "Least time between two snapshots of an adapter; 0 takes one after every step. "
-        "What was done since the last one is run again after a crash.",
-        "drain_seconds": "Seconds for unfinished work after SIGTERM; what is left goes on at the next start.",
+        "session_timeout": "Seconds without a heartbeat until a client's adapters are freed.",
+        "snapshot_seconds": "Minimum seconds between two snapshots of an adapter; 0 takes one after every "
+        "step. Steps since the last snapshot are run again after a crash.",
+        "drain_seconds": "Seconds to finish work after SIGTERM; the rest goes on at the next start.",
     },
     "Hosts": {
-        "worker_host": "Address where workers connect; other hosts need one that they can reach, or 0.0.0.0.",
-        "worker_port": "TCP port where workers connect; 0 takes a free one.",
-        "jax_port": "TCP port on the host of worker 0 where the other workers find JAX's own service, which "
-        "asks nobody who they are; 0 takes a free one.",
-        "secret_file": "File with the secret that all hosts share. Default: SPMD_TX_SECRET, or, when all "
-        "processes are on this host, a new one.",
-        "local_processes": "Worker processes to start on this host, from number 0; the others join by "
+        "worker_host": "Address to listen on for workers; other hosts need one that they reach, or 0.0.0.0.",
+        "worker_port": "TCP port to listen on for workers; 0 picks a free one.",
+        "jax_port": "TCP port on the host of worker 0 for JAX's coordination service, which has no "
+        "authentication; 0 picks a free one.",
+        "secret_file": "File with the secret that all hosts share. Default: SPMD_TX_SECRET, or a new "
+        "secret if all processes are on this host.",
+        "local_processes": "Worker processes to start on this host, from number 0; the others join with "
         "spmd-tx worker. Default: all.",
-        "command_timeout": "Seconds that one step, or the compilation of one program, may take until "
+        "command_timeout": "Seconds that one step, or the compilation of one program, may take before the "
         "workers are restarted.",
     },
     "Storage": {
-        "min_free_disk": "Room that must be free on the disk of --data-dir for new work to be taken, as 1GiB "
-        "or 5%.",
+        "min_free_disk": "Space that must be free on the disk of --data-dir for new work to be accepted, "
+        "such as 1GiB or 5%.",
         "keep_results_hours": "Hours until a result can no longer be fetched; at least --session-timeout.",
-        "keep_versions_hours": "Hours until an unnamed sampler version goes that nobody uses, if there is a "
-        "newer one.",
-        "keep_audit_days": "Days until an entry of the audit log goes.",
-        "max_compilation_cache": "Most bytes of compiled programs in --data-dir, as 10GiB.",
-        "max_checkpoint_cache": "Most bytes of local copies of checkpoints that are kept at a URL, as 50GiB.",
+        "keep_versions_hours": "Hours until an unnamed sampler version that nobody uses is deleted, if there "
+        "is a newer one.",
+        "keep_audit_days": "Days until an entry of the audit log is deleted.",
+        "max_compilation_cache": "Maximum size of the compiled programs in --data-dir, such as 10GiB.",
+        "max_checkpoint_cache": "Maximum size of local copies of checkpoints that are kept at a URL, such as "
+        "50GiB.",
     },
     "Advanced": {
-        "warm_up": "Whether workers compile the programs for requests of all sizes ahead, while they serve "
-        "others; off compiles each one when it is wanted for the first time.",
-        "train_tokens": "Most tokens of a training micro-batch, per data shard; 0 takes as many as fit and "
-        "are of use. A single sequence may be longer.",
+        "warm_up": "Whether workers compile the programs for requests of all sizes ahead of time, while "
+        "they serve; off compiles each program when it is first needed.",
+        "train_tokens": "Maximum tokens of a training micro-batch, per data shard; 0 takes as many as fit "
+        "and are useful. A single sequence may be longer.",
         "sampler_slots": "Saved versions of adapters that are on the device at once, for sampling.",
-        "decode_rows": "Sequences that are sampled at once, per data shard; fewer if memory forbids it.",
+        "decode_rows": "Sequences that are sampled at once, per data shard; fewer if memory is short.",
         "decode_steps": "Tokens sampled per sequence before new sequences can join.",
         "page_size": "Tokens per page of the key-value cache.",
-        "kv_cache_tokens": "Tokens in the key-value cache, per data shard; 0 takes what memory is left.",
+        "kv_cache_tokens": "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.",
     },
 }
 
-LIMITS = "limits"  # the table of a TOML file
+LIMITS = "limits"  # the table in a TOML file
 
 DEFAULTS = ServerConfig(base_model="")
 
@@ -98,12 +99,24 @@ def environment_variable(name: str) -> str:
 
 
 # For commands that look at the data of a server
-DataDir = Annotated[Path, typer.Option(envvar="SPMD_TX_DATA_DIR", show_envvar=False)]
-DatabaseUrl = Annotated[str | None, typer.Option(envvar="SPMD_TX_DATABASE_URL", show_envvar=False)]
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        envvar=environment_variable("data_dir"), show_envvar=False, help="Data directory of the server."
+    ),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar=environment_variable("database_url"),
+        show_envvar=False,
+        help="Database of the server, if it is not SQLite in --data-dir.",
+    ),
+]
 
 
 def server_options() -> inspect.Signature:
-    """The fields of ServerConfig, ``--config`` and ``--limit``, as typer wants to see them."""
+    """Return the signature that typer reads: the fields of ServerConfig, ``--config`` and ``--limit``."""
     types = typing.get_type_hints(ServerConfig)
     defaults = {
         field.name: ... if field.required else field.default for field in msgspec.structs.fields(ServerConfig)
@@ -111,7 +124,7 @@ def server_options() -> inspect.Signature:
     config_option = typer.Option(
         envvar=environment_variable("config"),
         show_envvar=False,
-        help="TOML file with any of the options below, as base_model = '...'. "
+        help="TOML file with any of the options below, such as base_model = '...'. "
         "The command line and the environment override it.",
         callback=use_toml_file,
         is_eager=True,
@@ -133,9 +146,9 @@ def server_options() -> inspect.Signature:
         envvar=environment_variable("limit"),
         show_envvar=False,
         show_default=False,
-        help="Changes a bound on what clients may ask for, as --limit stop_strings=128; can be given "
-        "again for others. docs/limits.md lists them with their defaults. In the environment commas are "
-        "between them; in the file of --config they are a table called limits.",
+        help="Change a bound on what clients may ask for, as in --limit stop_strings=128; can be repeated. "
+        "docs/limits.md lists all bounds with their defaults. In the environment, separate them by commas; "
+        "in the file of --config, put them into a table called limits.",
         callback=gather_limits,
     )
     parameters.append(_keyword("limit", Annotated[list[str], limit_option], []))
@@ -157,13 +170,13 @@ def use_toml_file(context: typer.Context, config: Path | None) -> None:
 
 
 def gather_limits(context: typer.Context, limit: list[str]) -> list[str]:
-    """The pairs of all three sources, of the nearest one last."""
+    """Collect the pairs of file, environment and command line, in this order."""
     of_file = [f"{name}={value}" for name, value in context.meta.get(LIMITS, {}).items()]
     return [*of_file, os.environ.get(environment_variable("limit"), ""), *limit]
 
 
 def read_limits(limit: list[str]) -> Bounds:
-    """The bounds that pairs with commas between them set. A later one overrides an earlier one."""
+    """Apply pairs as they are given to ``--limit``; later ones override earlier ones. Raises StartError."""
     values = {}
     for pair in ",".join(limit).split(","):
         if pair.strip():

@@ -1,9 +1,9 @@
-"""``spmd-tx plan``: what fits on which devices, without the devices and without the weights."""
+"""``spmd-tx plan`` calculates what fits on given devices, without the devices and without the weights."""
 
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -13,12 +13,10 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.options import server_options
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
+from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
 
-if TYPE_CHECKING:
-    from spmd_tx.models.config import ModelConfig
-
-OPTIONS = (  # of the server, that decide what is in memory
+OPTIONS = (  # those of the server that decide what is in memory
     "base_model",
     "dtype",
     "max_context_length",
@@ -53,11 +51,12 @@ class Planned:
 
 
 def plan(**options: Any) -> None:
-    """Print what a server would hold in the memory of its devices, and what it would have room for.
+    """Print how a server would use the memory of its devices, and how much work would fit.
 
-    Neither the devices nor the weights are needed, only the model's config.json. The other options are those
-    of "spmd-tx serve". Without sizes of a mesh one is proposed. What does not fit is refused, with the
-    arithmetic and the options that would help.
+    Needs neither the devices nor the weights, only the model's config.json.
+    The other options are those of "spmd-tx serve". If the parallel sizes are
+    left out, a mesh is proposed. If the model does not fit, the error shows
+    the arithmetic and the options that would help.
     """
     del options["config"]  # its values came in as defaults of the other options
     devices = parse_devices(options.pop("devices"), options.pop("memory_per_device"))
@@ -71,14 +70,16 @@ def plan(**options: Any) -> None:
 
 
 def signature() -> inspect.Signature:
-    """The options above, as typer wants to see them."""
+    """Return the signature from which typer reads the options."""
     of_server = server_options().parameters
     own = {
-        "devices": Annotated[str, typer.Option(help="How many of which, as 8xh100, h200, 4xcpu or 8.")],
-        "memory_per_device": Annotated[
-            str | None, typer.Option(help="As 80GiB; for devices whose name is not known.")
+        "devices": Annotated[
+            str, typer.Option(help="Number and kind of the devices, such as 8xh100, h200, 4xcpu or 8.")
         ],
-        "json": Annotated[bool, typer.Option("--json", help="Print the plan as JSON, sizes in bytes.")],
+        "memory_per_device": Annotated[
+            str | None, typer.Option(help="Memory of one device, such as 80GiB, if its kind is not known.")
+        ],
+        "json": Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with sizes in bytes.")],
     }
     defaults = {"memory_per_device": None, "json": False}
     parameters = [
@@ -97,9 +98,8 @@ plan.__signature__ = signature()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def make(config: ServerConfig, devices: Devices) -> Planned:
-    """Raises StartError if it does not fit."""
+    """Plan for the devices, and propose a mesh if none is given. Raises StartError if nothing fits."""
     from spmd_tx.coordinator.agent.base_model import find_config
-    from spmd_tx.models.config import read_model_config
 
     directory = find_config(config.base_model)
     model = read_model_config(directory)
@@ -113,8 +113,8 @@ def make(config: ServerConfig, devices: Devices) -> Planned:
     return _planned(config, model, devices)
 
 
-def _propose(config: ServerConfig, model: "ModelConfig", devices: Devices) -> Planned:
-    """The mesh with the least tensor parallelism with which training need not compute everything twice."""
+def _propose(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
+    """Choose the least tensor parallelism with which training need not compute everything twice."""
     found: Planned | None = None
     refusal: StartError | None = None
     for sized in _meshes(config, model, devices.count):
@@ -132,7 +132,7 @@ def _propose(config: ServerConfig, model: "ModelConfig", devices: Devices) -> Pl
     raise refusal
 
 
-def _meshes(config: ServerConfig, model: "ModelConfig", count: int) -> Iterator[ServerConfig]:
+def _meshes(config: ServerConfig, model: ModelConfig, count: int) -> Iterator[ServerConfig]:
     for tp in (tp for tp in range(1, count + 1) if count % tp == 0):
         ep = 1
         while model.n_experts and model.n_experts % (2 * ep) == 0 and (count // tp) % (2 * ep) == 0:
@@ -145,7 +145,7 @@ def _meshes(config: ServerConfig, model: "ModelConfig", count: int) -> Iterator[
         )
 
 
-def _planned(config: ServerConfig, model: "ModelConfig", devices: Devices) -> Planned:
+def _planned(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
     from spmd_tx.coordinator.server.preflight import check_mesh, context_length
     from spmd_tx.coordinator.server.worker_setup import make_setup
     from spmd_tx.worker.memory.offline import plan_offline
@@ -171,5 +171,6 @@ def show(planned: Planned) -> None:
     for what, choice in choices(planned.plan):
         console.print(f"{what}: {choice}")
     console.print(
-        "Calculated. Workers measure their programs at the start, where the platform tells, and correct this."
+        "These are calculated values. Workers measure their programs when they start, where the platform "
+        "allows it, and correct the plan."
     )

@@ -1,4 +1,4 @@
-"""``spmd-tx requests``: what is in the queue of a server, and how to get rid of a request in it."""
+"""``spmd-tx requests`` shows what is in a server's queue and gives up single requests."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ requests = typer.Typer(
     help="List, show and give up requests, also while the server runs. See docs/operations.md.",
 )
 
-RequestId = Annotated[str, typer.Argument(metavar="ID", help="Of the request, or the beginning of it.")]
+RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of the request, or the beginning of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 SHOWN = 8  # characters of ids in tables; spmd-tx requests takes the beginning of one
@@ -34,17 +34,19 @@ LOSSES = ("losses", "by command", "of server")
 
 @requests.command("list")
 def list_requests(
-    owner: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only those of this kind, as forward_backward.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only requests of this owner.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Only requests of this kind, such as forward_backward.")
+    ] = None,
     with_finished: Annotated[
-        bool, typer.Option("--all", help="Finished ones, too; the newest first.")
+        bool, typer.Option("--all", help="Show finished requests, too, the newest first.")
     ] = False,
-    most: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show.")] = 100,
+    most: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of requests to show.")] = 100,
     as_json: AsJson = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Show the requests that have no result yet, the oldest first."""
+    """List the requests that have no result yet, the oldest first."""
     from spmd_tx.coordinator.requests import overview
 
     choice = overview.Choice(owner, kind, with_finished, most)
@@ -69,7 +71,7 @@ def show(
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Show all that is known of a request, and what is in it."""
+    """Show everything that is known about a request, with a summary of its body."""
     from spmd_tx.coordinator.requests import overview
 
     async def read(database: "Database") -> "tuple[Overview, int | None, list[str]]":
@@ -93,14 +95,14 @@ def show(
 @requests.command()
 def fail(
     id: RequestId,
-    reason: Annotated[str, typer.Option(help="Which its client is told.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason that the client is told.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     refuse_model: Annotated[
         bool,
         typer.Option(
             "--refuse-model",
-            help="Of a finished request that is run again to restore its model, and ends the server each "
-            "time: give up the model.",
+            help="Give up the model of a finished request that is run again to restore the model and crashes "
+            "the server each time.",
         ),
     ] = False,
     data_dir: DataDir = DEFAULTS.data_dir,
@@ -108,8 +110,9 @@ def fail(
 ) -> None:
     """Give up a request: its client is told that it has failed, and everything else goes on.
 
-    A running server does it within two seconds, a stopped one at its next start, before anything is begun.
-    What may have changed its model already keeps its result.
+    A running server does so within two seconds, a stopped one at its next
+    start, before it begins others. A request that may have changed its model
+    already is not given up and keeps its result.
     """
     from spmd_tx.coordinator.requests import overview
 
@@ -146,7 +149,7 @@ def fail(
 
 
 def _check(found: "Overview", refuse_model: bool) -> None:
-    """Raises StartError when there is nothing to be done."""
+    """Raise StartError if the request, or its model, cannot be given up."""
     row = found.row
     if refuse_model and not found.may_be_run_again:
         raise StartError(
@@ -162,7 +165,7 @@ def _check(found: "Overview", refuse_model: bool) -> None:
 
 
 def _body(found: "Overview", data_dir: Path) -> tuple[int | None, list[str]]:
-    """How large the body is, and what is in it."""
+    """Return the size of the body in bytes, if it can be read, and the lines of its summary."""
     from spmd_tx.coordinator.requests.body_summary import summary
     from spmd_tx.coordinator.requests.payload_files import read_body
     from spmd_tx.coordinator.requests.rows import payload_of
@@ -175,7 +178,7 @@ def _body(found: "Overview", data_dir: Path) -> tuple[int | None, list[str]]:
 
 
 def _facts(found: "Overview") -> dict[str, Any]:
-    """Of a request, in the order in which they are shown; None where there is none."""
+    """Return what is shown about a request, in this order; None where something is not known."""
     from spmd_tx.coordinator.requests.body_summary import clean
 
     row = found.row
@@ -226,7 +229,7 @@ def _print_table(found: "list[Overview]") -> None:
             each.state,
         )
         table.add_row(*map(str, cells))
-    Console(emoji=False, markup=False).print(table)  # :train: is one
+    Console(emoji=False, markup=False).print(table)  # :train: in an id would become one
 
 
 def _beside(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Result]]) -> Result:
