@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from spmd_tx.accelerators import Devices, parse_devices
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.options import server_options
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
+from spmd_tx.worker.memory.accelerators import Devices, parse_devices
 
 OPTIONS = (  # those of the server that decide what is in memory
     "base_model",

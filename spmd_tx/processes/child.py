@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from spmd_tx import errors
-from spmd_tx.environments import of_foreign_code
 from spmd_tx.errors import ForeignCodeFailed, RequestError
 from spmd_tx.processes.child_messages import (
     Broke,
@@ -27,6 +26,7 @@ from spmd_tx.processes.child_messages import (
     StorageFailed,
     decode_answer,
 )
+from spmd_tx.processes.environments import of_foreign_code
 
 logger = logging.getLogger(__name__)
 

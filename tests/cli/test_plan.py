@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx.accelerators import parse_devices
 from spmd_tx.errors import StartError
+from spmd_tx.worker.memory.accelerators import parse_devices
 
 COMMAND = Path(sys.executable).with_name("spmd-tx")
 GIB = 2**30

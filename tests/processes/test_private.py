@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from spmd_tx.environments import of_foreign_code, of_worker
+from spmd_tx.processes.environments import of_foreign_code, of_worker
 from spmd_tx.processes.private import Hidden, warning_about, without_password
 
 URL = "postgresql://server:hunter2@db/spmd_tx"

@@ -15,8 +15,8 @@ from spmd_tx.coordinator.agent.base_model import check_same, find_model
 from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
 from spmd_tx.coordinator.agent.oom_kills import OomKills
 from spmd_tx.coordinator.agent.worker_process import WorkerExit, WorkerProcess
-from spmd_tx.environments import of_worker
 from spmd_tx.errors import StartError
+from spmd_tx.processes.environments import of_worker
 from spmd_tx.protocol.agents import (
     AgentBeat,
     AgentHello,

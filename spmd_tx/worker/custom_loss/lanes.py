@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import printed
-from spmd_tx.environments import of_losses
+from spmd_tx.processes.environments import of_losses
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 from spmd_tx.worker.custom_loss.messages import (

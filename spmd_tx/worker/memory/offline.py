@@ -2,13 +2,13 @@
 
 import msgspec
 
-from spmd_tx.accelerators import Devices
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.accelerator import MEMORY_FRACTION
+from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.decide import USABLE_SHARE, dtype_on, of_host
 from spmd_tx.worker.memory.plan import Memory, report
 from spmd_tx.worker.memory.refusal import make_plan
