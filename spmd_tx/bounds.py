@@ -1,7 +1,7 @@
-"""Bounds on what clients may ask for: one table, which docs/limits.md shows and operators can change.
+"""The bounds on what clients may ask for, in one table, which docs/limits.md shows and operators can change.
 
-Each field has its default here, its meaning in its ``Meta``, its unit in either. A bound protects
-the server and other tenants; what a request means never depends on it.
+A field's default stands here, its meaning in its ``Meta``, its unit in its name or its meaning. A bound
+protects the server and other tenants; what a request means never depends on it.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from spmd_tx.errors import StartError
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Set by ``--limit NAME=VALUE``, or in the table ``[limits]`` of the file of ``--config``."""
+    """Holds the bounds, which ``--limit NAME=VALUE`` or the table ``[limits]`` of a TOML file can change."""
 
     stop_strings: Annotated[int, Meta(ge=0, description="Stop strings of a sample request.")] = 64
     stop_string_bytes: Annotated[int, Meta(ge=1, description="Bytes of one stop string, in UTF-8.")] = 1024
@@ -167,12 +167,12 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Reach(NamedTuple):
-    """The values that a bound can have."""
+    """Holds the range of values that a bound can have."""
 
     least: float
     most: float
     is_whole: bool
-    is_open: bool  # the least value is beyond it
+    is_open: bool  # whether ``least`` itself is excluded
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and (
@@ -185,12 +185,12 @@ class Reach(NamedTuple):
 
 
 def bounds_of(values: Mapping[str, str]) -> Bounds:
-    """The table with some of its values replaced, by numbers as people write them. Raises StartError."""
+    """Return the default bounds with some values replaced, written as numbers or sizes. Raises StartError."""
     return msgspec.structs.replace(Bounds(), **{name: _number(name, text) for name, text in values.items()})
 
 
 def reaches() -> dict[str, Reach]:
-    """The values that each bound can have."""
+    """Return the range of each bound, by name."""
     table = type_info(Bounds)
     assert isinstance(table, StructType)
     found = {}
@@ -205,7 +205,7 @@ def reaches() -> dict[str, Reach]:
 
 
 def meanings() -> dict[str, str]:
-    """The description of each bound."""
+    """Return the description of each bound, by name."""
     properties = msgspec.json.schema(Bounds)["$defs"]["Bounds"]["properties"]
     return {name: schema["description"] for name, schema in properties.items()}
 

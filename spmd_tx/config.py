@@ -1,4 +1,4 @@
-"""The server's settings, read once at start; nothing else reads options, TOML files or the environment."""
+"""The server's settings. They are read once, at the start; only the command line fills them."""
 
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,7 @@ SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All options of ``spmd-tx serve``, under their long names."""
+    """Holds all options of ``spmd-tx serve``, by their long names. Impossible values raise StartError."""
 
     base_model: str  # Hugging Face id or directory
     served_model_name: str | None = None  # what clients call it; None: as in base_model
@@ -67,7 +67,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_checkpoint_cache: str = "50GiB"  # of checkpoints that are elsewhere
 
     warm_up: Literal["background", "off"] = "background"  # whether programs are compiled ahead of need
-    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
+    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are useful
     sampler_slots: int = 8  # saved versions on the device at once
     decode_rows: int = 128  # sequences drawn at once, per data shard; fewer if memory does not allow them
     decode_steps: int = 16  # tokens drawn per row and dispatch
@@ -92,7 +92,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def data_shards(self) -> int:
-        """How many ways rows are split."""
+        """Into how many parts rows are split."""
         return self.fully_sharded_data_parallel_size * self.expert_parallel_size
 
     @property
@@ -105,12 +105,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def agents_here(self) -> int:
-        """How many of the processes, from 0, the server starts itself."""
+        """How many worker processes, from number 0, the server starts on its own host."""
         return self.num_processes if self.local_processes is None else self.local_processes
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Where workers write them, and where copies of those are that are kept elsewhere."""
+        """Where workers write checkpoints, and where local copies of remote ones are kept."""
         if self.checkpoints_base is None or "://" in self.checkpoints_base:
             return self.data_dir / "checkpoints"
         return Path(self.checkpoints_base).absolute()

@@ -1,7 +1,7 @@
-"""Files and folders that outlive a loss of power, and folders that replace others. All functions block.
+"""Writes files and folders that survive a power failure, and swaps folders. All functions block.
 
-A file's name is part of its folder: until that is synced, the name may be gone after a loss of power,
-whatever was done with the file.
+A file's name is part of its folder: until the folder is synced, a power failure may lose the name, even if
+the file itself was synced.
 """
 
 import ctypes
@@ -26,14 +26,14 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """The same for everything in a folder, and for itself; not for its own name."""
+    """Make everything in a folder durable, and the folder itself, but not the folder's own name."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
 
 
 def sync_name(path: Path, base: Path) -> None:
-    """Make a name durable, and those of the folders around it that are in ``base``."""
+    """Make a path's name durable, and the names of its parent folders up to ``base``."""
     for folder in path.parents:
         sync(folder)
         if folder == base:
@@ -41,7 +41,7 @@ def sync_name(path: Path, base: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those around it that are missing, for good."""
+    """Create a folder and its missing parents durably."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -49,7 +49,7 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file, or replace it; nobody ever sees half of it."""
+    """Write or replace a file atomically and durably."""
     unfinished = path.with_name(f".{path.name}.tmp")
     unfinished.write_bytes(content)
     sync(unfinished)
@@ -58,14 +58,15 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def unique_beside(path: Path, suffix: str) -> Path:
-    """A hidden name beside another one that nobody has used, nor will."""
+    """Return a hidden name in the same folder that was never used and never will be."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{suffix}")
 
 
 def put_in_place(folder: Path, place: Path) -> Path | None:
-    """Give a folder the name of another one, or a free one; what it has replaced is returned, to be deleted.
+    """Move ``folder`` to ``place`` durably. Returns the path of the folder that it replaced, to be deleted.
 
-    Where the kernel cannot exchange names there is a moment without any: who reads must try again.
+    If the system cannot exchange names, there is a moment in which ``place`` does not exist: readers must
+    try again.
     """
     replaced = unique_beside(place, "deleted")
     try:
@@ -83,7 +84,7 @@ def put_in_place(folder: Path, place: Path) -> Path | None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """False if system, C library or file system do not know how."""
+    """Exchange two names. Return False if the system, the C library or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if sys.platform != "linux" or renameat2 is None:
         return False

@@ -1,4 +1,4 @@
-"""Every error this service raises on purpose.
+"""All errors that the service raises on purpose, as one tree.
 
 SpmdTxError
 ├── RequestError          the caller can fix it; found by the coordinator before anything is broadcast
@@ -16,10 +16,10 @@ SpmdTxError
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── DamagedBody           a payload or result is not what was written
 ├── CompileFailed         a program that a request needs cannot be compiled
-├── Abandoned             500: a request could not be written down, or carried out once it was accepted
-│   └── ForeignCodeFailed a library that ran for it in a process of its own has crashed, or taken too much
+├── Abandoned             500: a request could not be stored, or not carried out after it was accepted
+│   └── ForeignCodeFailed a library that ran in a child process for it crashed, or exceeded its limits
 ├── Unavailable           503: the service cannot take the request now
-├── CrashLoop             the workers end again and again: the server gives up, with a diagnosis
+├── CrashLoop             the workers crash again and again: the server gives up, with a diagnosis
 └── MeshError             the worker processes may disagree about state; the generation must end
     ├── CommandGap        a command was lost on its way to a worker
     ├── ServerFault       the coordinator failed in work that it does for several requests at once
@@ -30,11 +30,11 @@ from typing import ClassVar
 
 
 class SpmdTxError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of all errors that are raised on purpose."""
 
 
 class RequestError(SpmdTxError):
-    """The request is at fault."""
+    """The request is at fault, and its sender can fix it."""
 
     status: ClassVar[int] = 400
 
@@ -54,7 +54,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The API key is valid, but not for this."""
+    """The API key is valid, but does not allow this."""
 
     status = 403
 
@@ -66,25 +66,25 @@ class NotFound(RequestError):
 
 
 class BodyTooSlow(RequestError):
-    """The client has stopped in the middle of its request."""
+    """The client stopped sending in the middle of its request."""
 
     status = 408
 
 
 class BodyTooLarge(RequestError):
-    """The request is longer than any that would be answered."""
+    """The body is longer than its bound."""
 
     status = 413
 
 
 class UnsupportedBody(RequestError):
-    """The body is of a kind that is not taken."""
+    """The body has a content type that is not accepted."""
 
     status = 415
 
 
 class TooManyRequests(RequestError):
-    """The caller asks for too much at a time; the same request may succeed after some seconds."""
+    """The caller asks for too much at a time; the same request may succeed after ``seconds``."""
 
     status = 429
 
@@ -98,27 +98,27 @@ class StartError(SpmdTxError):
 
 
 class DatabaseDamaged(StartError):
-    """The database file is not what SQLite has written; going on would make it worse."""
+    """The database file is not what SQLite wrote; writing on would make it worse."""
 
 
 class DatabaseTaken(StartError):
-    """Another server has the database."""
+    """Another server uses the database."""
 
 
 class DamagedBody(SpmdTxError):
-    """A payload or a result on disk is lost; trying again does not help."""
+    """A payload or result on disk is damaged; trying again does not help."""
 
 
 class CompileFailed(SpmdTxError):
-    """No command of this request was sent for want of its program; others are not affected."""
+    """The request's program does not compile, so no command was sent; other requests are not affected."""
 
 
 class Abandoned(SpmdTxError):
-    """The server has given a request up; sending it again would not help."""
+    """The server has given up a request; sending it again would not help."""
 
 
 class ForeignCodeFailed(Abandoned):
-    """A library did not do its part of a request; its process is gone, and nothing else is affected."""
+    """A library failed in its child process, which has ended; nothing else is affected."""
 
 
 class Unavailable(SpmdTxError):
@@ -130,15 +130,15 @@ class CrashLoop(SpmdTxError):
 
 
 class MeshError(SpmdTxError):
-    """Processes may no longer agree. Never recovered from inside a generation."""
+    """The worker processes may no longer agree on their state; the generation must end."""
 
 
 class ServerFault(MeshError):
-    """An error that nobody foresaw, in what the coordinator does for several requests at once."""
+    """The coordinator failed unexpectedly in work that it does for several requests at once."""
 
     def __init__(self, message: str, has_suspects: bool) -> None:
         super().__init__(message)
-        self.has_suspects = has_suspects  # whether it is known for which requests it was at work
+        self.has_suspects = has_suspects  # whether the requests that it was working on are known
 
 
 class CommandGap(MeshError):
@@ -150,4 +150,4 @@ class WorkerLost(MeshError):
 
     def __init__(self, message: str, by_command: bool = False) -> None:
         super().__init__(message)
-        self.by_command = by_command  # whether the command that was being carried out may be the cause
+        self.by_command = by_command  # whether the current command may be the cause

@@ -1,4 +1,4 @@
-"""Arguments of a node of a custom loss: bound as Python would bind them, and checked against their forms."""
+"""Binds the arguments of a custom loss's nodes as Python does, and checks them against their forms."""
 
 import math
 from collections.abc import Callable
@@ -12,31 +12,31 @@ MOST_SHOWN = 128  # characters of a name in a message
 
 @dataclass(frozen=True)
 class Ref:
-    """The value of an earlier node."""
+    """Refers to the value of an earlier node."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Dtype:
-    """A type of elements, under torch's name for it."""
+    """Names a type of elements, as torch does."""
 
     name: str
 
 
 class Ellipses:
-    """The three dots in an index."""
+    """Stands for the three dots in an index."""
 
 
 ELLIPSIS = Ellipses()
 
 
 class BadArguments(Exception):
-    """Why arguments do not fit an operation."""
+    """Says why arguments do not fit an operation."""
 
 
 def bind(operation: Operation, positional: list[Any], named: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name. Raises BadArguments when some are missing, unknown, or there twice."""
+    """Return the arguments by name. Raises BadArguments if some are missing, unknown or given twice."""
     parameters = operation.parameters
     if operation.name == "einsum":
         positional = _gathered(positional, 1)
@@ -58,7 +58,7 @@ def bind(operation: Operation, positional: list[Any], named: dict[str, Any]) -> 
 
 
 def _gathered(positional: list[Any], place: int) -> list[Any]:
-    """x.view(2, 3) as x.view((2, 3)); a list or tuple stays what it is."""
+    """Turn x.view(2, 3) into x.view((2, 3)); a list or tuple stays as it is."""
     rest = positional[place:]
     if not rest or isinstance(rest[0], list | tuple):
         return positional
@@ -66,7 +66,7 @@ def _gathered(positional: list[Any], place: int) -> list[Any]:
 
 
 def _renamed(key: str, operation: Operation) -> str:
-    """torch says ``input`` or ``self`` for what it computes on, and has second names for some arguments."""
+    """Resolve torch's other names: ``input`` or ``self`` for the first argument, and some synonyms."""
     known = {each.name for each in operation.parameters}
     if key in known:
         return key
@@ -145,7 +145,7 @@ def hint(target: str) -> str:
 
 
 def printed(text: str, most: int = MOST_SHOWN) -> str:
-    """Text of a client's as it may stand in messages: short, and without characters that nobody can see."""
+    """Shorten a client's text for a message, and escape characters that are not printable."""
     cut = text if len(text) <= most else text[:most] + "..."
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in cut
@@ -153,7 +153,7 @@ def printed(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def quoted(text: str) -> str:
-    """The same, between quotation marks."""
+    """Return what ``printed`` does, in quotation marks."""
     return f"'{printed(text)}'"
 
 

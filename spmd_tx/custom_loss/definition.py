@@ -1,7 +1,7 @@
-"""A custom loss as its client uploads it: a torch.fx graph, read into typed nodes and checked. No JAX here.
+"""Reads a custom loss as its client uploads it, a torch.fx graph, into checked, typed nodes. No JAX here.
 
-Both sides use it: the coordinator to refuse a graph when it is created, the workers to run it. A graph that
-was read can hold nothing but the operations of custom_loss_operations.py, with arguments of their forms.
+The coordinator uses it to refuse a graph when it is created, the workers to run it. A graph that was read
+holds only the operations of operations.py, with arguments of their forms.
 """
 
 import re
@@ -31,7 +31,7 @@ from spmd_tx.errors import InvalidRequest
 MAX_BYTES = 256 << 10  # of the JSON document
 MAX_NAME = 128
 MAX_NODES = 256
-MAX_REDUCTIONS = 64  # sums and the like: what compilation takes long for
+MAX_REDUCTIONS = 64  # sums and the like, which take long to compile
 MAX_INPUTS = 16
 MAX_METRICS = 64
 MAX_LITERALS = 64  # in one argument
@@ -46,14 +46,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 class LossInput(msgspec.Struct, frozen=True):
-    """A tensor that the loss reads: ``logprobs``, or a key of loss_fn_inputs."""
+    """Names a tensor that the loss reads: ``logprobs``, or a key of loss_fn_inputs."""
 
     name: str
     rank: Literal[0, 1, 2]  # a number, [T] or [T, K]
 
 
 class WireNode(msgspec.Struct, frozen=True):
-    """A node of torch.fx, as it is sent."""
+    """Holds a node of torch.fx, as it is sent."""
 
     op: str
     name: str
@@ -63,14 +63,14 @@ class WireNode(msgspec.Struct, frozen=True):
 
 
 class WireGraph(msgspec.Struct, frozen=True):
-    """A graph, as it is sent."""
+    """Holds a graph, as it is sent."""
 
     nodes: list[WireNode]
     format: int = 1
 
 
 class Definition(msgspec.Struct, frozen=True):
-    """All that makes a custom loss."""
+    """Holds a whole custom loss, as it is sent."""
 
     name: str
     inputs: list[LossInput]
@@ -79,7 +79,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Node:
-    """One step: an operation with its arguments by their names; those that are left out are not there."""
+    """Holds one step: an operation and its arguments by name, without those that were left out."""
 
     name: str
     operation: Operation
@@ -89,7 +89,7 @@ class Node:
 
 @dataclass(frozen=True)
 class CustomLoss:
-    """A graph that may be run."""
+    """Holds a checked graph, which may be run."""
 
     name: str
     inputs: tuple[LossInput, ...]  # logprobs first
@@ -103,7 +103,7 @@ class CustomLoss:
 
 
 def read(definition: Definition) -> CustomLoss:
-    """Check a definition from end to end. Raises InvalidRequest that names the node."""
+    """Check a whole definition. Raises InvalidRequest, which names the node."""
     if not 1 <= len(definition.name) <= MAX_NAME:
         raise InvalidRequest(
             f"the loss's name has {len(definition.name)} characters; it must have 1 to {MAX_NAME}"
@@ -123,12 +123,12 @@ def decode(body: bytes) -> Definition:
 
 
 class _Reader:
-    """Goes through the nodes once, from first to last."""
+    """Reads the nodes once, from first to last."""
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self._known: set[str] = set()  # names of nodes so far
-        self._follows: set[str] = {"logprobs"}  # of those whose value depends on logprobs
+        self._known: set[str] = set()  # names of the nodes so far
+        self._follows: set[str] = {"logprobs"}  # names of nodes whose value depends on logprobs
         self._placeholders: list[str] = []
         self._nodes: list[Node] = []
 
@@ -199,7 +199,7 @@ class _Reader:
         return Node(node.name, operation, target, arguments)
 
     def _read_value(self, node: WireNode, value: Any, depth: int = 0) -> Any:
-        """From the JSON form to Ref, Dtype, slice, tuple, list, dict and plain values."""
+        """Turn the JSON form into Ref, Dtype, slice, tuple, list, dict and plain values."""
         if depth > MAX_DEPTH:
             refuse(node, f"an argument is nested more than {MAX_DEPTH} deep")
         if value is None or isinstance(value, bool | float | str):

@@ -1,13 +1,13 @@
-"""What one request with a custom loss may take, as workers are told: bounds.py says what each is for."""
+"""The limits of one request with a custom loss, as workers get them. spmd_tx/bounds.py explains each."""
 
 import msgspec
 
 
 class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one request. What is run again, because it was accepted and has a result, has none."""
+    """Limits one request. A request that has a result already is run again without limits."""
 
-    operations_per_datum: float  # of arithmetic, as loss_values.py counts them
+    operations_per_datum: float  # arithmetic operations, as worker/custom_loss/values.py counts them
     operations: float
-    programs: int  # that its datums are compiled into
+    programs: int  # into which the request's datums are compiled
     compile_seconds: float
     run_seconds: float

@@ -1,9 +1,9 @@
-"""The operations that a custom loss may use, with their arguments: all else is refused at its creation.
+"""The operations that a custom loss may use, with their arguments; all others are refused at its creation.
 
-Names of targets are those that torch.fx records: `torch.exp`, `operator.mul`, and `.exp` for a method.
+Targets have the names that torch.fx records: `torch.exp`, `operator.mul`, and `.exp` for a method.
 Argument forms: tensor (a node), value (a node or a number), number and int (a literal, or a node: a length),
 bool, text (one of the words), dims (an int, a list of ints or null), dtype, index, tensors (a list), sizes
-(ints, one by one or as a list), nothing (null or false; it is there for torch's own reasons).
+(ints, one by one or as a list), nothing (null or false; torch has the argument, and losses do not use it).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ REQUIRED, OPTIONAL = "required", "optional"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of an operation."""
+    """Describes one argument of an operation."""
 
     name: str
     form: str
@@ -23,7 +23,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation, under all the names that it goes by."""
+    """Describes one operation, with all its names in torch."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -32,12 +32,12 @@ class Operation:
 
     @property
     def takes_sizes(self) -> bool:
-        """Whether the rest of the positional arguments belongs together: x.view(2, 3)."""
+        """Whether the remaining positional arguments form one tuple, as in x.view(2, 3)."""
         return any(parameter.form == "sizes" for parameter in self.parameters)
 
 
 def _parameter(text: str) -> Parameter:
-    """``x``, ``dim:dims``, ``keepdim:bool?``; a question mark makes it optional."""
+    """Parse ``x``, ``dim:dims`` or ``keepdim:bool?``; a question mark makes the argument optional."""
     name, _, form = text.partition(":")
     form, is_optional = form.removesuffix("?"), form.endswith("?")
     form, _, words = (form or "tensor").partition("=")
@@ -45,13 +45,13 @@ def _parameter(text: str) -> Parameter:
 
 
 def _operation(name: str, signature: str, *more: str, both: bool = True, note: str = "") -> Operation:
-    """``both``: it is a function of torch, and a method of tensors, of this name."""
+    """Describe an operation; with ``both``, torch has a function and a method of this name."""
     targets = (f"torch.{name}", f".{name}", *more) if both else more
     return Operation(name, tuple(map(_parameter, signature.split())), targets, note)
 
 
 def _functional(name: str) -> tuple[str, str]:
-    """Some versions of torch record functions of torch.nn.functional under their private names."""
+    """Return both names of a function of torch.nn.functional: some versions of torch record private ones."""
     private = {"logsigmoid": "log_sigmoid"}.get(name, name)
     return f"torch.nn.functional.{name}", f"torch._C._nn.{private}"
 
@@ -330,10 +330,10 @@ GROUPS: dict[str, list[Operation]] = {
     "Python numbers": _MATH,
 }
 
-# By what a node names: functions "torch.exp", methods ".exp".
+# By target: "torch.exp" for a function, ".exp" for a method.
 OPERATIONS: dict[str, Operation] = {
     target: operation for group in GROUPS.values() for operation in group for target in operation.targets
 }
 
-# What brings elements together, by the names of the operations.
+# The names of operations that combine elements.
 REDUCTIONS = frozenset(each.name for each in (*_REDUCTIONS, *_LOSSES)) | {"sort", "topk"}

@@ -1,4 +1,4 @@
-"""What the demo shows: a live table of its steps, then the reward curve, in the terminal and as a PNG."""
+"""Shows the demo's steps in a live table, then the reward curve, in the terminal and as a PNG."""
 
 import threading
 from collections.abc import Callable
@@ -17,9 +17,9 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Display:
-    """A table that grows by a row per step, above a line with what the server is compiling.
+    """Shows a table with a row per step, above a line that says what the server is compiling.
 
-    Without a terminal each step is a printed line.
+    Without a terminal it prints a line per step.
     """
 
     def __init__(self, console: Console, read_status: Callable[[], str]) -> None:
@@ -79,7 +79,7 @@ def cells(step: Any) -> tuple[str, ...]:
 
 
 def draw_curve(rewards: list[float], height: int = 8) -> Text:
-    """A bar per step, from 0 to 1."""
+    """Draw a bar per step; rewards are between 0 and 1."""
     lines = ["reward"]
     for row in reversed(range(height)):
         bars = (BARS[round(8 * min(max(reward * height - row, 0.0), 1.0))] for reward in rewards)

@@ -1,4 +1,4 @@
-"""``spmd-tx demo``: writes a tiny model, starts a server and trains with docs/examples/rl_demo.py."""
+"""Runs the demo: writes a tiny model, starts a server and trains with docs/examples/rl_demo.py."""
 
 import importlib.util
 import os
@@ -21,14 +21,14 @@ SUPERVISED_STEPS = 8
 START_TIMEOUT = 180.0  # seconds
 STOP_TIMEOUT = 20.0  # seconds
 
-# The bars, over the mean rewards of the first and the last five steps.
+# Thresholds for the mean rewards of the first and the last five steps.
 FIRST_AT_MOST = 0.2
 LAST_AT_LEAST = 0.6
 FLAT_WITHIN = 0.1  # with learning rate 0
 
 
 def run(learning_rate: float, steps: int, out: Path) -> int:
-    """Run the demo and return its exit code: 0 when the reward went as it should."""
+    """Run the demo and return its exit code: 0 if the reward went as it should."""
     for package in ("tinker", "grain", "matplotlib"):
         if importlib.util.find_spec(package) is None:
             raise StartError(
@@ -36,7 +36,7 @@ def run(learning_rate: float, steps: int, out: Path) -> int:
             )
     import tinker
 
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install PyTorch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning advises installing PyTorch
     console = Console(markup=False, highlight=False)
     started = time.monotonic()
     model = tiny_model.write(out / "model").resolve()
@@ -45,7 +45,7 @@ def run(learning_rate: float, steps: int, out: Path) -> int:
         with serving(str(model), log, console) as url, Display(console, log.status) as display:
             answer = drive(url, str(model), learning_rate, steps, display)
     except tinker.TinkerError as error:
-        console.print(f"the demo failed: {error}; the server's side of it is in {log.path}", soft_wrap=True)
+        console.print(f"the demo failed: {error}; see the server's log in {log.path}", soft_wrap=True)
         return 1
     rewards = display.rewards
     console.print(draw_curve(rewards))
@@ -63,7 +63,7 @@ def run(learning_rate: float, steps: int, out: Path) -> int:
 
 
 def drive(url: str, base_model: str, learning_rate: float, steps: int, display: Display) -> str:
-    """What a user's script does, step by step on the display; returns the final answer."""
+    """Train as a user's script does, show each step, and return the final answer."""
     example = load_example()
     service = example.tinker.ServiceClient(base_url=url, api_key="tml-demo")
     trainer = service.create_lora_training_client(base_model, rank=16, seed=0).result()
@@ -76,7 +76,7 @@ def drive(url: str, base_model: str, learning_rate: float, steps: int, display: 
 
 
 def load_example() -> ModuleType:
-    """The script that users copy: beside this module when installed, in docs/ in a checkout."""
+    """Import the script that users copy: it is in the installed package, or in docs/ of a checkout."""
     here = Path(__file__).parents[1]
     candidates = [here / "examples" / "rl_demo.py", here.parent / "docs" / "examples" / "rl_demo.py"]
     path = next(path for path in candidates if path.exists())
@@ -90,7 +90,7 @@ def load_example() -> ModuleType:
 
 
 def judge(rewards: list[float], learning_rate: float) -> str | None:
-    """What is wrong with the rewards, or None."""
+    """Return what is wrong with the rewards, or None."""
     first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
     if first > FIRST_AT_MOST:
         return f"the reward of the first five steps is {first:.2f}; it should be at most {FIRST_AT_MOST}"
@@ -102,7 +102,7 @@ def judge(rewards: list[float], learning_rate: float) -> str | None:
 
 
 class ServerLog:
-    """What a server prints, in a file."""
+    """Reads what a server prints, from a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,7 +114,7 @@ class ServerLog:
         return any(line.startswith("ready: ") for line in self.lines())
 
     def status(self) -> str:
-        """What the workers are busy with; empty while they just run commands."""
+        """Return what the workers are busy with; empty while they run commands."""
         reports = [line.partition("workers: ")[2] for line in self.lines() if "workers: " in line]
         return reports[-1] if reports and reports[-1] != "running" else ""
 
@@ -123,15 +123,15 @@ class ServerLog:
 def serving(
     base_model: str, log: ServerLog, console: Console, environment: dict[str, str] | None = None
 ) -> Iterator[str]:
-    """Start the server as a user would, wait until it is ready, and stop it in the end."""
+    """Start the server as a user would, wait until it is ready, and stop it at the end."""
     port = free_port()
     data_dir = log.path.with_name("server")
     command = [str(Path(sys.executable).with_name("spmd-tx")), "serve", "--num-processes", "1"]
     command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(data_dir)]
-    command += ["--warm-up", "off"]  # it needs few programs, and this computer may have few cores
+    command += ["--warm-up", "off"]  # the demo needs few programs, and this computer may have few cores
     console.print("$ " + " ".join(command), soft_wrap=True)
     with log.path.open("w") as file:
-        # A session of its own: Ctrl-C ends the demo, which then stops the server in order.
+        # In its own session, so that Ctrl-C ends the demo, which then stops the server in order.
         server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
     try:
         wait_until_ready(server, log, console)

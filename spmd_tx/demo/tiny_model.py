@@ -31,7 +31,7 @@ WORDS = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
 
 @dataclass(frozen=True)
 class Spec:
-    """The shape of a checkpoint. The defaults split evenly over up to 8 devices along every axis."""
+    """Describes a checkpoint. The default sizes split evenly over up to 8 devices along every axis."""
 
     n_layers: int = 2
     d_model: int = 64
@@ -42,7 +42,7 @@ class Spec:
     n_experts: int = 0  # 0: one feed-forward block for all tokens
     experts_per_token: int = 2
     normalize_expert_weights: bool = True
-    vocab_size: int = 512  # of the model; the tokenizer may have fewer
+    vocab_size: int = 512  # of the model; the tokenizer may have fewer tokens
     max_positions: int = 2048  # tokens
     rope_theta: float = 1e6
     tied: bool = True
@@ -190,7 +190,7 @@ def _tokenizer_config(spec: Spec) -> dict[str, Any]:
 
 
 def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
-    """Byte-level BPE; the special tokens come last, as in Qwen's vocabularies."""
+    """Train byte-level BPE. The special tokens come last, as in Qwen's vocabularies. Raises ValueError."""
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(
             f"a vocabulary of {vocab_size} is too small; it must be at least {SMALLEST_VOCABULARY}"
@@ -216,7 +216,7 @@ def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
 
 
 def _sentences(seed: int, count: int) -> Iterator[str]:
-    """Nonsense with the statistics of prose: few frequent words and many rare ones, numbers and marks."""
+    """Yield nonsense with the statistics of prose: few frequent words, many rare ones, numbers and marks."""
     draw = random.Random(seed)
     syllables = [
         consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in ("a", "e", "i", "o", "u", "ai")

@@ -1,7 +1,7 @@
-"""Calls foreign code in a child process, with limits on time and memory: it may abort, hang or leak there.
+"""Calls foreign code, which may abort, hang or leak, in a child process with limits on time and memory.
 
 The child is a fresh interpreter: it shares no memory, no files and no secrets with this process, and ends
-with it. What it costs is its start, 0.1 s or so.
+with it. Its start takes about 0.1 s.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ MEMORY = 512 << 20  # bytes
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a call may take."""
+    """Limits the time and memory of a call."""
 
     seconds: float
-    memory: int = MEMORY  # bytes of address space, the interpreter's own 50 MiB or so among them
+    memory: int = MEMORY  # bytes of address space, including about 50 MiB for the interpreter
     environment: Mapping[str, str] = field(default_factory=dict)  # beyond what every child gets
 
 
 async def call_outside(function: str, arguments: Mapping[str, object], allowance: Allowance) -> Any:
-    """What ``package.module:function`` returns for these ``arguments``; msgpack carries both.
+    """Call ``package.module:function`` in a child and return its result; both pass through msgpack.
 
-    Raises the function's own RequestError or OSError; and ForeignCodeFailed for whatever else becomes of
-    the child. A caller that is cancelled takes the child with it.
+    Raises the function's own RequestError or OSError, and ForeignCodeFailed if the child fails in any other
+    way. Cancelling the call ends the child.
     """
     call = Call(
         function=function, arguments=dict(arguments), seconds=allowance.seconds, memory=allowance.memory
@@ -60,7 +60,7 @@ async def call_outside(function: str, arguments: Mapping[str, object], allowance
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=of_foreign_code(os.environ) | dict(allowance.environment),
-        start_new_session=True,  # to be ended with whatever it starts
+        start_new_session=True,  # so that it is killed together with its own children
     )
     try:
         async with asyncio.timeout(allowance.seconds):

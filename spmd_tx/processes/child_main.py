@@ -1,4 +1,4 @@
-"""What a child runs that was started for one call (child_process.py): take the limits, call, answer."""
+"""The main program of a child that child.py starts for one call: set the limits, call, answer."""
 
 import ctypes
 import importlib
@@ -16,11 +16,11 @@ from spmd_tx.processes.child_messages import AnyAnswer, Broke, Call, RequestRefu
 from spmd_tx.processes.modest import be_modest
 
 PR_SET_PDEATHSIG = 1
-LATE_SECONDS = 5  # of processor time after which the kernel ends a child whose parent has not
+LATE_SECONDS = 5  # of processor time beyond the limit, until the kernel ends a child that its parent has not
 
 
 def main(parent: int) -> None:
-    """``parent`` is the process that has started this one."""
+    """Run one call. ``parent`` is the id of the process that has started this one."""
     _end_with(parent)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # foreign code may print
@@ -52,7 +52,7 @@ def _limit(call: Call) -> None:
 
 
 def _answer(call: Call) -> AnyAnswer:
-    """Foreign code raises what it likes: a panic in Rust arrives as a BaseException that is no Exception."""
+    """Make the call. It catches BaseException because a panic in Rust arrives as one that is no Exception."""
     try:
         module, _, name = call.function.partition(":")
         return Returned(value=getattr(importlib.import_module(module), name)(**call.arguments))

@@ -1,10 +1,10 @@
-"""What a process and a child that it has started for one call tell each other: one message each way."""
+"""The messages between a process and the child that it starts for one call: one each way."""
 
 import msgspec
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is to do, and what it may take for that."""
+    """Tells the child what to call, within which limits."""
 
     function: str  # "package.module:function"
     arguments: dict[str, object]
@@ -13,24 +13,24 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How it went."""
+    """Base of the child's answers."""
 
 
 class Returned(Answer, frozen=True):
-    """What the function has returned."""
+    """Carries the function's return value."""
 
     value: object
 
 
 class RequestRefused(Answer, frozen=True):
-    """A RequestError, by the name of its class."""
+    """Carries a RequestError, by the name of its class."""
 
     error: str
     message: str
 
 
 class StorageFailed(Answer, frozen=True):
-    """An OSError that says what is wrong with the disk, as a full one."""
+    """Carries an OSError with its number, such as that of a full disk."""
 
     number: int
     message: str
@@ -38,7 +38,7 @@ class StorageFailed(Answer, frozen=True):
 
 
 class Broke(Answer, frozen=True):
-    """Any other exception."""
+    """Carries any other exception."""
 
     message: str
     traceback: str

@@ -1,4 +1,4 @@
-"""For processes that are not to be in the way of others: behind them for the processor, before them to go."""
+"""Lets a process yield to others: it has a lower priority, and is killed first when memory runs out."""
 
 import os
 import resource
@@ -6,12 +6,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-NICENESS = 5  # clients who wait for others come first
-FIRST_VICTIM = "1000"  # if the host runs out of memory
+NICENESS = 5  # so that work for other clients goes first
+FIRST_VICTIM = "1000"  # oom_score_adj: the kernel kills it first if the host runs out of memory
 
 
 def be_modest() -> None:
-    """Make this process one of them, which leaves no core either."""
+    """Lower this process's priority, let it be killed first when memory runs out, and write no core dumps."""
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""Keeps what this process has from other users of the machine: its files, a password in its arguments."""
+"""Hides this process's files, and a password in its arguments, from other users of the machine."""
 
 import os
 import re
@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-OWNER_ONLY = 0o077  # what nobody else may
+OWNER_ONLY = 0o077  # the permissions that everybody else loses
 OPTION = "--database-url"
 VARIABLE = "SPMD_TX_DATABASE_URL"
 PASSWORD = re.compile(r"://[^/@]*:[^/@]+@")
 
 
 class Hidden(NamedTuple):
-    """A command line without the option whose value holds a password."""
+    """Holds a command line without the option that had a password, and that option's value."""
 
     arguments: list[str]
     url: str
 
 
 def keep_files() -> None:
-    """Files and folders of this process, and of those that it starts, are its user's alone."""
+    """Make new files and folders of this process and its children accessible to its user only."""
     os.umask(OWNER_ONLY)
 
 
 def warning_about(data_dir: Path) -> str | None:
-    """What to do about a data directory that is open to others; it may be meant so, and stays as it is."""
+    """Return a warning if other users can open the data directory; it may be meant so and is not changed."""
     mode = stat.S_IMODE(data_dir.stat().st_mode)
     if not mode & OWNER_ONLY:
         return None
@@ -38,14 +38,14 @@ def warning_about(data_dir: Path) -> str | None:
 
 
 def hide_password() -> None:
-    """Start this program again, in its place, with the password where other users do not see it."""
+    """Restart this process with a database password in its environment instead of its arguments."""
     hidden = without_password(sys.orig_argv[1:])
     if hidden is not None:
         os.execve(sys.executable, [sys.orig_argv[0], *hidden.arguments], os.environ | {VARIABLE: hidden.url})
 
 
 def without_password(arguments: Sequence[str]) -> Hidden | None:
-    """None if no password is given. Pure."""
+    """Take the database URL out of the arguments if it has a password, else return None. Pure."""
     kept, url = list[str](), None
     words = iter(arguments)
     for word in words:

@@ -1,6 +1,6 @@
-"""The contract between the coordinator and every worker: commands out, reports (reports.py) back.
+"""The commands from the coordinator to all workers, which answer with reports (reports.py).
 
-Both sides import these and nothing else of each other. Dimension key for the arrays:
+Coordinator and workers share this package and import nothing else of each other. Dimension key for arrays:
 B rows (split evenly over the data shards, in order), T row length in tokens, J targets per position (where
 there are several), N pages in a row's block table, C page copies, K decode steps. A *data shard* is one
 (fsdp, ep) coordinate of the mesh.
@@ -15,34 +15,34 @@ from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import AnyReport
 
-# The position in this tuple is the loss's number on the wire (LossInputs.kinds).
+# A loss's position in this tuple is its number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
-SPARE_BANK_SLOTS = 2  # of the sampler bank: the base model's, and one that is free for the next save
+SPARE_BANK_SLOTS = 2  # in the sampler bank: one for the base model, one free for the next save
 
-PREFILL_TOKENS = 1024  # most of one Prefill, per data shard
+PREFILL_TOKENS = 1024  # maximum of one Prefill, per data shard
 
-SEGMENTS_PER_ROW = 64  # at most, in PackedRows
+SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
 
 
-ACTIVE_SLOTS = 4  # adapters of a decode step; with fewer it is one, with more all of the bank
+ACTIVE_SLOTS = 4  # adapters of a decode step; other programs are for one adapter and for the whole bank
 
 
 def active_sizes(rows: int, bank_slots: int) -> list[int]:
-    """How many adapters a decode step of so many rows may be given: each is a program of its own."""
+    """Return the numbers of adapters for which decode steps of so many rows are compiled, ascending."""
     sizes = sorted({1, min(ACTIVE_SLOTS, bank_slots), bank_slots})
     return [size for place, size in enumerate(sizes) if not place or sizes[place - 1] < rows]
 
 
 def expert_rank(rank: int, experts_per_token: int) -> int:
-    """The rank of each expert's factors in an adapter of a mixture of experts."""
+    """Return the rank of each expert's factors in an adapter of a mixture of experts."""
     return max(1, rank // experts_per_token)
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes a LoRA adapter, besides its weights."""
+    """Describes a LoRA adapter, without its weights."""
 
     rank: int
     alpha: float = 32.0
@@ -59,7 +59,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Token segments packed into rows; all segments of a row use the row's adapter."""
+    """Holds token segments packed into rows; all segments of a row use the row's adapter."""
 
     tokens: np.ndarray  # int32 [B, T]
     # int32 [B, T] or [B, T, J]: the tokens whose log-probabilities are wanted at each position
@@ -72,25 +72,25 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the losses need per token, and per row the loss and its parameters."""
+    """Holds what the losses need for each token, and the loss and its parameters for each row."""
 
     kinds: np.ndarray  # int32 [B]: index into LOSS_NAMES
     clip_low: np.ndarray  # float32 [B, T]
-    clip_high: np.ndarray  # float32 [B, T]; where stable_reinforce truncates
+    clip_high: np.ndarray  # float32 [B, T]; for stable_reinforce the truncation threshold
     beta: np.ndarray  # float32 [B]
     kl_coeff: np.ndarray  # float32 [B]; stable_reinforce only
     weights: np.ndarray  # float32, like the targets; cross_entropy only
     advantages: np.ndarray  # float32 [B, T]
     sampling_logprobs: np.ndarray  # float32 [B, T], nats
-    ratio_mask: np.ndarray | None = None  # float32 [B, T]; there if and only if all rows are of gspo
+    ratio_mask: np.ndarray | None = None  # float32 [B, T]; present if and only if all rows use gspo
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
-    """One step that all workers take together, in broadcast order."""
+    """Base of the steps that all workers take together, in broadcast order."""
 
 
 class CreateAdapter(Command, frozen=True, tag="create_adapter"):
-    """Fill a training slot with a fresh adapter: A uniform, B zero, no gradient, no moments."""
+    """Fills a training slot with a fresh adapter: A uniform, B zero, no gradient, no moments."""
 
     slot: int
     seed: int  # 0 <= seed < 2**63
@@ -98,7 +98,7 @@ class CreateAdapter(Command, frozen=True, tag="create_adapter"):
 
 
 class ForwardBackward(Command, frozen=True, tag="forward_backward"):
-    """Add a micro-batch's gradients to their slots.
+    """Adds a micro-batch's gradients to their slots.
 
     Replies logprobs, float32 like the targets, and losses, float32 [B, T].
     """
@@ -108,21 +108,21 @@ class ForwardBackward(Command, frozen=True, tag="forward_backward"):
 
 
 class Forward(Command, frozen=True, tag="forward"):
-    """The same without gradients."""
+    """Computes what ForwardBackward replies, without gradients."""
 
     rows: PackedRows
     loss: LossInputs
 
 
 class CustomLoss(Command, frozen=True, tag="custom_loss"):
-    """Begin to run a custom loss on the logprobs of a forward pass. I inputs, D datums.
+    """Begins to run a custom loss on the logprobs of a forward pass. I inputs, D datums.
 
-    The model has no part in it, so it runs beside the commands, in processes of its own of process 0. The
-    reply only says that it has begun; CustomLossNews and CustomLossEnd (reports.py) tell of it.
+    It does not need the model, so it runs beside other commands, in child processes of process 0. The reply
+    only says that it has begun; CustomLossNews and CustomLossEnd (reports.py) tell the rest.
     """
 
     number: int  # of this run, in this generation
-    tenant: str  # whose it is: tenants take turns
+    tenant: str  # its owner; tenants take turns
     definition: bytes  # custom_loss.Definition in JSON
     lengths: np.ndarray  # int32 [D]: tokens
     widths: np.ndarray  # int32 [I, D]: K of an input [T, K]; 0 for one without that dimension
@@ -131,10 +131,10 @@ class CustomLoss(Command, frozen=True, tag="custom_loss"):
 
 
 class OptimStep(Command, frozen=True, tag="optim_step"):
-    """One AdamW update of one slot from its accumulated gradient, which is then zeroed.
+    """Updates one slot with AdamW from its accumulated gradient, which is then zeroed.
 
-    Replies metrics ``grad_norm`` and ``applied``. When the gradient or the updated weights are
-    not finite nothing but the gradient changes and ``applied`` is 0.
+    Replies the metrics ``grad_norm`` and ``applied``. If the gradient or the updated weights are not finite,
+    only the gradient changes and ``applied`` is 0.
     """
 
     slot: int
@@ -147,7 +147,7 @@ class OptimStep(Command, frozen=True, tag="optim_step"):
 
 
 class SaveState(Command, frozen=True, tag="save_state"):
-    """Write a slot's weights and optimizer state as an Orbax checkpoint into the directory ``path``."""
+    """Writes a slot's weights and optimizer state as an Orbax checkpoint into the directory ``path``."""
 
     slot: int
     path: str
@@ -155,7 +155,7 @@ class SaveState(Command, frozen=True, tag="save_state"):
 
 
 class LoadState(Command, frozen=True, tag="load_state"):
-    """Fill a slot from such a directory; without ``optimizer`` the moments start at zero."""
+    """Fills a slot from a directory of SaveState; without ``optimizer`` the moments start at zero."""
 
     slot: int
     path: str
@@ -164,9 +164,9 @@ class LoadState(Command, frozen=True, tag="load_state"):
 
 
 class Snapshot(Command, frozen=True, tag="snapshot"):
-    """Copy a slot's state off the device, and write it like SaveState while later commands run.
+    """Copies a slot's state off the device, and writes it like SaveState while later commands run.
 
-    The reply says that the copy is taken; Written says that the files are complete. One at a time.
+    The reply says that the copy is taken; Written says that the files are complete. Only one runs at a time.
     """
 
     slot: int
@@ -175,9 +175,9 @@ class Snapshot(Command, frozen=True, tag="snapshot"):
 
 
 class SwapOut(Command, frozen=True, tag="swap_out"):
-    """Keep all that a slot holds, gradient and moments too, off the device, so that another model can use it.
+    """Moves a slot's weights, gradient and moments off the device, so that another model can use the slot.
 
-    Replies the metrics ``host_bytes`` and ``disk_bytes`` that process 0 keeps so.
+    Replies the metrics ``host_bytes`` and ``disk_bytes`` that process 0 keeps in this way.
     """
 
     slot: int
@@ -185,20 +185,20 @@ class SwapOut(Command, frozen=True, tag="swap_out"):
 
 
 class SwapIn(Command, frozen=True, tag="swap_in"):
-    """Fill a slot with what SwapOut has kept of a model, bit for bit. Replies ``from_disk``, 1 or 0."""
+    """Fills a slot with what SwapOut has kept of a model, bit for bit. Replies ``from_disk``, 1 or 0."""
 
     slot: int
     model: str
 
 
 class DropSwapped(Command, frozen=True, tag="drop_swapped"):
-    """Forget what SwapOut has kept of these models."""
+    """Deletes what SwapOut has kept of these models."""
 
     models: list[str]
 
 
 class SaveSampler(Command, frozen=True, tag="save_sampler"):
-    """Copy a training slot's weights into a bank slot; with ``path``, also write them as a PEFT folder."""
+    """Copies a training slot's weights into a bank slot; with ``path``, also writes them as a PEFT folder."""
 
     slot: int
     bank: int
@@ -207,7 +207,7 @@ class SaveSampler(Command, frozen=True, tag="save_sampler"):
 
 
 class PageOut(Command, frozen=True, tag="page_out"):
-    """Write a bank slot as a PEFT folder, so that the bank slot can be used for another version."""
+    """Writes a bank slot as a PEFT folder, so that the bank slot can be used for another version."""
 
     bank: int
     adapter: AdapterSpec
@@ -215,7 +215,7 @@ class PageOut(Command, frozen=True, tag="page_out"):
 
 
 class LoadSampler(Command, frozen=True, tag="load_sampler"):
-    """Fill a bank slot from a PEFT folder."""
+    """Fills a bank slot from a PEFT folder."""
 
     bank: int
     adapter: AdapterSpec
@@ -223,24 +223,24 @@ class LoadSampler(Command, frozen=True, tag="load_sampler"):
 
 
 class PromptWishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Prefill computes of each prompt token besides its log-probability. Nothing has the width 0."""
+    """Asks a Prefill for more than log-probabilities of the prompt tokens. A width of 0 asks for nothing."""
 
     top: int  # how many of the likeliest tokens
-    targets: np.ndarray  # int32 [B, T, W]: whose log-probabilities are wanted; -1: nobody's
+    targets: np.ndarray  # int32 [B, T, W]: tokens whose log-probabilities are wanted; -1: none
     draws: int  # how many tokens to draw
-    seeds: np.ndarray  # uint32 [B, T, 2]; the draws of a position follow from it and from these
+    seeds: np.ndarray  # uint32 [B, T, 2]; the draws of a position depend on it and on these
     temperatures: np.ndarray  # float32 [B, T], of the draws; 0 is greedy
 
 
 class Prefill(Command, frozen=True, tag="prefill"):
-    """Write the keys and values of prompts into pages.
+    """Writes the keys and values of prompts into pages.
 
     A prompt of n tokens brings its first n-1 tokens (the last one is the first input of Decode);
-    ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt. ``wishes``
-    bring ``top_tokens`` and ``top_logprobs`` [B, T, top] from the likeliest on, of equally likely ones the
-    lowest first, ``target_logprobs`` [B, T, W], ``drawn_tokens`` and ``drawn_logprobs`` [B, T, draws].
-    ``copies`` run after the writes. Of a mixture of experts the reply has ``experts`` [B, T, L, k], which
-    were used. Pages are numbered per data shard; page 0 takes what nobody reads.
+    ``rows.targets`` holds the next tokens, so that the logprobs [B, T] are those of the prompt. With
+    ``wishes`` the reply has ``top_tokens`` and ``top_logprobs`` [B, T, top], the likeliest first and the
+    lowest id first among equals, ``target_logprobs`` [B, T, W], ``drawn_tokens`` and ``drawn_logprobs``
+    [B, T, draws]. ``copies`` run after the writes. For a mixture of experts the reply has the ``experts``
+    [B, T, L, k] that were used. Pages are numbered per data shard; page 0 takes values that nothing reads.
     """
 
     rows: PackedRows
@@ -248,22 +248,22 @@ class Prefill(Command, frozen=True, tag="prefill"):
     copies: np.ndarray  # int32 [C, 2]: (from, to) pages; C splits over the data shards like B
     logprobs: bool  # whether to compute and reply logprobs, float32 [B, T]
     wishes: PromptWishes | None = None  # with logprobs only
-    # int32 [B, N]: the pages of each row's only segment. Its positions need not begin at 0: those before
-    # were written by earlier commands, or are by this one. None: all segments are there in full.
+    # int32 [B, N]: the pages of each row's only segment, whose positions need not begin at 0: earlier ones
+    # are written by earlier commands or by this one. None: all segments are complete.
     tables: np.ndarray | None = None
 
 
 class Decode(Command, frozen=True, tag="decode"):
-    """Run up to ``steps`` decode steps for B rows. Replies tokens int32 [K, B], logprobs float32 [K, B].
+    """Runs up to ``steps`` decode steps for B rows. Replies tokens int32 [K, B], logprobs float32 [K, B].
 
     A row's last token, position, number of tokens left and liveness stay on the device from one
     Decode to the next. ``source`` says where each row comes from: the index of its row in the
     previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
     ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it
-    draws one of its ``stop_tokens`` or has none left; what it replies after that is token -1.
-    With ``top`` the reply has ``top_tokens`` and ``top_logprobs`` [K, B, top], like a Prefill's, of the
-    distribution that ``logprobs`` are of. Of a mixture of experts it has ``experts`` [K, B, L, k]: those of
-    each step's input token.
+    draws one of its ``stop_tokens`` or has no tokens left; it replies token -1 after that.
+    With ``top`` the reply has ``top_tokens`` and ``top_logprobs`` [K, B, top], as in a Prefill, from the
+    same distribution as ``logprobs``. For a mixture of experts it has ``experts`` [K, B, L, k], those of each
+    step's input token.
     """
 
     steps: int
@@ -277,29 +277,29 @@ class Decode(Command, frozen=True, tag="decode"):
     top_k: np.ndarray  # int32 [B]; the vocabulary size disables it
     top_p: np.ndarray  # float32 [B]; 1 disables it
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
-    tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all of the steps
+    tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all the steps
     top: int = 0  # how many of the likeliest tokens to reply for each step
-    active: int = 0  # adapters that the step is for, of ``active_sizes``; 0: the fewest that will do
+    active: int = 0  # adapters that the program is for, one of ``active_sizes``; 0: the fewest that suffice
 
 
 COMPILE_LANES = 2  # threads of a worker
 
 
 class Compile(Command, frozen=True, tag="compile"):
-    """Begin to compile a program, while other commands run. Compiled says what has become of it.
+    """Begins to compile a program while other commands run. The report Compiled tells how it went.
 
-    Each process takes those of a lane one after the other, and the lanes side by side: in the order in which
-    they are sent, which is the same for all processes.
+    Lanes run side by side. Within a lane each process compiles one program after another, in the order of
+    the commands, which is the same for all processes.
     """
 
     number: int  # of the order
     program: ProgramShape
     lane: int
-    is_last: bool = False  # nothing more is planned: what compiling has left of memory may go
+    is_last: bool = False  # no more are planned: memory that compiling has left behind may be freed
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):
-    """Exit with code 0."""
+    """Ends the worker with exit code 0."""
 
 
 AnyCommand = (
@@ -325,12 +325,12 @@ AnyCommand = (
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """What a worker must know before its first command; the answer to Hello."""
+    """Answers Hello with all that a worker must know before its first command."""
 
     generation: int
     num_processes: int
     jax_coordinator: str  # host:port of jax.distributed's service, hosted by process 0
-    jax_port: int = 0  # this port; 0: the one that process 0 has said is free
+    jax_port: int = 0  # this port; 0: the free port that process 0 has reported
     model_dir: str  # Hugging Face layout
     model_name: str = ""  # what exported adapters name as their base model
     dtype: str  # "bfloat16", "float32" or "auto": float32 on CPU, else bfloat16
@@ -343,21 +343,21 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     max_context: int  # tokens
     page_size: int  # tokens
     kv_cache_tokens: int  # per data shard; 0: as many as fit
-    decode_rows: int  # most rows of one Decode, over all data shards
-    decode_steps: int  # most steps of one Decode
+    decode_rows: int  # maximum of one Decode, over all data shards
+    decode_steps: int  # maximum of one Decode
     compilation_cache: str  # directory
-    idle_adapters: str  # directory for what SwapOut keeps beyond what fits into host memory
-    attention: str = "auto"  # a name of attention.IMPLEMENTATIONS; "auto": workers find out
+    idle_adapters: str  # directory for what SwapOut keeps and host memory has no room for
+    attention: str = "auto"  # a name of models/attention.py's IMPLEMENTATIONS; "auto": workers choose
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
-    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are of use
-    longest_row: int = 0  # tokens of the longest row of training; 0: the power of two that holds max_context
+    train_tokens: int = 0  # maximum of a micro-batch, per data shard; 0: as many as fit and are useful
+    longest_row: int = 0  # tokens of the longest training row; 0: the power of two that holds max_context
     loss_processes: int = 2  # that run custom losses, at most
     loss_memory_bytes: int = 8 << 30  # of each of them
-    remat: str = "auto"  # what training computes twice: of qwen3.REMAT_LEVELS, or "auto": as memory allows
+    remat: str = "auto"  # what training computes twice, of models/qwen3.py's REMAT_LEVELS; "auto": by memory
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
-    """A command and its place in the broadcast order; workers refuse a gap."""
+    """Numbers a command in the broadcast order; workers refuse a gap."""
 
     generation: int
     sequence: int  # from 0 in each generation

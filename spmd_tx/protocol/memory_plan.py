@@ -1,4 +1,4 @@
-"""The memory plan as workers report it and people read it; spmd_tx/worker/memory/plan.py makes it."""
+"""The memory plan as workers report it and people read it. spmd_tx/worker/memory/plan.py calculates it."""
 
 import msgspec
 
@@ -6,19 +6,19 @@ from spmd_tx.byte_sizes import show_size
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers have room for, per data shard, and what that takes of each device, in bytes."""
+    """Holds what workers have room for, per data shard, and what that takes of each device, in bytes."""
 
-    pages: int  # page 0, which holds nothing, included
+    pages: int  # including page 0, which holds nothing
     train_tokens: int  # most of a training micro-batch; a single row may be longer
     decode_rows: int  # most of one Decode
     page_size: int = 0  # tokens
-    device_bytes: int = 0  # that may be used
+    device_bytes: int = 0  # usable bytes
     base_bytes: int = 0
     adapter_bytes: int = 0  # training slots: weights, gradient, two moments
     bank_bytes: int = 0  # sampler slots
     cache_bytes: int = 0  # pages of keys and values
     step_bytes: int = 0  # what is left for steps while they run
-    step_needs: dict[str, int] = {}  # by step, those of its largest batch: "train light 4 x 2048"
+    step_needs: dict[str, int] = {}  # bytes for the largest batch of each step: "train light 4 x 2048"
     remat: dict[str, str] = {}  # what training computes twice, by micro-batch: "4 x 2048" -> "light"
     splits_base: bool = False  # whether fsdp splits the base weights
 
@@ -28,7 +28,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
-    """(what, bytes of a device, note) for a table."""
+    """Return the rows of a table: what, size per device, note."""
     split = "split over fsdp" if plan.splits_base else ""
     largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
     return [
@@ -46,7 +46,7 @@ def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
 
 
 def choices(plan: MemoryPlan) -> list[tuple[str, str]]:
-    """(what, choice), per data shard."""
+    """Return what was chosen per data shard, as pairs of what and choice."""
     return [
         ("micro-batch of training", f"up to {plan.train_tokens} tokens, or one longer sequence"),
         ("computed twice in training", _by_level(plan.remat)),
@@ -55,13 +55,13 @@ def choices(plan: MemoryPlan) -> list[tuple[str, str]]:
 
 
 def summary(plan: MemoryPlan) -> str:
-    """In one line, for the log."""
+    """Return the plan in one line, for the log."""
     parts = [f"{what} {size}" for what, size, _ in rows(plan)]
     return "; ".join([*parts, *(f"{what}: {choice}" for what, choice in choices(plan))])
 
 
 def _by_level(remat: dict[str, str]) -> str:
-    """Which row lengths have which level, shortest first: "light up to rows of 2048"."""
+    """Summarize the levels by row length, shortest first: "light up to rows of 2048"."""
     found: list[tuple[str, int]] = []
     for shape, level in remat.items():
         length = int(shape.split(" x ")[1])

@@ -1,4 +1,4 @@
-"""The part of the contract that is about compiled programs: which there are, and what has become of them."""
+"""Describes compiled programs: by which shapes they are known, and how many are ready."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A program, by the shapes of the command that it is for; what a step does not have is 0."""
+    """Names a program by the shapes of the command that it is for; sizes that a step does not have are 0."""
 
     step: Literal[
         "create_adapter",
@@ -30,9 +30,9 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     active: int = 0  # adapters that a decode uses
     targets: int = 0  # of each position in training, where there are several
     sequences: bool = False  # whether there may be losses of whole sequences
-    top: int = 0  # likeliest tokens of each position in sampling,
-    named: int = 0  # tokens whose log-probabilities a prefill is asked for,
-    draws: int = 0  # and tokens that it draws
+    top: int = 0  # likeliest tokens of each position that sampling returns
+    named: int = 0  # tokens of each position whose log-probabilities a prefill returns
+    draws: int = 0  # tokens that a prefill draws at each position
 
     def __str__(self) -> str:
         sizes = [self.rows, self.row_length, self.targets, self.table, self.active]
@@ -45,7 +45,7 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What XLA has compiled for one program, or found in the persistent cache, since the worker started."""
+    """Counts what XLA has compiled for one program, or loaded from the cache, since the worker started."""
 
     program: str  # "forward_backward"
     is_cached: bool
@@ -54,7 +54,7 @@ class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a worker's programs are."""
+    """Tells how far a worker's programs are."""
 
     counts: list[CompileCount] = []
-    unforeseen: int = 0  # programs that a command had to wait for, since nobody had ordered them
+    unforeseen: int = 0  # programs that a command had to wait for because they were not ordered ahead

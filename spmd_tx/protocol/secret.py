@@ -1,4 +1,4 @@
-"""The secret that coordinator, agents and workers share: its source, and the ZeroMQ keys made of it."""
+"""Reads the secret that coordinator, agents and workers share, and derives ZeroMQ keys from it."""
 
 import os
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from zmq.utils import z85
 
 from spmd_tx.errors import StartError
 
-VARIABLE = "SPMD_TX_SECRET"  # never an option: every user of a machine sees the arguments of all processes
+VARIABLE = "SPMD_TX_SECRET"  # never an option: all users of a machine see the arguments of all processes
 SHORTEST = 16  # characters
 REMEDY = "make one with: openssl rand -hex 32 > FILE"
 
 
 def read_secret(file: Path | None) -> str | None:
-    """What the file holds, or else the environment; None when there is neither."""
+    """Read the secret from the file or else the environment; None if neither is there. Raises StartError."""
     if file is None:
         where, secret = VARIABLE, os.environ.get(VARIABLE)
     else:
@@ -34,7 +34,7 @@ def read_secret(file: Path | None) -> str | None:
 
 @dataclass(frozen=True)
 class Keys:
-    """The CURVE key pairs of both ends. Each end proves to the other that it knows the secret."""
+    """Holds the CURVE key pairs of both ends, by which each proves that it knows the secret."""
 
     server_public: bytes
     server_secret: bytes
@@ -47,12 +47,12 @@ class Keys:
         return cls(zmq.curve_public(server), server, zmq.curve_public(client), client)
 
     def guard(self, socket: zmq.Socket) -> None:
-        """Make a socket, before it is bound, take only encrypted connections."""
+        """Make a socket accept only encrypted connections; call this before it is bound."""
         socket.curve_server = True
         socket.curve_secretkey = self.server_secret
 
     def introduce(self, socket: zmq.Socket) -> None:
-        """Make a socket, before it connects, encrypt and prove what it knows."""
+        """Make a socket encrypt and authenticate itself; call this before it connects."""
         socket.curve_serverkey = self.server_public
         socket.curve_publickey = self.client_public
         socket.curve_secretkey = self.client_secret

@@ -1,4 +1,4 @@
-"""What ``--devices`` may say: how many of which, and how much memory each has."""
+"""Parses ``--devices``: how many devices of which kind, and how much memory each of them has."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.errors import StartError
 
-# As the driver reports it, which is less than what the name says; GiB.
+# GiB as the driver reports them, which are fewer than the product's name says.
 MEMORY = {
     "a10g": 22.0,
     "a100": 79.1,
@@ -25,7 +25,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Devices:
-    """Of one kind."""
+    """Holds the number, kind and memory of devices that are all alike."""
 
     count: int
     kind: str  # a name of MEMORY, CPU, or "" where only the memory is known
@@ -37,7 +37,7 @@ class Devices:
 
 
 def parse_devices(text: str, memory: str | None) -> Devices:
-    """What "8xh100", "h200", "4xcpu" or, with the memory of each, "8" means. Raises StartError."""
+    """Parse "8xh100", "h200", "4xcpu" or, with the memory of each, "8". Raises StartError."""
     match = re.fullmatch(r"(?:(\d+)\s*x?)?\s*([a-z][a-z0-9 -]*)?", text.strip().lower())
     if match is None or not text.strip() or match[1] == "0":
         raise StartError(f"--devices is {text!r}; write how many of which, as 8xh100, or how many")
