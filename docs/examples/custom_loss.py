@@ -13,7 +13,7 @@ BETA = 0.1
 def preference(
     logprobs: torch.Tensor, chosen: torch.Tensor, rejected: torch.Tensor, reference: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Direct preference optimisation; a datum holds both answers, and two masks tell them apart."""
+    """Compute direct preference optimisation; a datum holds both answers, and two masks tell them apart."""
     log_ratio = logprobs - reference
     margin = BETA * ((log_ratio * chosen).sum() - (log_ratio * rejected).sum())
     accuracy = (margin > 0).float()
@@ -21,7 +21,7 @@ def preference(
 
 
 def pair(chosen: list[int], rejected: list[int]) -> types.Datum:
-    """Both answers in a row. The first token of the second one is nobody's target."""
+    """Put both answers in one row. The first token of the second answer is not a target."""
     tokens = chosen + rejected
     first = len(chosen) - 1
     masks = {
@@ -38,7 +38,7 @@ def pair(chosen: list[int], rejected: list[int]) -> types.Datum:
 
 
 def with_reference(trainer: tinker.TrainingClient, data: list[types.Datum]) -> list[types.Datum]:
-    """Add what the untrained model says of each datum: a fresh adapter changes nothing."""
+    """Add the untrained model's log-probabilities to each datum; a fresh adapter changes nothing."""
     plain = [
         types.Datum(
             model_input=datum.model_input,

@@ -57,7 +57,7 @@ def answers_of(sampler: tinker.SamplingClient, prompt: list[int], seed: int) -> 
 def on_policy_batch(
     teacher: tinker.SamplingClient, student: tinker.SamplingClient, prompt: list[int], seed: int
 ) -> tuple[list[types.Datum], float]:
-    """The student's own answers; the advantage of a token is how much likelier the teacher finds it."""
+    """Draw the student's answers; a token's advantage is how much likelier the teacher finds it."""
     answers = answers_of(student, prompt, seed)
     rows = [[*prompt, *answer.tokens] for answer in answers]
     scores = [teacher.compute_logprobs(types.ModelInput.from_ints(row), ANSWER_LENGTH) for row in rows]
@@ -81,7 +81,7 @@ def on_policy_batch(
 
 
 def off_policy_batch(teacher: tinker.SamplingClient, prompt: list[int], seed: int) -> list[types.Datum]:
-    """The teacher's answers; at each position its likeliest tokens are targets, with their probabilities."""
+    """Draw the teacher's answers; the targets are its likeliest tokens at each position, weighted."""
     rows = [[*prompt, *answer.tokens] for answer in answers_of(teacher, prompt, seed)]
     one_token = types.SamplingParams(max_tokens=1)
     scores = [
@@ -112,7 +112,7 @@ def distil(
     rate: float,
     is_off_policy: bool,
 ) -> Iterator[float]:
-    """The mean of log(student / teacher) over the student's answers, in nats per token, before each step."""
+    """Yield the mean of log(student / teacher) before each step, nats per token of the student's answers."""
     for number in range(steps + 1):
         student = trainer.save_weights_and_get_sampling_client().result()
         batch, divergence = on_policy_batch(teacher, student, prompt, seed=number)

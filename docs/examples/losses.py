@@ -1,4 +1,4 @@
-"""Every loss of reinforcement learning on the same samples, and what each datum has to bring for it.
+"""Compute every loss of reinforcement learning on the same samples, with the loss inputs that each needs.
 
     python docs/examples/losses.py --base-url http://127.0.0.1:8000 --base-model MODEL
 
@@ -32,7 +32,7 @@ def tensor(values: np.ndarray) -> types.TensorData:
 
 
 def datum(prompt: list[int], sample: types.SampledSequence, advantage: float) -> types.Datum:
-    """A whole sequence. Its prompt is not learned: where the advantage is 0 nothing else matters."""
+    """Make a datum of a whole sequence. The prompt is not learned, because its advantages are 0."""
     tokens = np.array([*prompt, *sample.tokens])
     unlearned = np.zeros(len(prompt) - 1)
     return types.Datum(
@@ -50,13 +50,13 @@ def with_input(plain: types.Datum, name: str, values: np.ndarray) -> types.Datum
 
 
 def with_ratio_mask(plain: types.Datum, prompt: list[int]) -> types.Datum:
-    """gspo: the ratio of a sequence is taken over what was sampled."""
+    """Add what gspo needs: the ratio of a sequence is taken over the sampled tokens."""
     length = plain.model_input.length
     return with_input(plain, "sequence_ratio_mask", np.arange(length) >= len(prompt) - 1)
 
 
 def with_spans(plain: types.Datum, prompt: list[int], sample: types.SampledSequence) -> types.Datum:
-    """stable_reinforce: where the tokens and, one further on, the targets come from."""
+    """Add what stable_reinforce needs: where the tokens and, one position later, the targets come from."""
     name, count = sample.sequence_id, len(sample.tokens)
     return plain.with_provenance(
         model_input=[
@@ -73,7 +73,7 @@ def with_spans(plain: types.Datum, prompt: list[int], sample: types.SampledSeque
 def compute(
     trainer: tinker.TrainingClient, data: list[types.Datum], loss: Any, config: dict[str, float | str] | None
 ) -> str:
-    """The loss and the norm of its gradient; a step of learning rate 0 clears the gradient again."""
+    """Return the loss and the norm of its gradient; a step with learning rate 0 clears the gradient again."""
     gradient = trainer.forward_backward(data, loss, config)
     step = trainer.optim_step(types.AdamParams(learning_rate=0.0)).result()
     norm = (step.metrics or {})["unclipped_grad_l2:mean"]

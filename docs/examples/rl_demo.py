@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, then reinforcement learning, with the Tinker SDK and any server of its API.
+"""Fine-tune, then do reinforcement learning, with the Tinker SDK and any server of its API.
 
     spmd-tx make-model models/tiny && spmd-tx serve --base-model models/tiny
     python docs/examples/rl_demo.py --base-model models/tiny
@@ -41,7 +41,7 @@ ANSWER_LENGTH = 16  # tokens
 
 @dataclass(frozen=True)
 class Step:
-    """What one training step reports."""
+    """Holds the figures of one training step."""
 
     phase: str
     number: int
@@ -55,7 +55,7 @@ class Step:
 def supervised_steps(
     trainer: tinker.TrainingClient, tokenizer: Any, learning_rate: float, steps: int, batch_size: int = 8
 ) -> Iterator[Step]:
-    """Imitate the sentences."""
+    """Fine-tune on the sentences; yield a report of each step."""
     batches = (
         grain.MapDataset.source(SENTENCES)
         .seed(0)
@@ -78,7 +78,7 @@ def supervised_steps(
 
 
 def imitation_datum(tokens: list[int]) -> types.Datum:
-    """Every token is to be predicted from those before it."""
+    """Make a datum in which every token is predicted from those before it."""
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
@@ -89,14 +89,14 @@ def imitation_datum(tokens: list[int]) -> types.Datum:
 
 
 def reward(tokenizer: Any, tokens: list[int]) -> float:
-    """The share of tokens that contain the letter "o"."""
+    """Return the share of tokens that contain the letter "o"."""
     return float(np.mean(["o" in tokenizer.decode([token]) for token in tokens]))
 
 
 def reinforcement_steps(
     trainer: tinker.TrainingClient, tokenizer: Any, learning_rate: float, steps: int
 ) -> Iterator[Step]:
-    """Group-relative policy optimization: answers that beat the mean of their group become more likely."""
+    """Run group-relative policy optimization: answers above the mean of their group become more likely."""
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     for number in range(steps):
         started = time.perf_counter()
@@ -135,7 +135,7 @@ def reinforcement_steps(
 def sample_groups(
     sampler: tinker.SamplingClient, prompts: list[list[int]], seed: int
 ) -> list[list[types.SampledSequence]]:
-    """A group of answers to each prompt; all prompts are asked before the first answer is awaited."""
+    """Draw a group of answers to each prompt; all prompts are sent before the first answer is awaited."""
     params = types.SamplingParams(max_tokens=ANSWER_LENGTH, temperature=1.0, seed=seed)
     futures = [
         sampler.sample(types.ModelInput.from_ints(prompt), ANSWERS_PER_PROMPT, params) for prompt in prompts
@@ -144,7 +144,7 @@ def sample_groups(
 
 
 def policy_datum(prompt: list[int], answer: types.SampledSequence, advantage: float) -> types.Datum:
-    """The answer with its sampled log-probabilities; nothing is learned about the prompt's own tokens."""
+    """Make a datum of an answer and its sampled log-probabilities; the prompt is not learned."""
     if answer.logprobs is None:
         raise ValueError("the server returned an answer without log-probabilities")
     tokens = [*prompt, *answer.tokens]
@@ -164,7 +164,7 @@ def _padded(zeros: int, values: np.ndarray) -> types.TensorData:
 
 
 def logprob_mismatch(data: list[types.Datum], output: types.ForwardBackwardOutput) -> float:
-    """How far the trainer's log-probabilities of the answers are from the sampler's, on average."""
+    """Return the mean absolute difference between the trainer's and the sampler's log-probabilities."""
     differences = []
     for datum, result in zip(data, output.loss_fn_outputs, strict=True):
         sampled = datum.loss_fn_inputs["logprobs"].to_numpy()
@@ -176,7 +176,7 @@ def logprob_mismatch(data: list[types.Datum], output: types.ForwardBackwardOutpu
 def sample_from_saved_state(
     service: tinker.ServiceClient, trainer: tinker.TrainingClient, tokenizer: Any
 ) -> str:
-    """Save weights and optimizer, go on in a new client, and let that one answer."""
+    """Save weights and optimizer, load them into a new client, and sample an answer from it."""
     path = trainer.save_state("final").result().path
     successor = service.create_training_client_from_state_with_optimizer(path).result()
     sampler = successor.save_weights_and_get_sampling_client().result()

@@ -1,4 +1,4 @@
-"""Ask a model for text, and for what it thinks of text: every output that sampling has, one by one."""
+"""Sample from a model, and score texts: every output that sampling has, one by one."""
 
 import argparse
 from typing import Any
@@ -11,7 +11,7 @@ SECONDS = 600  # until an answer is given up
 
 
 def main() -> None:
-    """Print one line for each thing that can be asked."""
+    """Print one line for each output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--base-model", required=True, help="the model that the server serves")

@@ -1,4 +1,4 @@
-"""Open a session, find it again, and see its timeline, its usage and what the audit log tells of it."""
+"""Open a session, find it again, and show its timeline, its usage and its entries in the audit log."""
 
 import argparse
 import urllib.request
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def work(options: argparse.Namespace) -> str:
-    """Train a little, save, sample, and leave."""
+    """Train a little, save, sample, and end the session."""
     service = tinker.ServiceClient(
         base_url=options.base_url,
         display_name="First steps",

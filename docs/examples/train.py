@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: train on answers only, watch held-out data, save, resume, and sample.
+"""Fine-tune on answers only, watch the loss on held-out data, save, resume, and sample.
 
     python docs/examples/train.py --base-url http://127.0.0.1:8000 --base-model MODEL
 
@@ -29,7 +29,7 @@ BATCH = 3
 
 
 def datum(tokenizer: Any, prompt: str, answer: str) -> types.Datum:
-    """Position i of the input predicts token i of the targets; the weight is 0 where nothing is learned."""
+    """Make a datum: position i of the input predicts target i; tokens with weight 0 are not learned."""
     asked, answered = tokenizer.encode(prompt), tokenizer.encode(answer)
     tokens = [*asked, *answered]
     weights = [0.0] * (len(asked) - 1) + [1.0] * len(answered)
@@ -43,7 +43,7 @@ def datum(tokenizer: Any, prompt: str, answer: str) -> types.Datum:
 
 
 def loss_per_token(output: types.ForwardBackwardOutput, data: list[types.Datum]) -> float:
-    """The server adds the losses of all tokens up, and divides by nothing: that is the client's choice."""
+    """Divide the loss, which the server sums over all tokens, by their weight."""
     learned = sum(float(each.loss_fn_inputs["weights"].to_numpy().sum()) for each in data)
     return output.metrics["loss:sum"] / learned
 
@@ -51,7 +51,7 @@ def loss_per_token(output: types.ForwardBackwardOutput, data: list[types.Datum])
 def train(
     trainer: tinker.TrainingClient, data: list[types.Datum], epochs: int, learning_rate: float
 ) -> list[float]:
-    """One optimizer step per batch; the losses before each step, in nats per learned token."""
+    """Take one optimizer step per batch; return the losses before each, in nats per learned token."""
     batches = [data[start : start + BATCH] for start in range(0, len(data), BATCH)] * epochs
     sent = []
     for number, batch in enumerate(batches):

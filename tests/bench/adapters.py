@@ -1,4 +1,4 @@
-"""What it costs to have more adapters than slots: python -m tests.bench.adapters [--adapters 200] [--slots 8]
+"""Measures the cost of more adapters than slots: python -m tests.bench.adapters [--adapters 200] [--slots 8]
 
 Creates adapters through the SDK on a server of its own, with a tiny model. At some numbers of adapters on the
 way it trains every one of them for a step, one after the other in random order, and samples from some; prints
@@ -91,7 +91,7 @@ def save_and_sample(trainer: tinker.TrainingClient) -> None:
 
 
 def timed(work: Work, trainers: Iterable[tinker.TrainingClient]) -> list[float]:
-    """Milliseconds of each."""
+    """Return the milliseconds of each call."""
     taken = []
     for trainer in trainers:
         began_at = time.monotonic()
@@ -106,7 +106,7 @@ def report(what: str, taken: list[float]) -> None:
 
 
 def swaps(server: Server) -> dict[str, tuple[float, float]]:
-    """Seconds and number by direction and tier."""
+    """Return seconds and number of swaps by direction and tier."""
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
         text = answer.read().decode()
     pattern = r'spmd_tx_swap_seconds_(sum|count)\{direction="(\w+)",tier="(\w+)"\} (\S+)'

@@ -1,4 +1,4 @@
-"""Curves of growth as an SVG, one panel per figure, over a logarithmic axis."""
+"""Draws curves as an SVG, one panel per figure, over a logarithmic axis."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ COLOURS = ("#1f6feb", "#d1570c", "#2da44e", "#8250df")
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves with one unit. All values are over the same points of the horizontal axis."""
+    """Holds curves with one unit. All have the same points on the horizontal axis."""
 
     title: str  # with the unit
     curves: dict[str, Sequence[float]]  # by name
 
 
 def svg(panels: Sequence[Panel], axis: str, points: Sequence[float]) -> str:
-    """The panels side by side; all vertical axes begin at 0."""
+    """Draw the panels side by side; all vertical axes begin at 0."""
     width = WIDTH * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT}" '
@@ -64,7 +64,7 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "#24292f") -
 
 
 def nice_ceiling(value: float) -> float:
-    """The least of 1, 2, 2.5, 5 and 10 times a power of ten that is not below the value; 1 for 0."""
+    """Return the least of 1, 2, 2.5, 5 and 10 times a power of ten that is not below the value; 1 for 0."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,4 +1,4 @@
-"""A user of some Tinker server, through whichever release of the SDK is installed where this runs."""
+"""Uses a Tinker server through whichever release of the SDK is installed."""
 
 import math
 import random
@@ -16,7 +16,7 @@ FIRST_TOKEN = 300  # of those that texts are made of
 
 
 class Client:
-    """A session, with trainers and samplers in it. No result is waited for longer than until the deadline."""
+    """Holds a session with trainers and samplers. No wait for a result goes beyond the deadline."""
 
     def __init__(self, url: str, model: str, vocab_size: int, seed: int = 0) -> None:
         self.model = model
@@ -27,18 +27,18 @@ class Client:
         self._trainers: list[tinker.TrainingClient] = []
 
     def done(self, future: Any) -> Any:
-        """The value; older releases of the SDK return some values at once."""
+        """Wait for the value; older releases of the SDK return some values at once."""
         if not hasattr(future, "result"):
             return future
         return future.result(timeout=max(1.0, min(self.deadline - time.monotonic(), 3600.0)))
 
     @property
     def trainer(self) -> tinker.TrainingClient:
-        """The one that most sections share."""
+        """Return the trainer that most sections share."""
         return self.trainers(1)[0]
 
     def trainers(self, count: int) -> list[tinker.TrainingClient]:
-        """The first of all, made when they are missing: the peer has room for seven."""
+        """Return the first so many trainers, creating missing ones: the peer has room for seven."""
         while len(self._trainers) < count:
             self.new_trainer()
         return self._trainers[:count]
@@ -52,7 +52,7 @@ class Client:
         return self.done(self.service.create_sampling_client(base_model=self.model))
 
     def sampler_of(self, trainer: tinker.TrainingClient) -> tinker.SamplingClient:
-        """For the trainer's weights as they are now."""
+        """Return a sampler of the trainer's present weights."""
         return self.done(trainer.save_weights_and_get_sampling_client())
 
     def text(self, length: int) -> list[int]:
@@ -66,14 +66,14 @@ class Client:
     def train(
         self, trainer: tinker.TrainingClient, data: list[types.Datum], loss: Any = "cross_entropy"
     ) -> None:
-        """One forward_backward and one optim_step, sent together."""
+        """Send one forward_backward and one optim_step together."""
         for future in train_soon(trainer, data, loss):
             self.done(future)
 
     def sample(
         self, sampler: tinker.SamplingClient, prompts: Sequence[list[int]], limits: Sequence[int], copies: int
     ) -> list[list[types.SampledSequence]]:
-        """All prompts at once; the sequences of each."""
+        """Sample from all prompts at once; return the sequences of each."""
         futures = sample_soon(sampler, prompts, limits, copies)
         return [list(self.done(future).sequences) for future in futures]
 
@@ -99,7 +99,7 @@ def sample_soon(
 
 
 def policy_datum(prompt: list[int], sequence: types.SampledSequence, advantage: float) -> types.Datum:
-    """What importance sampling learns from one sequence."""
+    """Make the datum of importance sampling for one sequence."""
     drawn = list(sequence.tokens)
     ids = [*prompt, *drawn]
     given = len(prompt) - 1
@@ -116,12 +116,12 @@ def tensor(values: list, dtype: Any) -> types.TensorData:
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds that the call took, and its value."""
+    """Return the seconds that the call took, and its value."""
     began = time.perf_counter()
     value = call()
     return time.perf_counter() - began, value
 
 
 def log_uniform(draw: random.Random, least: int, most: int) -> int:
-    """Short lengths are as frequent as long ones, octave by octave."""
+    """Draw a length; every octave is equally frequent."""
     return round(math.exp(draw.uniform(math.log(least), math.log(most))))

@@ -1,4 +1,4 @@
-"""Our server beside the peer, in turn on the same machine: make bench ARGS="--quick"
+"""Compares our server with the peer, in turn on the same machine: make bench ARGS="--quick"
 
 Prints medians, their ratio, and whether it is what it should be. Everything that was measured is in --out.
 """
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def take_turns(arguments: argparse.Namespace, out: Path, model: str) -> dict[str, list[figures.Turn]]:
-    """Ours, peer, ours, peer: the results of each turn, all of which start from the same state."""
+    """Run ours, peer, ours, peer, each from the same state, and return the results of each turn."""
     path = models.write(model, out / "models")
     turns: dict[str, list[figures.Turn]] = {side: [] for side in ("ours", "peer")}
     for number in range(1, arguments.rounds + 1):
@@ -90,7 +90,7 @@ def take_turn(arguments: argparse.Namespace, side: str, model: Path, folder: Pat
 
 
 def machine() -> dict[str, Any]:
-    """What the figures are of; the load is that before the run."""
+    """Describe the machine; the load is that before the run."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu": names[0].partition(": ")[2] if names else platform.machine(),
@@ -103,7 +103,7 @@ def machine() -> dict[str, Any]:
 
 
 def describe(arguments: argparse.Namespace, about: dict[str, Any]) -> str:
-    """Under which conditions the table was made."""
+    """Describe the conditions under which the table was made."""
     options = [option for option in ("models", "sections", "rounds", "quick") if option in arguments.given]
     text = " ".join(f"--{option} {_argument(getattr(arguments, option))}".strip() for option in options)
     command = f'make bench ARGS="{text}"' if text else "make bench"

@@ -1,4 +1,4 @@
-"""What the prefix cache saves in a conversation: python -m tests.bench.conversation
+"""Measures what the prefix cache saves in a conversation: python -m tests.bench.conversation
 
 Prints, for every turn of a conversation that grows by 256 tokens, the seconds until its answer of 8 tokens is
 there: when the turns are of one session, and when each is of a new one, which finds nothing in the cache.
@@ -40,7 +40,7 @@ def _sampler(url: str) -> tinker.SamplingClient:
 def converse(
     new_sampler: Callable[[], tinker.SamplingClient], is_one_session: bool, text: str
 ) -> tuple[list[float], list[int]]:
-    """Seconds, and tokens that were found, of every turn."""
+    """Return the seconds and the cached tokens of every turn."""
     random = np.random.default_rng(len(text))
     sampler, tokens, seconds, hits = new_sampler(), list[int](), list[float](), list[int]()
     for turn in range(TURNS):

@@ -1,4 +1,4 @@
-"""What the coordinator costs, without a model: python -m tests.bench.coordinator [--help]
+"""Measures what the coordinator costs, without a model: python -m tests.bench.coordinator [--help]
 
 Real server processes on SQLite and PostgreSQL, with a worker that answers every command at once with zeros,
 and real HTTP over loopback. The load comes from the same cores, so beside times on the clock CPU seconds of
@@ -33,7 +33,7 @@ Figures = dict[str, float]
 
 @contextmanager
 def database(name: str) -> Iterator[str | None]:
-    """A URL; None: SQLite in the data directory. PostgreSQL makes its commits durable, as SQLite does."""
+    """Yield a URL, or None for SQLite in the data directory. Commits are durable in both."""
     if name == "sqlite":
         yield None
         return
@@ -48,7 +48,7 @@ def spread(milliseconds: Sequence[float]) -> Figures:
 
 
 async def latency(server: Served, directory: Path, url: str | None, requests: int = 200) -> Figures:
-    """One at a time; the first ones do not count."""
+    """Send requests one at a time; the first ones do not count."""
     tenant = await open_tenant(server.url)
     await streams([tenant], 1, 50, "forward")
     cpu = server.cpu()
@@ -83,7 +83,7 @@ async def throughput(
 
 
 async def stored(server: Served) -> Figures:
-    """What a log that is long costs."""
+    """Measure what a long log costs."""
     tenant = await open_tenant(server.url)
     connection, body = await connect(server.url), forward_body(tenant, 1)
     await streams([tenant], 1, 50, "forward")
@@ -100,7 +100,7 @@ async def stored(server: Served) -> Figures:
 
 
 def measure(scenario: str, name: str, options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
-    """Figures with their labels, one server after the other."""
+    """Yield figures with their labels, one server after the other."""
     sizes = [size for size in (1_000, 10_000, 100_000, 1_000_000) if size <= options.stored]
     for size in sizes if scenario == "stored" else [0]:
         with database(name) as url, tempfile.TemporaryDirectory() as folder:

@@ -59,7 +59,7 @@ async def burst(server: Served, bodies: int) -> dict[str, float]:
 
 
 async def _train(tenant: Tenant, lengths: list[int]) -> tuple[float, float]:
-    """Seconds until the body was taken, and until its result was there."""
+    """Return the seconds until the body was accepted, and until its result was there."""
     began = time.monotonic()
     number, tenant.next_training = tenant.next_training, tenant.next_training + 1
     connection = await connect(tenant.url)
@@ -81,7 +81,7 @@ async def _sample(tenant: Tenant) -> float:
 
 
 def beat(url: str, pipe: Pipe) -> None:
-    """In a process of its own, which has nothing else to do: many clients that say that they are there."""
+    """Send the heartbeats of many clients. Runs in its own process, which has nothing else to do."""
     pipe.send(None)
     pipe.send(asyncio.run(_beat(url, pipe)))
 

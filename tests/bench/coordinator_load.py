@@ -1,4 +1,4 @@
-"""What clients do to a server that is measured: create models, send requests, and wait for results."""
+"""Puts load on a server that is measured: create models, send requests, and wait for results."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PROMPT = list(range(1, 17))
 
 @dataclass
 class Tenant:
-    """One session with a model and a sampler, and the numbers of its next requests."""
+    """Holds a session with a model and a sampler, and the numbers of its next requests."""
 
     url: str
     session_id: str
@@ -29,7 +29,7 @@ class Tenant:
     connections: list[Connection] = field(default_factory=list)
 
     async def forward(self, connection: Connection, body: bytes) -> None:
-        """One future from its POST to its result. ``body`` lacks the number."""
+        """Send one request and wait for its result. ``body`` lacks the number."""
         number, self.next_training = self.next_training, self.next_training + 1
         body += pb.ForwardBackwardRequest(seq_id=number).SerializeToString()
         answer = await connection.post("forward_backward", body, PROTOBUF)
@@ -73,7 +73,7 @@ async def open_tenant(url: str) -> Tenant:
 
 
 def forward_body(tenant: Tenant, *lengths: int, forward_only: bool = True) -> bytes:
-    """Without its number, which may be appended: in protobuf, the parts of a message may be joined."""
+    """Return a body without its number, to be appended: parts of a protobuf message may be joined."""
     request = pb.ForwardBackwardRequest(
         model_id=tenant.model_id, loss_fn="cross_entropy", forward_only=forward_only
     )
@@ -90,14 +90,14 @@ def forward_body(tenant: Tenant, *lengths: int, forward_only: bool = True) -> by
 
 
 async def timed(work: Awaitable[None]) -> float:
-    """Milliseconds."""
+    """Return the milliseconds of a call."""
     began = time.perf_counter()
     await work
     return 1e3 * (time.perf_counter() - began)
 
 
 async def streams(tenants: Sequence[Tenant], streams_each: int, requests: int, kind: str) -> list[float]:
-    """So many requests in all, each stream one after the other; milliseconds from POST to result."""
+    """Send requests in parallel streams; return the milliseconds from POST to result of each."""
     left, milliseconds = requests, list[float]()
 
     async def stream(tenant: Tenant) -> None:

@@ -1,4 +1,4 @@
-"""A model with random weights on one device, and arrays for its steps: no files are read."""
+"""Makes a model with random weights on one device, and arrays for its steps, without files."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +27,7 @@ PAGE = 16  # tokens, as the server has it
 
 
 def random_arrays(mesh: Mesh, declared: Any) -> Any:
-    """An array for every declared weight, made where it lives; norms are one."""
+    """Make an array for every declared weight on its device; norms are one."""
     keys = iter(jax.random.split(jax.random.key(0), 100))
 
     def leaf(weight: Weight) -> Array:
@@ -43,7 +43,7 @@ def random_arrays(mesh: Mesh, declared: Any) -> Any:
 
 @dataclass
 class Dummy:
-    """Declarations, and the arrays that all steps share."""
+    """Holds the declarations, and the arrays that all steps share."""
 
     model: ModelConfig
     rank: int
@@ -63,7 +63,7 @@ class Dummy:
         return random_arrays(self.mesh, self.declared_base)
 
     def train_state(self) -> TrainState:
-        """With adapters that do something."""
+        """Return a state whose adapters are not zero."""
         fresh = zeros(self.mesh, self.declared_train)
         w = random_arrays(self.mesh, self.declared_train.w)
         return TrainState(w, fresh.grad_sum, fresh.mu, fresh.nu, fresh.step, jnp.ones_like(fresh.scale))
@@ -72,16 +72,16 @@ class Dummy:
         return Bank(random_arrays(self.mesh, self.declared_bank.w), jnp.ones((self.slots, 2), jnp.float32))
 
     def declared_cache(self, rows: int, context: int) -> Any:
-        """Pages for so many rows, and page 0."""
+        """Declare pages for so many rows, and page 0."""
         pages = rows * context // PAGE + 1
         return cache_weights(self.model, self.mesh, pages, PAGE, self.dtype)
 
     def cache(self, declared: Any) -> Any:
-        """Zeros: to make random numbers for most of a device's memory would take more than there is."""
+        """Return zeros: making random numbers for most of a device's memory needs more than there is."""
         return zeros(self.mesh, declared)
 
     def batch(self, rows: int, length: int, segments: int = 1) -> tuple[Rows, TokenLossInputs]:
-        """Rows full of segments of equal length, and cross-entropy."""
+        """Return rows full of segments of equal length, with cross-entropy."""
         random, shape = np.random.default_rng(0), (rows, length)
         tokens = random.integers(0, self.model.vocab_size, shape, np.int32)
         place = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
@@ -95,7 +95,7 @@ class Dummy:
         )
 
     def decode_rows(self, rows: int, context: int, steps: int) -> tuple[RowState, DecodeRows]:
-        """Rows at the end of their context, each with pages of its own, in any order."""
+        """Return rows at the end of their context, each with its own pages, in any order."""
         number = np.arange(rows, dtype=np.int32)
         pages = 1 + np.random.default_rng(0).permutation(rows * context // PAGE).astype(np.int32)
         state = RowState(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))

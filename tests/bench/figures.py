@@ -1,4 +1,4 @@
-"""The figures that `make bench` compares: how each is read from results, and what it should be."""
+"""Computes the figures that `make bench` compares, and judges them."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that both servers have; bounds are for ours divided by the peer's, with the model tiny."""
+    """Describes a figure; the bounds are for ours divided by the peer's, with the model tiny."""
 
     name: str
     unit: str
@@ -30,7 +30,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of both servers; None where one has none, with the reason."""
+    """Holds a figure of both servers; None where one has none, with the reason."""
 
     figure: Figure
     ours: float | None
@@ -43,7 +43,7 @@ class Row:
         return self.ours / self.peer if self.ours is not None and self.peer else None
 
     def verdict(self) -> str:
-        """Against the bounds; empty if there are none."""
+        """Compare with the bounds; empty if there are none."""
         if self.figure.must is None or self.figure.aim is None:
             return ""
         if self.ratio is None:
@@ -58,7 +58,7 @@ def _reaches(figure: Figure, ratio: float, bound: float) -> bool:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest values; share is between 0 and 1."""
+    """Interpolate linearly between the two nearest values; share is between 0 and 1."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * share
     low = int(position)
@@ -83,13 +83,13 @@ def p95_seconds(results: list[dict[str, Any]]) -> float:
 
 
 def median_rate(results: list[dict[str, Any]]) -> float:
-    """Tokens per second of the median repetition."""
+    """Return the tokens per second of the median repetition."""
     pairs = zip(_pooled(results, "tokens"), _pooled(results, "seconds"), strict=True)
     return statistics.median(tokens / seconds for tokens, seconds in pairs)
 
 
 def overall_rate(results: list[dict[str, Any]]) -> float:
-    """Tokens per second of all repetitions together, the slow ones with their full weight."""
+    """Return the tokens per second of all repetitions together."""
     return sum(_pooled(results, "tokens")) / sum(_pooled(results, "seconds"))
 
 
@@ -125,7 +125,7 @@ FIGURES = (
 
 
 def rows(ours: list[Turn], peer: list[Turn], has_bounds: bool = True) -> list[Row]:
-    """One row per figure that either side has tried; bounds are for the model tiny."""
+    """Return one row per figure that either side has tried; bounds are for the model tiny."""
     found = []
     for figure in FIGURES:
         if not any(figure.section in turn for turn in ours + peer):
@@ -153,5 +153,5 @@ def _errors(side: str, turns: list[Turn], section: str) -> list[str]:
 
 
 def _work_per_cpu(results: list[dict[str, Any]]) -> float:
-    """Tokens per CPU second of all processes of the server."""
+    """Return the tokens per CPU second of all processes of the server."""
     return sum(_pooled(results, "tokens")) / max(sum(result["cpu_s"] for result in results), 0.01)

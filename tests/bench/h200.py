@@ -1,4 +1,4 @@
-"""How close the engine's own steps come to what one GPU can do: Qwen3-4B and -8B shapes, random weights.
+"""Measures how close the engine's steps come to what one GPU can do: Qwen3-4B and -8B shapes, random weights.
 
     python -m tests.bench.h200 --parts ceilings,attention,draws,swap --seconds 500
     python -m tests.bench.h200 --parts train --seconds 560
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Each part in its own process; the report grows part by part."""
+    """Run each part in its own process; the report grows part by part."""
     out, deadline = options.out, time.monotonic() + options.seconds
     report: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"parts": {}}
     if options.smoke:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def self_test(is_smoke: bool) -> dict[str, Any]:
-    """The flags and the attention that a worker on this machine would use, and why not others."""
+    """Return the flags and the attention that a worker here would use, and why not others."""
     from spmd_tx.worker import accelerator
     from spmd_tx.worker.self_test import Sizes
 
@@ -89,7 +89,7 @@ def self_test(is_smoke: bool) -> dict[str, Any]:
 
 
 def in_process(part: str, options: argparse.Namespace, report: dict[str, Any], seconds: float) -> list[Any]:
-    """The rows that a part left, however it ended."""
+    """Run a part in a child process; return the rows that it left, however it ended."""
     rows = options.out.with_suffix(f".{part}.jsonl")
     rows.write_text("")
     settings = {
@@ -112,7 +112,7 @@ def in_process(part: str, options: argparse.Namespace, report: dict[str, Any], s
 
 
 def measure(part: str, rows: Path, settings: dict[str, Any]) -> None:
-    """One part, in this process."""
+    """Run one part in this process."""
     import jax
 
     jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -126,7 +126,7 @@ def measure(part: str, rows: Path, settings: dict[str, Any]) -> None:
 
 
 def measured_ceilings(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """What this machine did, where it did more than is known of such machines or less."""
+    """Return this machine's measured rates, where they differ from the known ones."""
     found = {row["name"]: row["work"] / row["least_milliseconds"] for row in rows if "work" in row}
     usual = Ceilings()
     return {

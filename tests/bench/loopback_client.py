@@ -12,7 +12,7 @@ JSON, PROTOBUF = "application/json", "application/x-protobuf"
 
 @dataclass
 class Answer:
-    """What came back."""
+    """Holds the status and body of a response."""
 
     status: int = 0
     body: bytes = b""
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         return await self._done
 
     async def call(self, path: str, **fields: object) -> dict:
-        """A request whose refusal would be a mistake."""
+        """Send a request that must succeed."""
         answer = await self.post(path, json.dumps(fields).encode())
         assert answer.status == 200, (path, answer)
         return answer.json()

@@ -31,7 +31,7 @@ class Meter:
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """What fails inside becomes a row: out of memory, or a kernel that does not exist for these sizes."""
+        """Turn a failure inside into a row: out of memory, or no kernel for these sizes."""
         try:
             yield
         except FAILURES as error:
@@ -76,7 +76,7 @@ class Meter:
 def samples(
     program: Callable[..., Any], args: list[Any], carried: tuple[int, ...], deadline: float
 ) -> list[float]:
-    """Seconds of some calls, after one that does not count."""
+    """Return the seconds of some calls, after one that does not count."""
     seconds: list[float] = []
     for _ in range(1 + SAMPLES):
         start = time.perf_counter()
@@ -91,7 +91,7 @@ def samples(
 
 
 def shown(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """Format a row for people."""
     if "problem" in row:
         return f"  {row['name']:60} {row['problem']}"
     parts = []
@@ -104,7 +104,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def markdown(report: dict[str, list[dict[str, Any]]]) -> str:
-    """The tables of all parts."""
+    """Format the tables of all parts as Markdown."""
     lines = ["# Measured", ""]
     columns = ("milliseconds", "tokens_per_second", "of_ceiling", "compile_seconds", "temporary_gigabytes")
     for part, rows in report.items():

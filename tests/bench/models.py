@@ -1,4 +1,4 @@
-"""The models of the benchmarks, with random weights: python -m tests.bench.models NAME DIRECTORY"""
+"""Writes the models of the benchmarks, with random weights: python -m tests.bench.models NAME DIRECTORY"""
 
 import sys
 from pathlib import Path

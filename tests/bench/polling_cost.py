@@ -1,4 +1,4 @@
-"""What waiting for many samples costs the server: python -m tests.bench.polling_cost [SAMPLES]
+"""Measures what waiting for many samples costs the server: python -m tests.bench.polling_cost [SAMPLES]
 
 Draws so many samples at once from a tiny model with the real SDK, with one poll per sample and with one poll
 for all of them. Prints requests of each kind, CPU seconds of the coordinator, and seconds on the clock.
@@ -53,7 +53,7 @@ def measure(url: str, samples: int, together: bool, coordinator: psutil.Process)
 
 
 def count_requests() -> collections.Counter[str]:
-    """Of this process from now on, by the last part of their path."""
+    """Count this process's requests from now on, by the last part of their path."""
     sent: collections.Counter[str] = collections.Counter()
     original = _base_client.AsyncAPIClient.request
 

@@ -1,4 +1,4 @@
-"""What it costs to spread the same devices over two processes: python -m tests.bench.process_cost
+"""Measures what it costs to spread the same devices over two processes: python -m tests.bench.process_cost
 
 Prints milliseconds of a training step (8 rows of 64 tokens, forward and backward) and of one step of decode
 (4 rows per data shard) for each mesh, with one process and with two: the median and the least.
@@ -56,7 +56,7 @@ def measure(processes: int, port: int, process: int) -> None:
 
 
 def steps(kind: str, shape: tuple[int, int, int]) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A training step and a dispatch of eight decode steps, both compiled."""
+    """Return a training step and a dispatch of eight decode steps, both compiled."""
     import jax
 
     from tests.support import tiny_engine, tiny_sampler
@@ -87,7 +87,7 @@ def steps(kind: str, shape: tuple[int, int, int]) -> tuple[Callable[[], object],
 
 
 def timed(step: Callable[[], object]) -> list[float]:
-    """Seconds of each repetition, after two that do not count."""
+    """Return the seconds of each repetition, after two that do not count."""
     seconds = []
     for _ in range(REPETITIONS + 2):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The least time that a step can take, from its arithmetic and the bytes that it must move."""
+"""Computes the least time that a step can take, from its arithmetic and the bytes that it must move."""
 
 from dataclasses import dataclass
 
@@ -9,29 +9,29 @@ BYTES = 2  # of a number in bfloat16
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of one device."""
+    """Holds the peak rates of one device."""
 
     teraflops: float = 790.0  # of a large bfloat16 product, seen on an H200
     gigabytes: float = 4300.0  # per second, read and written by a large copy there
 
     def seconds(self, flops: float, moved: float) -> float:
-        """The least for so many operations and bytes: the two go on at the same time."""
+        """Return the least time for so many operations and bytes, which overlap."""
         return max(flops / (self.teraflops * 1e12), moved / (self.gigabytes * 1e9))
 
 
 def layer_parameters(model: ModelConfig) -> int:
-    """Weights of one layer's linear maps."""
+    """Count the weights of one layer's linear maps."""
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     return model.d_model * (2 * heads + 2 * kv_heads + 3 * model.d_ff)
 
 
 def parameters(model: ModelConfig) -> int:
-    """Weights that a token is multiplied with: all layers and the head."""
+    """Count the weights that a token is multiplied with: all layers and the head."""
     return model.n_layers * layer_parameters(model) + model.d_model * model.vocab_size
 
 
 def adapter_parameters(model: ModelConfig, rank: int) -> int:
-    """Of an adapter of every linear map, the head included."""
+    """Count the weights of an adapter of every linear map, including the head."""
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     attention = 2 * (model.d_model + heads) + 2 * (model.d_model + kv_heads)
     feed_forward = 3 * (model.d_model + model.d_ff)
@@ -39,12 +39,12 @@ def adapter_parameters(model: ModelConfig, rank: int) -> int:
 
 
 def attention_flops(model: ModelConfig, length: int) -> float:
-    """Forward, per token of a causal sequence, on average."""
+    """Return the operations of a forward pass, on average per token of a causal sequence."""
     return 2.0 * length * model.n_heads * model.head_dim * model.n_layers
 
 
 def training_flops(model: ModelConfig, rank: int, length: int, *, twice: bool = False) -> float:
-    """Per token: forward and back through frozen weights, and the gradients of the adapter.
+    """Return the operations per token: forward and back through frozen weights, and the adapter's gradients.
 
     ``twice``: with everything computed a second time on the way back.
     """
@@ -53,18 +53,18 @@ def training_flops(model: ModelConfig, rank: int, length: int, *, twice: bool = 
 
 
 def prefill_flops(model: ModelConfig, rank: int, length: int) -> float:
-    """Per token, without the head."""
+    """Return the operations per token, without the head."""
     n = model.n_layers * layer_parameters(model)
     return 2.0 * n + 2.0 * adapter_parameters(model, rank) + attention_flops(model, length)
 
 
 def decode_bytes(model: ModelConfig, rank: int, rows: int, context: int, adapters: int = 1) -> float:
-    """Of one step: all weights, the adapters in use, and the keys and values of all rows."""
+    """Return the bytes of one step: all weights, the adapters in use, and all rows' keys and values."""
     cache = 2.0 * model.n_layers * model.n_kv_heads * model.head_dim * rows * context
     return BYTES * (parameters(model) + adapters * adapter_parameters(model, rank) + cache)
 
 
 def decode_flops(model: ModelConfig, rank: int, rows: int, context: int) -> float:
-    """Of one step."""
+    """Return the operations of one step."""
     attention = 4.0 * context * model.n_heads * model.head_dim * model.n_layers
     return rows * (2.0 * (parameters(model) + adapter_parameters(model, rank)) + attention)

@@ -1,4 +1,4 @@
-"""Sampling without a server: sample batch and engine in one process; tokens by seconds and by CPU seconds.
+"""Measures sampling without a server, in one process: tokens per second, and per CPU second.
 
     python -m tests.bench.sampling [--model DIR] [--rounds N] [--rows N] [CASE ...]
 
@@ -33,7 +33,7 @@ DEPTH = 3  # commands on their way, as the dispatcher has them
 
 @dataclass
 class Sampler:
-    """Requests in, samples out, as fast as this process can."""
+    """Samples as fast as this process can."""
 
     engine: Engine
     rows: int
@@ -51,7 +51,7 @@ class Sampler:
         self.start = time.monotonic()
 
     def version(self, slot: int) -> str:
-        """An adapter of its own in the bank."""
+        """Put a new adapter into the bank."""
         adapter, name = AdapterSpec(rank=RANK), f"version {slot}"
         self.engine.create_adapter(CreateAdapter(slot=slot, seed=slot, adapter=adapter))
         bank = self.bank.reserve(name, adapter).bank
@@ -67,7 +67,7 @@ class Sampler:
         return samples * tokens
 
     def go_on(self, turns: int = 1 << 30) -> None:
-        """Until nothing is left, or so many replies are there."""
+        """Run until nothing is left, or so many replies are there."""
         while turns and (self.batch.waiting() or self.in_flight):
             while len(self.in_flight) < DEPTH and (dispatch := self.batch.next_dispatch()) is not None:
                 arrays, _ = execute(self.engine, dispatch.command)
@@ -103,7 +103,7 @@ def eight_tenants(sampler: Sampler) -> int:
 
 
 def beside(sampler: Sampler) -> int:
-    """A sample of 4 tokens beside one of 1,500: prints what part of the long one's time it takes."""
+    """Draw a sample of 4 tokens beside one of 1,500; print what part of the long one's time it takes."""
     tokens = sampler.ask("long", 64, 1500)
     sampler.go_on(turns=6)
     begin = time.monotonic() - sampler.start
@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def measured(engine: Engine, rows: int, case: str) -> tuple[float, float]:
-    """Tokens by seconds, and by CPU seconds."""
+    """Return the tokens per second, and per CPU second."""
     sampler = Sampler(engine, rows)
     wall, cpu = time.monotonic(), time.process_time()
     tokens = CASES[case](sampler)

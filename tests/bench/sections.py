@@ -1,4 +1,4 @@
-"""What is timed, section by section: the same calls of the SDK for whichever server is at the other end."""
+"""Times sections: the same calls of the SDK for either server."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ Result = dict[str, Any]  # of JSON
 
 @dataclass(frozen=True)
 class Load:
-    """How much a section asks for at once."""
+    """Sets how much a section asks for at once."""
 
     vocab_size: int
     rows: int  # of a training step
@@ -39,7 +39,7 @@ SMOKE = Load(0, 4, 64, 64, 2, 2, 16, 2)
 
 @dataclass(frozen=True)
 class Limits:
-    """When a section has seen enough."""
+    """Sets when a section has measured enough."""
 
     repeats: int = 5
     seconds: float = 20.0  # of the timed part, after two repetitions
@@ -51,7 +51,7 @@ class Limits:
 
 
 class Sections:
-    """One method per section; each gives seconds and tokens of every repetition, which figures.py reads."""
+    """Runs sections, a method each, and returns the seconds and tokens of every repetition."""
 
     def __init__(
         self, url: str, model: str, load: Load, limits: Limits, cpu_seconds: Callable[[], float]
@@ -90,7 +90,7 @@ class Sections:
         return self._repeat(lambda: self._train(data))
 
     def train_fresh(self) -> Result:
-        """Another number of rows, and other lengths, in every round; nothing is warmed up."""
+        """Train with new numbers of rows and lengths in every round; nothing is warmed up."""
         draw, rows = random.Random(11), self.load.rows
 
         def step() -> int:
@@ -111,7 +111,7 @@ class Sections:
         return self._repeat(lambda: self._sample(sampler, prompts, limits), warmup=2)
 
     def sample_fresh(self) -> Result:
-        """Another number of prompts, and other lengths, in every round; nothing is warmed up."""
+        """Sample with new numbers of prompts and lengths in every round; nothing is warmed up."""
         sampler, draw, count = self.client.base_sampler(), random.Random(6), self.load.prompts
 
         def run() -> int:
@@ -143,7 +143,7 @@ class Sections:
         return self._repeat(run, warmup=2, repeats=2 * self.limits.repeats, seconds=2 * self.limits.seconds)
 
     def tenants(self) -> Result:
-        """Four users, with an adapter each, who sample, learn from it, and sample again."""
+        """Run four users, with an adapter each, who sample, learn from it, and sample again."""
         trainers = self.client.trainers(self.limits.tenants)
         loops = [TenantLoop(self.client, self.load, trainer) for trainer in trainers]
         threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]
@@ -165,7 +165,7 @@ class Sections:
         return {"seconds": done, "requests_per_s": rate, "cpu_s": spent, "errors": errors[:3]}
 
     def _warm_up(self, loops: list["TenantLoop"]) -> None:
-        """Until each has gone round once, but not for longer than half of what there is."""
+        """Wait until each has finished a round, but at most half of the time."""
         time.sleep(self.limits.tenants_warmup)
         latest = (time.monotonic() + self.client.deadline) / 2
         while any(len(loop.requests) < 3 and not loop.errors for loop in loops) and time.monotonic() < latest:
@@ -183,7 +183,7 @@ class Sections:
         return prompts, [log_uniform(draw, 16, 2 * self.load.answer) for _ in range(count)]
 
     def _calls(self, call: Callable[[], Any]) -> Result:
-        """Short requests: the first one apart, then many, of which one more does not count."""
+        """Time short requests: the first apart, then many, without the first of them."""
         first, _ = timed(call)
         call()
         return {"first_s": first} | self._timed_runs(
@@ -216,7 +216,7 @@ class Sections:
 
 
 class TenantLoop:
-    """One of several users at the same time."""
+    """Runs one of several concurrent users."""
 
     def __init__(self, client: Client, load: Load, trainer: tinker.TrainingClient) -> None:
         self.client, self.load, self.trainer = client, load, trainer
@@ -248,7 +248,7 @@ class TenantLoop:
 
 
 def policy_data(prompts: list[list[int]], groups: list[list[types.SampledSequence]]) -> list[types.Datum]:
-    """Half of each group did well, the other half did not."""
+    """Make data in which half of each group did well, and the other half did not."""
     return [
         policy_datum(prompt, sequence, 1.0 if place % 2 else -1.0)
         for prompt, group in zip(prompts, groups, strict=True)

@@ -1,4 +1,4 @@
-"""A server without a model, in a process of its own, with what it has used of this machine so far."""
+"""Starts a server without a model in its own process, and measures what it uses."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ STOP_SECONDS = 60
 
 @dataclass
 class Served:
-    """A server that answers."""
+    """Holds a running server."""
 
     process: subprocess.Popen[str]
     url: str
@@ -31,16 +31,16 @@ class Served:
         return self.process.pid
 
     def cpu(self) -> float:
-        """Seconds that the coordinator has computed, without its worker."""
+        """Return the CPU seconds of the coordinator, without its worker."""
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
     def memory(self) -> int:
-        """Bytes that the coordinator holds now."""
+        """Return the bytes of memory that the coordinator uses now."""
         return psutil.Process(self.pid).memory_info().rss
 
     def peak_memory(self) -> int:
-        """The most bytes that it has ever held, or since ``forget_peak``."""
+        """Return its peak memory in bytes, since its start or ``forget_peak``."""
         return _status(self.pid, "VmHWM") << 10
 
     def forget_peak(self) -> None:

@@ -27,7 +27,7 @@ MAX_ADAPTERS, MAX_RANK = 8, 32
 
 @dataclass(frozen=True)
 class Launch:
-    """How a server is started."""
+    """Describes how to start a server."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -38,7 +38,7 @@ class Launch:
 def ours(
     python: Path, model: Path, port: int, folder: Path, cache: Path, options: Sequence[str] = ()
 ) -> Launch:
-    """Our server on one device with default options; its compiled programs are kept in the cache."""
+    """Describe our server on one device with default options; the cache keeps its compiled programs."""
     data_dir = folder / "data"
     data_dir.mkdir(parents=True)
     cache.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def ours(
 
 
 def peer(python: Path, model: Path, port: int, folder: Path, cache: Path) -> Launch:
-    """SkyRL's JAX backend, which keeps no compiled programs of its own accord: JAX is told to, as in ours."""
+    """Describe SkyRL's JAX backend, with JAX's cache of compiled programs switched on, as in ours."""
     folder.mkdir(parents=True)
     command = [str(HERE / "peer_bin" / "uv"), "run", "-m", "skyrl.tinker.api", "--backend", "jax"]
     command += ["--base-model", str(model), "--port", str(port), "--host", "127.0.0.1"]
@@ -75,7 +75,7 @@ def peer(python: Path, model: Path, port: int, folder: Path, cache: Path) -> Lau
 
 
 class Server:
-    """A running server; it may not answer yet."""
+    """Holds a server's process; it may not answer yet."""
 
     def __init__(self, launch: Callable[[int], Launch], log: Path) -> None:
         self.port = free_port()
@@ -94,7 +94,7 @@ class Server:
         self._watch.start()
 
     def wait_until_healthy(self, seconds: float) -> float:
-        """Seconds from the start until it answers; RuntimeError if it ends before, or takes too long."""
+        """Return the seconds until it answers. Raises RuntimeError if it ends before or takes too long."""
         while True:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server ended with code {self.process.returncode}; see {self.log}")
@@ -107,7 +107,7 @@ class Server:
                 time.sleep(0.05)
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Leave it alone while it compiles after its start, for so long at most; whether it has finished."""
+        """Wait while it compiles after its start; return whether it has finished in time."""
         began, idle = time.monotonic(), 0
         while idle < 2 and time.monotonic() - began < seconds:
             before = self.cpu_seconds()

@@ -1,4 +1,4 @@
-"""What moving one adapter costs, without a server: python -m tests.bench.swap_cost
+"""Measures what moving one adapter costs, without a server: python -m tests.bench.swap_cost
 
 Milliseconds by the clock and of CPU, medians of several rounds that take turns, for a model of 8 layers of
 width 512 and adapters of rank 32: out of a training slot and back, by host memory and by disk; into the

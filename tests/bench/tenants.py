@@ -1,4 +1,4 @@
-"""What many tenants cost: python -m tests.bench.tenants [--quick]
+"""Measures what many tenants cost: python -m tests.bench.tenants [--quick]
 
 Each has a session, an adapter and a saved version of it. Prints, for 1 to 32 of them, latency, memory and
 their throughput together; then how long a sample of 4 tokens takes beside one of 1,500.
