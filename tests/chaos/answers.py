@@ -1,4 +1,4 @@
-"""What the clients of a run were told, and how it compares with another run."""
+"""Reads what the clients of a run were told, and compares it with another run."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ ERRORS = ("error", "log")
 
 @dataclass(frozen=True)
 class Answers:
-    """All that the tenants have noted, each in its order."""
+    """Holds all that the tenants have noted, each in its order."""
 
     notes: dict[str, list[tuple[str, Any]]]
     times: list[float]  # of all of them, ascending
@@ -32,7 +32,7 @@ class Answers:
 
     @property
     def longest_pause(self) -> float:
-        """Seconds in which nobody had an answer."""
+        """Return the longest time without an answer, in seconds."""
         return float(np.diff(self.times).max())
 
     @property
@@ -50,7 +50,7 @@ class Answers:
 
 
 class Program:
-    """The tenants, in a process of their own that lives through everything. ``prefix`` is what runs it."""
+    """Runs the tenants in their own process, which survives everything; ``prefix`` is its command's start."""
 
     def __init__(self, url: str, folder: Path, seed: int, rounds: int, prefix: Sequence[str] = ()) -> None:
         self._path = folder / "record.jsonl"
@@ -61,14 +61,14 @@ class Program:
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def progress(self) -> int:
-        """How many answers there were so far."""
+        """Count the answers so far."""
         return self._path.read_bytes().count(b"\n")
 
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
     def answers(self, check: Callable[[], None]) -> Answers:
-        """When it has ended; as long as it has not, the check holds."""
+        """Wait for its end, checking the cluster meanwhile, and return the answers."""
         while not self.is_over():
             check()
             time.sleep(0.05)
@@ -91,7 +91,7 @@ def read(path: Path) -> Answers:
 
 
 def differences(one: Answers, other: Answers) -> Counter[str]:
-    """How many answers of each kind differ, or are missing."""
+    """Count the answers of each kind that differ or are missing."""
     found: Counter[str] = Counter()
     for tenant in one.notes.keys() | other.notes.keys():
         left, right = one.notes.get(tenant, []), other.notes.get(tenant, [])
@@ -102,7 +102,7 @@ def differences(one: Answers, other: Answers) -> Counter[str]:
 
 
 def inexact_logprobs(one: Answers, other: Answers) -> int:
-    """How many groups of samples have log-probabilities that are not the same to the bit."""
+    """Count the groups of samples whose log-probabilities differ in any bit."""
     return sum(
         what == "sampled logprobs" and expected != value
         for tenant in one.notes.keys() & other.notes.keys()
@@ -111,7 +111,7 @@ def inexact_logprobs(one: Answers, other: Answers) -> int:
 
 
 def final_differences(one: Answers, one_data: Path, other: Answers, other_data: Path) -> Counter[str]:
-    """How many arrays of the final states and weights differ in any bit."""
+    """Count the arrays of the final states and weights that differ in any bit."""
     found: Counter[str] = Counter()
     found["missing"] = abs(len(one.finals) - len(other.finals))
     for expected, value in zip(one.finals, other.finals, strict=False):
@@ -123,7 +123,7 @@ def final_differences(one: Answers, one_data: Path, other: Answers, other_data: 
 
 
 def miscounted_steps(answers: Answers, data_dir: Path) -> list[str]:
-    """Final states that have seen more or fewer updates than their tenant has asked for."""
+    """Return the final states with more or fewer updates than their tenant asked for."""
     return [
         f"{final['state']}: {seen} updates instead of {final['steps']}"
         for final in answers.finals

@@ -1,4 +1,4 @@
-"""What is done to a cluster while clients use it: a seeded schedule of kills and cuts."""
+"""Attacks a cluster while clients use it: a seeded schedule of kills and cuts."""
 
 import random
 import time
@@ -44,7 +44,7 @@ STUCK_SECONDS = 120.0  # without any answer to a client
 
 
 class Attack:
-    """Kills until there were enough, always waiting for some progress in between."""
+    """Kills processes until there were enough kills, waiting for some progress in between."""
 
     def __init__(self, cluster: Cluster, program: Program, seed: int, deadline: float) -> None:
         self._cluster = cluster
@@ -57,7 +57,7 @@ class Attack:
         self.cuts: Counter[str] = Counter()
 
     def run(self, kills: int, kill_database: Callable[[], None] | None) -> None:
-        """Return when so many processes were killed, or when clients have all they wanted."""
+        """Kill until enough processes were killed, or the clients are done."""
         while self.kills.total() < kills and not self._is_over():
             self._wait_for_progress(self._random.randint(1, 6))
             self._strike(kill_database)

@@ -1,4 +1,4 @@
-"""A coordinator, an agent and two workers; what was killed is started again, as by a service manager."""
+"""Runs a coordinator, an agent and two workers, and restarts what was killed, like a service manager."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ OPTIONS = {
 
 
 class Cluster:
-    """What an operator runs; clients see ``url`` only."""
+    """Holds what an operator runs; clients see ``url`` only."""
 
     def __init__(self, folder: Path, **options: object) -> None:
         self.folder, self.data_dir, self.points = folder, folder / "data", folder / "points"
@@ -87,7 +87,7 @@ class Cluster:
         self._keeper.start()
 
     def pid(self, role: str) -> int | None:
-        """Of a process that lives now."""
+        """Return the id of a process that lives now."""
         parent = {WORKER_0: COORDINATOR, WORKER_1: AGENT}.get(role)
         if parent is None:
             process = self._processes.get(role)
@@ -100,16 +100,16 @@ class Cluster:
         return children[0].pid if children else None
 
     def kill(self, *roles: str) -> int:
-        """SIGKILL; returns how many there were."""
+        """Send SIGKILL; return to how many processes."""
         pids = [pid for role in roles if (pid := self.pid(role)) is not None]
         return sum(_kill(pid) for pid in pids)
 
     def check(self) -> None:
-        """Nothing has ended but what was killed."""
+        """Assert that nothing has ended but what was killed."""
         assert not self.exits, self.exits
 
     def stop(self) -> dict[str, int]:
-        """End everything in order; the exit codes."""
+        """End everything in order; return the exit codes."""
         self._is_over.set()
         self._keeper.join()
         for role in (COORDINATOR, AGENT):
@@ -117,7 +117,7 @@ class Cluster:
         return {role: process.wait(STOP_SECONDS) for role, process in self._processes.items()}
 
     def close(self) -> None:
-        """Let nothing of it outlive the tests."""
+        """Kill everything that is left of it."""
         self._is_over.set()
         self._keeper.join()
         for process in self._processes.values():
@@ -148,13 +148,13 @@ class Cluster:
 
 
 def share_compiled_programs(data_dir: Path) -> None:
-    """They come back in every life of every worker."""
+    """Let every worker, in each of its lives, use the same compiled programs."""
     COMPILED.mkdir(parents=True, exist_ok=True)
     (data_dir / "compilation_cache").symlink_to(COMPILED)
 
 
 def environment(points: Path) -> dict[str, str]:
-    """Of the processes of a cluster."""
+    """Return the environment of a cluster's processes."""
     return os.environ | {
         "CHAOS_POINTS": str(points),
         # XLA's own caches would bring the data directory into the keys of the compiled programs.

@@ -1,4 +1,4 @@
-"""``spmd-tx serve`` and ``spmd-tx worker``, with named points (points.py) around what they do."""
+"""Runs ``spmd-tx serve`` or ``spmd-tx worker`` with named points (points.py) around what they do."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ WORKER = str(Path(__file__).with_name("faulty_worker.py"))
 
 
 def put_in_points() -> None:
-    """The coordinator's."""
+    """Put points into the coordinator."""
     wrap(RequestQueue, "_write", "row", counts=lambda _, submissions, outcomes: bool(submissions))
     wrap(RequestQueue, "_write", "result", counts=lambda _, submissions, outcomes: bool(outcomes))
     wrap(PayloadFiles, "write", "payload")

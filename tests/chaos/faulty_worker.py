@@ -1,4 +1,4 @@
-"""A worker with named points (points.py) around its steps, and a cache of all that it compiles."""
+"""Runs a worker with named points (points.py) around its steps, and a cache of all that it compiles."""
 
 import re
 import sys
@@ -16,14 +16,14 @@ STEPS = ("forward_backward", "optim_step", "decode", "save_state", "save_sampler
 
 
 def put_in_points(number: str) -> None:
-    """This worker's: w0.optim_step.during, ..."""
+    """Put points into this worker: w0.optim_step.during, ..."""
     for method in STEPS:
         wrap(Engine, method, f"w{number}.{method}")
     wrap(checkpoints, "_wait", f"w{number}.writing")
 
 
 def keep_all_programs() -> None:
-    """On CPUs every process has programs of its own, but JAX keeps those of process 0 only."""
+    """Cache all programs: on CPUs each process has its own, but JAX keeps only those of process 0."""
     write = compiler._cache_write
     state = distributed.global_state
 

@@ -1,4 +1,4 @@
-"""What training has led to: every number of the saved states and weights, in a form that can be compared."""
+"""Reads all numbers of saved states and weights, in a form that can be compared."""
 
 from hashlib import blake2b
 from pathlib import Path
@@ -13,19 +13,19 @@ from spmd_tx.coordinator.wire.checkpoint_paths import parse
 
 
 def state_digests(checkpoints: Path, path: str) -> dict[str, str]:
-    """By array: weights, both moments, and the number of steps."""
+    """Return digests by array: weights, both moments, and the number of steps."""
     arrays = _state(checkpoints, path)
     return {name: _digest(array) for name, array in arrays.items()}
 
 
 def steps_of(checkpoints: Path, path: str) -> int:
-    """How many updates the optimizer state has seen."""
+    """Return how many updates the optimizer state has seen."""
     [step] = [array for name, array in _state(checkpoints, path).items() if name.endswith("step']")]
     return int(step)
 
 
 def weight_digests(checkpoints: Path, path: str) -> dict[str, str]:
-    """Of the PEFT folder that a sampler was saved as."""
+    """Return digests of the PEFT folder of a saved sampler."""
     folder = parse(path).folder(checkpoints)
     return {name: _digest(array) for name, array in load_file(folder / "adapter_model.safetensors").items()}
 

@@ -1,4 +1,4 @@
-"""How a run with crashes compares with the one without, and a table of many such runs."""
+"""Compares a run with crashes with one without, and tabulates many such runs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ COLUMNS = "database seed kills cuts steps differences errors pause/s seconds".sp
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run."""
+    """Holds the result of one run."""
 
     database: str
     seed: int
@@ -25,7 +25,7 @@ class Outcome:
     steps: int  # of optimizers
 
     def problems(self) -> list[str]:
-        """Everything that may not be."""
+        """Return everything that is wrong."""
         differences = [f"{count} x {what}" for what, count in self.differences.items()]
         return [
             *differences,
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """For people: a line for each run, their sum, and where the kills hit."""
+    """Format a line for each run, their sum, and where the kills hit."""
     lines = [COLUMNS, *(outcome.row() for outcome in outcomes)]
     kills = sum((outcome.kills for outcome in outcomes), Counter[str]())
     cuts = sum((outcome.cuts for outcome in outcomes), Counter[str]())

@@ -28,7 +28,7 @@ def arm(folder: Path, name: str, passage: int = 1) -> None:
 
 
 def disarm(folder: Path, name: str) -> bool:
-    """Take it back; whether that was too late."""
+    """Disarm the point; return whether that was too late."""
     (folder / name).unlink(missing_ok=True)
     fired = (folder / (name + FIRED)).exists()
     (folder / (name + FIRED)).unlink(missing_ok=True)
@@ -36,7 +36,7 @@ def disarm(folder: Path, name: str) -> bool:
 
 
 def pass_by(name: str) -> None:
-    """The end of this process, if it is the time."""
+    """End this process if it is time."""
     try:
         last = int((FOLDER / name).read_text())
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def pass_by(name: str) -> None:
 
 
 def pass_soon(name: str, seconds: float) -> None:
-    """The same a little later, in the middle of what comes next."""
+    """End this process, if it is time, a little later, in the middle of what comes next."""
     if (FOLDER / name).exists():
         timer = threading.Timer(seconds, pass_by, [name])
         timer.daemon = True

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own for a crash test, to be killed and started again."""
+"""Runs a PostgreSQL server for a crash test, which can be killed and started again."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ import psutil
 
 
 class Postgres:
-    """From a wheel, as in tests/support/databases.py; but this one may die."""
+    """Holds a server like that of tests/support/databases.py, which may be killed."""
 
     def __init__(self) -> None:
         with warnings.catch_warnings():
@@ -27,7 +27,7 @@ class Postgres:
         self.url: str = self._server.get_uri()
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes at once, and start it again a moment later."""
+        """Send SIGKILL to all its processes at once, and start it again a moment later."""
         master = psutil.Process(self._server.get_pid())
         processes = [master, *master.children()]
         for process in processes:

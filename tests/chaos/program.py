@@ -25,7 +25,7 @@ DEPRECATED = "load_state"  # older programs use it
 
 
 class Record:
-    """Lines for one file, from several threads."""
+    """Writes lines of several threads to one file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
@@ -38,7 +38,7 @@ class Record:
 
 
 class Complaints(logging.Handler):
-    """What the SDK logs and is no retry: a user would wonder."""
+    """Records what the SDK logs, apart from retries."""
 
     def __init__(self, record: Record) -> None:
         super().__init__(logging.WARNING)

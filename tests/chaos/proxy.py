@@ -1,4 +1,4 @@
-"""A TCP proxy that can be cut: what is open breaks, and nothing new gets through."""
+"""Runs a TCP proxy that can be cut: open connections break, and new ones are refused."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ CHUNK = 1 << 16
 
 
 class Proxy:
-    """Forwards a local port to another one. Lives in a thread of its own."""
+    """Forwards a local port to another one, in its own thread."""
 
     def __init__(self, target: int) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""What three tenants do with the service. All of it follows from the seed and from the server's answers."""
+"""Plays three tenants, determined by the seed and the server's answers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,7 +100,7 @@ def _note_sample(note: Note, sampler: tinker.SamplingClient, seed: int) -> None:
 
 
 def _note_checkpoints(note: Note, trainer: tinker.TrainingClient, steps: int) -> None:
-    """Where the final state lies, for whoever compares it; and how many updates it must have seen."""
+    """Note where the final state is, and how many updates it must have seen."""
     state = trainer.save_state("final").result().path
     weights = trainer.save_weights_for_sampler("final").result().path
     note("final", {"state": state, "weights": weights, "steps": steps})

@@ -1,4 +1,4 @@
-"""Kills at any moment, and the run that they interrupt ends like the one that nobody interrupted."""
+"""A run that is interrupted by kills at any moment ends like an undisturbed one."""
 
 import contextlib
 import functools
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(1300)
 
 @contextlib.contextmanager
 def running(folder: Path, seed: int, rounds: int, **options: object) -> Iterator[tuple[Cluster, Program]]:
-    """A cluster, and clients who use it."""
+    """Start a cluster, and clients that use it."""
     folder.mkdir()
     cluster = Cluster(folder, snapshot_seconds=SNAPSHOT_SECONDS, **options)
     program = Program(cluster.url, folder, seed, rounds)
@@ -49,7 +49,7 @@ def running(folder: Path, seed: int, rounds: int, **options: object) -> Iterator
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """The run of a seed that nothing happens to: its answers, and its data."""
+    """Return the undisturbed run of a seed: its answers, and its data."""
     root = tmp_path_factory.mktemp("undisturbed")
 
     @functools.cache
@@ -76,7 +76,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Postgres | None]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> Iterator[list[Outcome]]:
-    """Of all runs; printed at the end."""
+    """Collect the outcomes of all runs, and print them at the end."""
     found: list[Outcome] = []
     yield found
     print("\n" + table(found))

@@ -24,7 +24,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 def rows(text: str) -> list[list[str]]:
-    """Of a table, without its heading."""
+    """Return the rows of a table, without its heading."""
     lines = [line for line in text.splitlines() if "│" in line]
     return [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines]
 

@@ -249,7 +249,7 @@ def test_help_and_serve_start_without_the_heavy_packages():
 
 @pytest.fixture
 def agents(monkeypatch):
-    """What agents were started with; none of them is."""
+    """Record the options of agents instead of starting them."""
     started = []
 
     async def run(options):

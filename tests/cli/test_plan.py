@@ -1,4 +1,4 @@
-"""``spmd-tx plan`` as an operator runs it."""
+"""Tests ``spmd-tx plan`` as an operator runs it."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ QWEN3_4B = {
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    """Without weights, and without a tokenizer."""
+    """Make a model directory without weights and tokenizer."""
     directory = tmp_path_factory.mktemp("model")
     (directory / "config.json").write_text(json.dumps(QWEN3_4B))
     return directory

@@ -20,7 +20,7 @@ ODD = b'{"text": "\\u001b[2J\\u0000", "numbers": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 @pytest.fixture
 def data_dir(tmp_path):
-    """A stopped server's: two owners, four requests."""
+    """Make a stopped server's data: two owners, four requests."""
     directory = tmp_path / "data"
     directory.mkdir()
     asyncio.run(fill(directory))
@@ -68,7 +68,7 @@ def run(monkeypatch, capsys, data_dir):
 
 @pytest.fixture
 def ids(run):
-    """By kind and number."""
+    """Return the ids by kind and number."""
     return {
         (each["kind"], each["seq_id"]): each["id"] for each in json.loads(run("list", "--all", "--json").out)
     }

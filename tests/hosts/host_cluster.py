@@ -1,4 +1,4 @@
-"""A server whose four workers are on four hosts, each with its agent, as launch/multinode.sh starts them."""
+"""Runs a server with four workers on four hosts, each with its agent, as launch/multinode.sh does."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ STOP_SECONDS = 60
 
 
 class HostCluster:
-    """The coordinator and worker 0 are on host 0."""
+    """Holds the processes; the coordinator and worker 0 are on host 0."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.data_dir = folder, folder / "data"
@@ -58,12 +58,12 @@ class HostCluster:
         return (self.folder / "log").read_text()
 
     def check(self) -> None:
-        """The server and all agents live."""
+        """Assert that the server and all agents live."""
         codes = [process.poll() for process in self._processes]
         assert codes == [None] * HOSTS, f"exit codes {codes}"
 
     def stop(self) -> list[int]:
-        """End the server in order; the agents hear of it. The exit codes."""
+        """End the server in order, and the agents with it; return the exit codes."""
         self._processes[0].send_signal(signal.SIGTERM)
         return [process.wait(STOP_SECONDS) for process in self._processes]
 

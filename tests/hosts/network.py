@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces with addresses of their own, joined by a switch. Needs root."""
+"""Makes hosts on one machine: network namespaces with their own addresses, joined by a switch. Needs root."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ FILES = Path("/etc/netns")  # what `ip netns exec` puts over /etc
 
 
 def obstacle() -> str | None:
-    """Why this machine cannot do it; None: it can."""
+    """Return why this machine cannot make them; None: it can."""
     if shutil.which("ip") is None:
         return "there is no `ip` command here"
     name = f"stx{os.getpid()}-try"
@@ -30,7 +30,7 @@ def obstacle() -> str | None:
 
 
 class Network:
-    """Hosts 0, 1, ... with one cable each to one switch."""
+    """Holds hosts 0, 1, ..., each with a cable to one switch."""
 
     def __init__(self, hosts: int) -> None:
         prefix = f"stx{os.getpid()}-"
@@ -47,25 +47,25 @@ class Network:
         return f"{SUBNET}.{host + 1}"
 
     def command(self, host: int, command: Sequence[object]) -> list[str]:
-        """The same command, run on a host."""
+        """Wrap a command to run on a host."""
         return ["ip", "netns", "exec", self._hosts[host], *map(str, command)]
 
     def unplug(self, host: int) -> None:
-        """The host sees that its link is down."""
+        """Take a host's link down, which it sees."""
         _ip("-n", self._hosts[host], "link", "set", "eth0", "down")
 
     def plug_in(self, host: int) -> None:
         _ip("-n", self._hosts[host], "link", "set", "eth0", "up")
 
     def isolate(self, host: int) -> None:
-        """Lose what the host sends and what is sent to it; nobody is told."""
+        """Drop all packets from and to a host silently."""
         _ip("-n", self._switch, "link", "set", f"port{host}", "nomaster")
 
     def join(self, host: int) -> None:
         _ip("-n", self._switch, "link", "set", f"port{host}", "master", "br0")
 
     def delay(self, host: int, seconds: float) -> None:
-        """Let every packet from and to a host take so much longer."""
+        """Delay every packet from and to a host."""
         path = self._paths[host] = SlowPath(f"stx{os.getpid()}-{host}", seconds)
         for name, bridge in zip(path.interfaces, ("br0", "br1"), strict=True):
             _ip("link", "set", name, "netns", self._switch)
@@ -74,12 +74,12 @@ class Network:
         _ip("-n", self._switch, "link", "set", f"port{host}", "master", "br1")
 
     def hurry(self, host: int) -> None:
-        """No delay any more."""
+        """End the delay."""
         self.join(host)
         self._paths.pop(host).close()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything."""
         for path in self._paths.values():
             path.close()
         for name in (*self._hosts, self._switch):

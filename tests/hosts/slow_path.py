@@ -1,4 +1,4 @@
-"""A cable that takes its time: two TAP interfaces, and a thread that carries Ethernet frames between them."""
+"""Makes a slow cable: two TAP interfaces, and a thread that carries Ethernet frames between them."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ LONGEST_FRAME = 1 << 16  # bytes
 
 
 class SlowPath:
-    """Every frame comes out at the other end after the delay. Some kernels lack netem; this needs none."""
+    """Delivers every frame after a delay, without netem, which some kernels lack."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self.interfaces = f"{name}a", f"{name}b"
@@ -25,7 +25,7 @@ class SlowPath:
         self._thread.start()
 
     def close(self) -> None:
-        """The interfaces go, too."""
+        """Stop, and remove the interfaces."""
         self._is_over.set()
         self._thread.join()
         for file in self._files:

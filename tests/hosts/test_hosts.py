@@ -32,7 +32,7 @@ def network() -> Iterator[Network]:
 
 @contextlib.contextmanager
 def running(folder: Path, network: Network) -> Iterator[tuple[HostCluster, Program]]:
-    """A server on four hosts, and clients beside it."""
+    """Start a server on four hosts, and clients."""
     cluster = HostCluster(folder, network)
     program = Program(cluster.url, folder, SEED, ROUNDS, prefix=network.command(0, []))
     try:
@@ -57,7 +57,7 @@ def undisturbed(network: Network, tmp_path_factory: pytest.TempPathFactory) -> t
 
 
 def wait_for_answers(cluster: HostCluster, program: Program, count: int) -> None:
-    """Return when clients had so many more, or all."""
+    """Wait until clients had so many more answers, or all."""
     wanted, until = program.progress() + count, time.monotonic() + STUCK_SECONDS
     while program.progress() < wanted and not program.is_over():
         cluster.check()
@@ -66,7 +66,7 @@ def wait_for_answers(cluster: HostCluster, program: Program, count: int) -> None
 
 
 def assert_ends_well(cluster: HostCluster, program: Program, undisturbed: tuple[Answers, Path]) -> None:
-    """Like the run that nothing happened to."""
+    """Assert that the run ends like an undisturbed one."""
     expected, expected_data = undisturbed
     result = program.answers(cluster.check)
     assert cluster.stop() == [0] * HOSTS

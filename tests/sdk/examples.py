@@ -1,4 +1,4 @@
-"""Small training data, and what tests ask of a client again and again."""
+"""Makes small training data, and common calls of a client."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def random_tokens(length: int, seed: int) -> list[int]:
 
 
 def supervised(tokens: Sequence[int], weights: Sequence[float] | None = None) -> types.Datum:
-    """Every token is to be predicted from those before it."""
+    """Make a datum in which every token is predicted from those before it."""
     weights = [1.0] * (len(tokens) - 1) if weights is None else weights
     return datum(tokens[:-1], target_tokens=list(tokens[1:]), weights=list(weights))
 
@@ -50,7 +50,7 @@ def train(
     loss: types.LossFnType = "cross_entropy",
     adam: types.AdamParams = ADAM_STEP,
 ) -> float:
-    """One step; returns the loss before it."""
+    """Take one step; return the loss before it."""
     gradient = trainer.forward_backward(data, loss)
     update = trainer.optim_step(adam)
     update.result(SECONDS)
@@ -58,13 +58,13 @@ def train(
 
 
 def logprobs_of(trainer: tinker.TrainingClient, data: list[types.Datum]) -> np.ndarray:
-    """Of the targets of all datums, end to end."""
+    """Return the log-probabilities of all targets, end to end."""
     output = trainer.forward(data, "cross_entropy").result(SECONDS)
     return np.concatenate([fields["logprobs"].to_numpy() for fields in output.loss_fn_outputs])
 
 
 def gradient_norm(trainer: tinker.TrainingClient) -> float:
-    """Of what has accumulated, which is gone after this; the weights stay."""
+    """Return the norm of the accumulated gradient and clear it; the weights stay."""
     step = trainer.optim_step(types.AdamParams(learning_rate=0.0)).result(SECONDS)
     assert step.metrics is not None
     return step.metrics["unclipped_grad_l2:mean"]
@@ -77,7 +77,7 @@ def greedy(max_tokens: int = 8) -> types.SamplingParams:
 def drawn(
     max_tokens: int = 8, seed: int = 0, temperature: float = 1.0, **more: object
 ) -> types.SamplingParams:
-    """Parameters of a sample that nothing but its length ends."""
+    """Return parameters of a sample that only its length ends."""
     params = {"max_tokens": max_tokens, "seed": seed, "temperature": temperature, "stop": [], **more}
     return types.SamplingParams(**params)  # pyright: ignore[reportArgumentType]
 

@@ -1,4 +1,4 @@
-"""As much of huggingface.co as it takes to upload a folder: it keeps what is committed."""
+"""Imitates as much of huggingface.co as an upload of a folder needs; it keeps what is committed."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FakeHub:
-    """A hub on loopback."""
+    """Serves a hub on loopback."""
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, bytes]] = {}  # by repository

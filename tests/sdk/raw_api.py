@@ -1,4 +1,4 @@
-"""The HTTP API without the SDK: for what the SDK never sends twice, in another order, or damaged."""
+"""Calls the HTTP API without the SDK, to send requests twice, out of order, or damaged."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ SECONDS = 60
 
 
 class RawApi:
-    """One client with a session of its own."""
+    """Holds a client with its own session."""
 
     def __init__(self, url: str, base_model: str) -> None:
         self.http = httpx.Client(base_url=f"{url}/api/v1/", timeout=SECONDS)
@@ -28,7 +28,7 @@ class RawApi:
         return self.http.post(path, json=body).raise_for_status().json()
 
     def create_model(self, number: int, **lora: object) -> str:
-        """Answers once the model is there."""
+        """Create a model and wait until it is there."""
         lora = {"rank": 4, "seed": 1, **lora}
         answer = self.post("create_model", **self.model_body(number), lora_config=lora)
         assert self.retrieve(answer["request_id"]).json().get("error") is None
@@ -83,7 +83,7 @@ class RawApi:
                 return answer
 
     def logprobs(self, model_id: str, seq_id: int, data: Sequence[types.Datum]) -> np.ndarray:
-        """Of the targets of all datums, end to end."""
+        """Return the log-probabilities of all targets, end to end."""
         answer = self.retrieve(self.forward_backward(model_id, seq_id, data, forward_only=True))
         output = pb.ForwardBackwardOutput.FromString(answer.content)
         return np.frombuffer(output.loss_fn_outputs[0].fields["logprobs"].data, "<f4")

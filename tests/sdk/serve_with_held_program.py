@@ -1,4 +1,4 @@
-"""``spmd-tx serve``, and its worker: HELD_PROGRAM is compiled once the file LET_GO is there."""
+"""Runs ``spmd-tx serve`` or its worker, which compiles HELD_PROGRAM only once the file LET_GO exists."""
 
 import os
 import sys

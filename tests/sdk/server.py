@@ -1,4 +1,4 @@
-"""A server as its operator starts one: ``spmd-tx serve`` in a process of its own, with a tiny model."""
+"""Starts a server as an operator does: ``spmd-tx serve`` in its own process, with a tiny model."""
 
 import os
 import re
@@ -23,7 +23,7 @@ running: list["Server"] = []  # whose logs belong to the report of a failed test
 
 
 class Server:
-    """A running server, its data and its log."""
+    """Holds a running server, its data and its log."""
 
     def __init__(
         self, model_dir: Path, data_dir: Path, command: Sequence[str] = (str(COMMAND),), **options: object
@@ -59,18 +59,18 @@ class Server:
         return self.log_path.read_text()
 
     def wait_until_ready(self) -> None:
-        """Return when the server says so."""
+        """Wait until the server says that it is ready."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == f"ready: {self.url}\n", f"{line!r}\n{self.log}"
 
     def worker_pids(self) -> list[int]:
-        """In the order of their numbers."""
+        """Return the workers' process ids, by their numbers."""
         workers = psutil.Process(self.process.pid).children()
         return [worker.pid for worker in sorted(workers, key=_process_id)]
 
     def terminate(self) -> int:
-        """End it in order, and return its exit code."""
+        """Send SIGTERM, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
@@ -78,7 +78,7 @@ class Server:
         return self.process.wait(STOP_SECONDS)
 
     def close(self) -> None:
-        """Let nothing of it outlive the tests."""
+        """Kill everything that is left of it."""
         if self.process.poll() is None:
             self.process.terminate()
             try:

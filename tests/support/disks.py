@@ -1,4 +1,4 @@
-"""Real file systems of a given size for tests, which can be made full or read-only."""
+"""Makes small real file systems for tests, which can be full or read-only."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """Mount a file system of 1 MiB."""
     place = tmp_path / "small-disk"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
@@ -26,7 +26,7 @@ def make_read_only(disk: Path, is_read_only: bool = True) -> None:
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room that is left; the file to delete for it to be free again."""
+    """Fill the disk; return the file to delete to free it again."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -38,7 +38,7 @@ def fill(disk: Path) -> Path:
 
 @pytest.fixture
 def synced(monkeypatch):
-    """What is made durable from now on, in order."""
+    """Record what is made durable from now on, in order."""
     paths = []
     sync = os.fsync
 

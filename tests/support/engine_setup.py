@@ -1,4 +1,4 @@
-"""JAX as the engine's tests want it. Imported by their conftests only: coordinator tests never load JAX."""
+"""Sets JAX up for the engine's tests. Only their conftests import it: coordinator tests never load JAX."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What libraries do to the process that they run in. Called in child processes, by test_child_process.py."""
+"""Does what libraries may do to their process. Tests of child processes call it."""
 
 import ctypes
 import os
@@ -53,7 +53,7 @@ def boast() -> bytes:
 
 
 def hang(folder: str) -> None:
-    """With a grandchild, and without an ear for signals."""
+    """Hang with a grandchild, and ignore signals."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = os.fork()
     if child:
@@ -76,7 +76,7 @@ def surroundings() -> dict:
 
 
 def end_of_each(recipients: list[str]) -> list[str]:
-    """What becomes of each key, for a process that survives all of it."""
+    """Return what becomes of each key, if the process survives."""
     return [_end_of(lambda text=text: age.check([text])) for text in recipients]
 
 

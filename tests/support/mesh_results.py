@@ -1,4 +1,4 @@
-"""What a tiny model's steps bring on one mesh, by name: to be compared between meshes and processes."""
+"""Computes a tiny model's steps on one mesh, to compare them between meshes and processes."""
 
 import tempfile
 from pathlib import Path
@@ -27,7 +27,7 @@ LOSSES = ("cross_entropy", "importance_sampling", "ppo")
 
 
 def results(shape: tuple[int, int, int], kind: str, split_base: bool) -> dict[str, np.ndarray]:
-    """Losses, log-probabilities and gradients of eight rows, and what two samples draw."""
+    """Return losses, log-probabilities and gradients of eight rows, and the tokens of two samples."""
     engine = tiny_engine(shape, kind=kind, split_base=split_base)
     rows = [(random_datum(row, row % 3, 64 - row, LOSSES[row % 3]),) for row in range(8)]
     gradient = engine.forward_backward(random_adapters(1, engine.model), rows)
@@ -43,7 +43,7 @@ def results(shape: tuple[int, int, int], kind: str, split_base: bool) -> dict[st
 
 
 def swapped(engine: TinyEngine) -> dict[str, np.ndarray]:
-    """What is in slot 3 after the state of slot 1 went out, to disk, and came back there."""
+    """Return slot 3 after the state of slot 1 was swapped out to disk and back in there."""
     steps = make_swap_steps(engine.mesh, engine.declared_train)
     state = engine.place(random_arrays(engine.declared_train, seed=6), engine.declared_train)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Models that tests and benchmarks speak of: real ones by their sizes, and tiny ones."""
+"""Lists the shapes of models for tests and benchmarks: real and tiny ones."""
 
 from dataclasses import replace
 

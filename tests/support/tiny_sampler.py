@@ -1,4 +1,4 @@
-"""The tiny model's sampling steps, driven as the coordinator drives them: pages, tables, rows, dispatches."""
+"""Drives the tiny model's sampling steps as the coordinator does: pages, tables, rows, dispatches."""
 
 import functools
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ ALL_SLOTS = np.arange(BANK_SLOTS, dtype=np.int32)
 
 
 def sampler_weights(model: ModelConfig = MODEL) -> Any:
-    """The random adapters, but slot 0 is the base model."""
+    """Return the random adapters, with the base model in slot 0."""
     w = random_adapters(1, model)
     for leaf in jax.tree.leaves(w):
         leaf[..., 0, :, :] = 0
@@ -48,7 +48,7 @@ def sampler_weights(model: ModelConfig = MODEL) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One sequence to be sampled."""
+    """Describes one sequence to sample."""
 
     prompt: np.ndarray
     slot: int = 0
@@ -60,7 +60,7 @@ class Sample:
     max_tokens: int = 2 * MOST_STEPS
 
     def pages(self, first: int) -> np.ndarray:
-        """Enough pages in a row, from ``first``."""
+        """Return enough consecutive pages, from ``first``."""
         longest = len(self.prompt) + self.max_tokens + MOST_STEPS
         return np.arange(first, first - (-longest // PAGE_SIZE), dtype=np.int32)
 
@@ -71,7 +71,7 @@ def random_prompt(seed: int, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sample stands in a Decode, and where it stood in the one before (-1: it starts here)."""
+    """Holds a sample's row in a Decode, and in the one before (-1: it starts here)."""
 
     sample: Sample
     pages: np.ndarray
@@ -97,12 +97,12 @@ class Drawn:
         return tuple(vars(self).values())
 
     def living(self) -> "Drawn":
-        """Without what a dead row replies."""
+        """Return the tokens without the replies of a dead row."""
         return Drawn(*(part[self.tokens >= 0] for part in self.parts))
 
 
 class TinySampler:
-    """The steps with their cache and rows on one mesh."""
+    """Holds the steps with their cache and rows on one mesh."""
 
     def __init__(self, engine: TinyEngine, dtype: Any) -> None:
         self.engine, self.mesh, self.data_shards = engine, engine.mesh, engine.data_shards
@@ -121,7 +121,7 @@ class TinySampler:
         self.reset()
 
     def reset(self, stale: float = 0.0, w: Any = None) -> "TinySampler":
-        """Pages full of ``stale``, no rows, and the given adapters in the bank."""
+        """Fill pages with ``stale``, drop all rows, and put the given adapters into the bank."""
         w = sampler_weights(self.engine.model) if w is None else w
         cast = jax.tree.map(lambda leaf, weight: leaf.astype(weight.dtype), w, self._bank.w)
         self.bank = self._place(Bank(cast, BOTH_SCALES), self._bank)
@@ -132,7 +132,7 @@ class TinySampler:
     def prefill(
         self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = ()
     ) -> list[np.ndarray]:
-        """Prompt log-probabilities of each; a copy is (data shard, from page, to page)."""
+        """Return the log-probabilities of each prompt; a copy is (data shard, from page, to page)."""
         return [logprobs for logprobs, _ in self.prefill_all(places, copies)]
 
     def prefill_all(
@@ -147,7 +147,7 @@ class TinySampler:
         return [(logprobs[place], experts[place]) for place in self.prefill_places(places, first)]
 
     def tables(self, places: Sequence[Place]) -> Any:
-        """The pages of each prompt."""
+        """Return the pages of each prompt."""
         tables = np.zeros((self.prefill_shape[0], 8), np.int32)
         for place, (row, _) in zip(places, self.prefill_places(places), strict=True):
             tables[row, : len(place.pages)] = place.pages[:8]
@@ -156,7 +156,7 @@ class TinySampler:
     def scored_prefill(
         self, places: Sequence[Place], widths: Widths, inputs: ScoreInputs
     ) -> list[dict[str, np.ndarray]]:
-        """All scores of each prompt; the inputs are [prefill_shape, ...]."""
+        """Return all scores of each prompt; the inputs are [prefill_shape, ...]."""
         batch = (*self._prompts(places), None, rows_to_devices(self.mesh, inputs))
         prefill = self._scored_prefill(widths)
         self.cache, scores, _ = prefill(self.engine.base, self.bank, self.cache, *batch)
@@ -170,7 +170,7 @@ class TinySampler:
         return PREFILL_ROWS * self.data_shards, LENGTH
 
     def prefill_places(self, places: Sequence[Place], first: int = 0) -> list[tuple[int, slice]]:
-        """Row and columns of each prompt from a position on, but its last token."""
+        """Return row and columns of each prompt from a position on, without its last token."""
         used, where = [0] * self.data_shards, []
         for place in places:
             where.append(
@@ -182,7 +182,7 @@ class TinySampler:
     def _prompts(
         self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = (), first: int = 0
     ) -> Any:
-        """Rows, pages and copies on the device."""
+        """Put rows, pages and copies on the device."""
         shape = self.prefill_shape
         tokens, targets, segments, positions, pages = np.zeros((5, *shape), np.int32)
         slots = np.zeros(shape[0], np.int32)
@@ -203,7 +203,7 @@ class TinySampler:
     def decode(
         self, places: Sequence[Place], rows: int = 4, width: int = 8, steps: int = MOST_STEPS
     ) -> list[Drawn]:
-        """One dispatch of ``rows`` rows per data shard; ``width`` pages in a table."""
+        """Run one dispatch of ``rows`` rows per data shard; a table has ``width`` pages."""
         return self.decode_all(places, rows, width, steps)[0]
 
     def decode_top(self, places: Sequence[Place], top: int) -> list[Drawn]:
@@ -255,7 +255,7 @@ class TinySampler:
 
 
 def stand(samples: Sequence[Sample], rows: Sequence[int] | None = None, shards: int = 1) -> list[Place]:
-    """Samples dealt to the data shards, each with pages of its own, from page 1 of the shard."""
+    """Deal samples to the data shards, each with its own pages, from page 1 of the shard."""
     free, places = [1] * shards, []
     for index, sample in enumerate(samples):
         shard = index % shards
@@ -267,12 +267,12 @@ def stand(samples: Sequence[Sample], rows: Sequence[int] | None = None, shards: 
 
 
 def go_on(places: Sequence[Place]) -> list[Place]:
-    """The same places, in the next dispatch."""
+    """Return the same places for the next dispatch."""
     return [Place(place.sample, place.pages, place.row, place.shard, source=place.row) for place in places]
 
 
 def run(sampler: TinySampler, places: Sequence[Place], **how: int) -> list[Drawn]:
-    """Prefill, then two dispatches."""
+    """Run a prefill, then two dispatches."""
     sampler.prefill([place for place in places if len(place.sample.prompt) > 1])
     first, second = sampler.decode(places, **how), sampler.decode(go_on(places), **how)
     return [(a + b).living() for a, b in zip(first, second, strict=True)]

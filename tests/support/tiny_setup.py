@@ -1,4 +1,4 @@
-"""What workers of a tiny model are told, unless a test says otherwise."""
+"""Makes the Setup for workers of a tiny model."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from spmd_tx.protocol.commands import Setup
 
 
 def tiny_setup(**different: Any) -> Setup:
-    """One process and one device, a context of 64 tokens, and room for little."""
+    """Return a Setup of one process and device, a context of 64 tokens and few slots."""
     usual: dict[str, Any] = {
         "generation": 0,
         "num_processes": 1,
