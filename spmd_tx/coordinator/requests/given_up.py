@@ -1,4 +1,4 @@
-"""Requests that the operator has given up (requests_cli.py): a running server looks for them every second."""
+"""Requests that the operator has given up (cli/requests.py): a running server looks for them every second."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Requests and outcomes as rows. Plain functions over a transaction; request_queue.py decides when."""
+"""Requests and outcomes as rows. Plain functions over a transaction; queue.py decides when."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """What outlives the workers: the unfinished requests, and what to make of the loss of a generation.
 
-One asyncio loop. The log is the truth: each generation starts from what is in it (recovery.py), so that a
-lost worker and a restart of this process are the same thing.
+One asyncio loop. The log is the truth: each generation starts from what is in it (recovery/plan.py), so
+that a lost worker and a restart of this process are the same thing.
 """
 
 import asyncio
