@@ -1,4 +1,4 @@
-"""How much sampling is queued, by session: the requests, and the tokens that they take at most."""
+"""Counts the queued sample requests of each session, and the tokens that they take at most."""
 
 from collections import Counter
 
@@ -7,10 +7,10 @@ from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 
 class Backlog:
-    """Counts sample requests without an outcome; of those of an earlier run the tokens are not known."""
+    """Counts sample requests without an outcome. The tokens of an earlier run's requests are not known."""
 
     def __init__(self) -> None:
-        self.requests: Counter[str] = Counter()  # by session, only those that have some
+        self.requests: Counter[str] = Counter()  # by session; without zeros
         self.tokens: Counter[str] = Counter()
         self.total_tokens = 0
         self._tokens_of: dict[str, int] = {}  # by request
@@ -35,8 +35,8 @@ class Backlog:
 
 
 def most_tokens(request: SampleRequest, max_context: int) -> int:
-    """What a valid request takes at most: its prompt, once, and all that may be drawn."""
+    """The tokens that a valid request takes at most: its prompt, once, and those of all samples."""
     prompt = sum(len(chunk.tokens or ()) for chunk in request.prompt.chunks)
-    room = max(1, max_context - prompt)
-    each = room if request.sampling_params.max_tokens is None else request.sampling_params.max_tokens
-    return prompt + request.num_samples * min(each, room)
+    left = max(1, max_context - prompt)
+    each = left if request.sampling_params.max_tokens is None else request.sampling_params.max_tokens
+    return prompt + request.num_samples * min(each, left)

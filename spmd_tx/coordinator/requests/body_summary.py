@@ -1,4 +1,4 @@
-"""What is in the body of a request, in a few lines, whatever it holds. Pure."""
+"""Summarizes the body of a request in a few lines, whatever it holds. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ PROTOBUF_KINDS = ("forward", "forward_backward")
 
 
 def summary(kind: str, body: bytes) -> list[str]:
-    """Never more than some hundred lines, without a character that a terminal would obey."""
+    """Some hundred lines at most, without control characters."""
     try:
         if kind in PROTOBUF_KINDS:
             return list(_of_training(pb.ForwardBackwardRequest.FromString(body)))
@@ -27,7 +27,7 @@ def summary(kind: str, body: bytes) -> list[str]:
 
 
 def clean(text: str) -> str:
-    """The beginning of a text, as Python would write it if there is anything odd in it."""
+    """The beginning of a text, as ``repr`` if it is not printable."""
     beginning = text[: MOST_CHARACTERS + 1]
     shown = beginning if beginning.isprintable() else repr(beginning)
     return (

@@ -1,8 +1,8 @@
-"""Which sample requests of a client have ended, in order: so that one poll can wait for all of them.
+"""Lists the ended sample requests of a client in order, so that one poll can wait for all of them.
 
-A completion's number is the time of its writing in microseconds, moved on where needed so that numbers only
-ever grow. It is stored with the outcome, so a number that a client has seen keeps its meaning after a
-restart. What a client that polls was not told yet is held in memory; the rest is read from the log.
+A completion's number is the time of its writing in microseconds, increased where needed so that numbers only
+grow. It is stored with the outcome, so a number that a client has seen keeps its meaning after a restart. The
+unread completions of a polling client are held in memory; the rest is read from the log.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from typing import NamedTuple
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.futures import SEQ_IDS_PER_CLIENT
 
-MOST_AT_ONCE = 1000  # completions in one answer
-MOST_TARGETS = 4096  # clients whose news are held in memory though none of them waits; others have them read
-MOST_UNTOLD = 100_000  # completions that a client may leave unread, before they are read from the log, too
+MAX_AT_ONCE = 1000  # completions in one answer
+MAX_TARGETS = 4096  # clients whose unread completions are held in memory
+MAX_UNREAD = 100_000  # completions of one client that are held in memory
 MICROSECONDS = 1_000_000
 
 
 class Target(NamedTuple):
-    """One client of a sampler. Copies of the sampling client in other processes have numbers of their own."""
+    """Names one client of a sampler. Each copy of a sampling client in another process has its own number."""
 
     sampler: str
     client: int  # 0: the one that made the sampler
@@ -35,16 +35,16 @@ class Target(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """A request that has its outcome."""
+    """Names a request that has its outcome."""
 
     number: int
     request_id: str
     failed: bool
-    size: int | None = None  # bytes of the result, where that is known
+    size: int | None = None  # bytes of the result, if known
 
 
 class Span(NamedTuple):
-    """Completions beyond ``after``, up to ``last``, at most ``most`` of them."""
+    """Selects completions beyond ``after``, up to ``last``, at most ``most`` of them."""
 
     after: int
     last: int
@@ -56,16 +56,16 @@ Read = Callable[[Target, Span], Awaitable[list[Completion]]]
 
 @dataclass
 class _Unread:
-    """What a client was not told yet."""
+    """Holds the completions that a client has not read yet."""
 
-    told: int  # everything up to this number may have to be read from the log
+    log_end: int  # completions up to this number may have to be read from the log
     completions: list[Completion] = field(default_factory=list)  # beyond it, in order
     news: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0  # polls
 
 
 class Completions:
-    """Of all samplers."""
+    """Serves the completions of all samplers to their clients."""
 
     def __init__(self, last: int, read: Read) -> None:
         """``last`` is the highest number that was ever stored; ``read`` finds completions in the log."""
@@ -75,74 +75,74 @@ class Completions:
         self._targets: OrderedDict[Target, _Unread] = OrderedDict()  # the one that asked last is last
 
     def next_number(self) -> int:
-        """For an outcome that is about to be stored."""
+        """A new number for an outcome that is about to be stored."""
         self._last = max(self._last + 1, round(clock.now() * MICROSECONDS))
         return self._last
 
     def announce(self, line: str, seq_id: int, completion: Completion) -> None:
-        """A sample request's outcome is durable. Called in the order of the numbers."""
+        """Add a sample request whose outcome is durable. Must be called in the order of the numbers."""
         self._announced = completion.number
         target = Target(line, seq_id // SEQ_IDS_PER_CLIENT)
-        untold = self._targets.get(target)
-        if untold is None:
+        unread = self._targets.get(target)
+        if unread is None:
             return
-        untold.completions.append(completion)
-        untold.news.set()
-        if len(untold.completions) > MOST_UNTOLD:
+        unread.completions.append(completion)
+        unread.news.set()
+        if len(unread.completions) > MAX_UNREAD:
             del self._targets[target]
 
     async def after(self, target: Target, number: int) -> list[Completion]:
-        """What the client was not told, if it was told everything up to a number; in order, maybe not all.
+        """The completions beyond the number that a client has seen, in order; MAX_AT_ONCE at most.
 
-        A number that was never given comes from a log that was lost since: such a client is told everything.
+        A number that was never given comes from a log that was lost since: such a client gets all.
         """
         number = number if number <= self._last else 0
-        untold = self._look_at(target)
-        news = untold.completions
+        unread = self._held(target)
+        news = unread.completions
         del news[: bisect_right(news, number, key=_number)]
-        if number >= untold.told:
-            untold.told = number
-            return news[:MOST_AT_ONCE]
-        return await self._from_log(target, number, untold)
+        if number >= unread.log_end:
+            unread.log_end = number
+            return news[:MAX_AT_ONCE]
+        return await self._from_log(target, number, unread)
 
     async def wait(self, target: Target) -> None:
-        """Return when there may be more than ``after`` gave just now."""
-        untold = self._look_at(target)
-        untold.waiting += 1
+        """Return when there may be more than ``after`` has just returned."""
+        unread = self._held(target)
+        unread.waiting += 1
         try:
-            await untold.news.wait()
+            await unread.news.wait()
         finally:
-            untold.waiting -= 1
+            unread.waiting -= 1
 
-    async def _from_log(self, target: Target, number: int, untold: _Unread) -> list[Completion]:
-        span = Span(number, untold.told, MOST_AT_ONCE)
+    async def _from_log(self, target: Target, number: int, unread: _Unread) -> list[Completion]:
+        span = Span(number, unread.log_end, MAX_AT_ONCE)
         found = await self._read(target, span)
-        if len(found) == MOST_AT_ONCE or untold.told != span.last:
-            return found  # the rest the next time
-        return [*found, *untold.completions][:MOST_AT_ONCE]
+        if len(found) == MAX_AT_ONCE or unread.log_end != span.last:
+            return found  # the next call returns the rest
+        return [*found, *unread.completions][:MAX_AT_ONCE]
 
-    def _look_at(self, target: Target) -> _Unread:
-        """What is held for a client that asks; from now on it is."""
-        untold = self._targets.get(target)
-        if untold is None:
-            untold = self._targets[target] = _Unread(told=self._announced)
-            self._make_room()
+    def _held(self, target: Target) -> _Unread:
+        """The unread completions of a client that asks; they are held from now on."""
+        unread = self._targets.get(target)
+        if unread is None:
+            unread = self._targets[target] = _Unread(log_end=self._announced)
+            self._evict()
         self._targets.move_to_end(target)
-        if not untold.completions:
-            untold.news.clear()
-        return untold
+        if not unread.completions:
+            unread.news.clear()
+        return unread
 
-    def _make_room(self) -> None:
-        """Forget whoever has not asked for longest. A poll that waits would never be woken."""
-        if len(self._targets) > MOST_TARGETS:
+    def _evict(self) -> None:
+        """Drop the client that has not asked for longest, but none with a poll, which would not be woken."""
+        if len(self._targets) > MAX_TARGETS:
             others = islice(self._targets.items(), len(self._targets) - 1)
-            idle = next((target for target, untold in others if not untold.waiting), None)
+            idle = next((target for target, unread in others if not unread.waiting), None)
             if idle is not None:
                 del self._targets[idle]
 
 
 def newest(completions: Sequence[Completion], otherwise: int) -> int:
-    """Up to where a client is told by this answer."""
+    """The number up to which an answer with these completions goes."""
     return completions[-1].number if completions else otherwise
 
 

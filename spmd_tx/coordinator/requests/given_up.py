@@ -1,4 +1,4 @@
-"""Requests that the operator has given up (cli/requests.py): a running server looks for them every second."""
+"""Fails the requests that the operator gives up with ``spmd-tx requests``, beside the running server."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ class Scheduler(Protocol):
 
 
 class OperatorsWishes:
-    """Passes them on, and says so once when one comes too late."""
+    """Passes given-up requests on to the scheduler, and logs once when one comes too late."""
 
     def __init__(self, database: Database, log: Log, scheduler: Scheduler) -> None:
         self._database = database
@@ -36,13 +36,13 @@ class OperatorsWishes:
         self._too_late: set[str] = set()
 
     async def watch(self) -> NoReturn:
-        """Look again and again. Raises StartError when the database must not be used any more."""
+        """Look for ever. Raises StartError when the database must not be used any more."""
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             with contained("looking for requests that the operator has given up"):
                 try:
                     await self.look()
-                except OUTAGES as error:  # whatever pauses for it says so
+                except OUTAGES as error:  # the queue logs outages
                     logger.debug("cannot see which requests were given up: %s", error)
 
     async def look(self) -> None:
@@ -50,10 +50,10 @@ class OperatorsWishes:
         self._too_late &= given_up.keys()
         for request_id, why in given_up.items():
             if not self._scheduler.give_up(request_id, why) and request_id not in self._too_late:
-                await self._say_that_it_has_begun(request_id)
+                await self._report_too_late(request_id)
                 self._too_late.add(request_id)
 
-    async def _say_that_it_has_begun(self, request_id: str) -> None:
+    async def _report_too_late(self, request_id: str) -> None:
         logger.warning(
             "request %s was given up by the operator, but has begun, and may have changed its model: its "
             "result stands if it comes; if the workers or this server end before, it fails",

@@ -1,4 +1,7 @@
-"""Writes requests and outcomes into the log in groups: one write to a file and one transaction for each."""
+"""Writes requests and outcomes into the log in groups, each with one append to a file and one transaction.
+
+The transaction also counts usage and adds audit events. Submissions are answered here once they are durable.
+"""
 
 import asyncio
 import secrets
@@ -9,7 +12,7 @@ import msgspec
 from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator.requests import rows as request_log
+from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
     BodyRef,
@@ -32,9 +35,16 @@ from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.tenancy import audit, usage
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
+AUDITED: dict[Kind, str] = {
+    "save_weights": "checkpoint_saved",
+    "save_weights_for_sampler": "checkpoint_saved",
+    "save_weights_external": "checkpoint_saved",
+    "load_weights": "checkpoint_loaded",
+}
+
 
 class Submission(NamedTuple):
-    """A request on its way into the log."""
+    """Holds a request on its way into the log."""
 
     kind: Kind
     line: str
@@ -42,7 +52,7 @@ class Submission(NamedTuple):
     session_id: str
     payload: bytes
     also: Sequence[Executable]  # statements that become true together with the request
-    refused: Failed | None  # the outcome of a request that is only recorded
+    refused: Failed | None  # the outcome of a refused request, which is only recorded
     tokens: int  # that a sample takes at most
     accepted_at: float  # seconds since the epoch
     accepted: asyncio.Future[str]  # its request_id, once it is durable
@@ -53,7 +63,7 @@ class Submission(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """An outcome that is to be stored."""
+    """Holds an outcome that is to be stored."""
 
     request: Request
     outcome: Outcome
@@ -62,18 +72,24 @@ class Ending(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What is written together."""
+    """Holds what is written together."""
 
     submissions: Sequence[Submission]
     endings: Sequence[Ending]
 
 
 class Written(NamedTuple):
-    """What has become durable."""
+    """Holds what has become durable."""
 
-    fresh: list[tuple[Request, Submission]]  # those that were not in the log
+    fresh: list[tuple[Request, Submission]]  # submissions that were not in the log
     known: Mapping[Key, Known]  # of all submissions
-    unfinished: list[Request]  # all in the log, if it was not sure what is; else none
+    unfinished: list[Request]  # all of the log's after an unsure commit; else none
+
+
+class _WithPath(msgspec.Struct):
+    """Reads the path from the result of a save or a load."""
+
+    path: str | None = None  # null: a version without a name
 
 
 class GroupWriter:
@@ -84,7 +100,7 @@ class GroupWriter:
         self._files = files
         self._notes = notes
         self._next_number = next_number
-        self._placed: dict[str, BodyRef] = {}  # results that were written, but are in no row yet
+        self._placed: dict[str, BodyRef] = {}  # results that are in files, but in no row yet
         self._is_unsure = False  # whether a commit that failed may still have happened
 
     async def write(self, group: Group) -> Written:
@@ -104,31 +120,31 @@ class GroupWriter:
         return {place.file for place in places} | self._files.open_numbers
 
     def _write(self, group: Group, db: Session, aside: Aside) -> Written:
-        known = request_log.known(db, {each.key for each in group.submissions})
-        unfinished = request_log.unfinished(db) if self._is_unsure else []
+        known = rows.known(db, {each.key for each in group.submissions})
+        unfinished = rows.unfinished(db) if self._is_unsure else []
         fresh = first_of_each_key(group.submissions, known)
         places = aside(lambda: self._write_bodies(fresh, group.endings))
-        rows = [
+        new_rows = [
             NewRow(self._new_request(each), place, each.refused, each.accepted_at)
             for each, place in zip(fresh, places, strict=True)
         ]
-        request_log.append(db, rows)
+        rows.append(db, new_rows)
         for statement in [statement for each in fresh for statement in each.also]:
             db.execute(statement)
         settled = [Settled(*each[:2], self._result(each), *each[2:]) for each in group.endings]
-        # What a commit that seemed to fail has counted is not counted again.
-        record(db, request_log.without_outcome(db, settled) if self._is_unsure else settled)
-        request_log.settle(db, settled)
-        requests = [row.request for row in rows]
+        # A commit that seemed to fail may have counted some already.
+        record(db, rows.without_outcome(db, settled) if self._is_unsure else settled)
+        rows.settle(db, settled)
+        requests = [row.request for row in new_rows]
         known |= {(each.line, each.seq_id): known_as(each) for each in requests}
         return Written(list(zip(requests, fresh, strict=True)), known, unfinished)
 
     def _write_bodies(self, submissions: Sequence[Submission], endings: Sequence[Ending]) -> list[BodyRef]:
-        """Write payloads, and those results that were not written yet: where the payloads are."""
+        """Write payloads, and results that were not written before. The result is where the payloads are."""
         results: dict[str, bytes] = {}
         for request, outcome, *_ in endings:
             if isinstance(outcome, Finished) and request.id not in self._placed:
-                if outcome.notes:  # before the result: who knows a sample may train on it at once
+                if outcome.notes:  # before the result: a client may train on a sample at once
                     self._notes.write(request.session_id, request.id, outcome.notes)
                 results[request.id] = outcome.body
         self._notes.finish()
@@ -138,7 +154,7 @@ class GroupWriter:
         return places[: len(submissions)]
 
     def _result(self, ending: Ending) -> BodyRef | None:
-        """Where it is; one that could not be stored may have been replaced by a failure."""
+        """Where the result is; None for a failure, which may have replaced a result that cannot be stored."""
         return self._placed.get(ending.request.id) if isinstance(ending.outcome, Finished) else None
 
     def _new_request(self, submission: Submission) -> Request:
@@ -179,22 +195,8 @@ def refuse(submission: Submission, error: InvalidRequest | Unavailable | Abandon
         submission.accepted.set_exception(error)
 
 
-AUDITED: dict[Kind, str] = {
-    "save_weights": "checkpoint_saved",
-    "save_weights_for_sampler": "checkpoint_saved",
-    "save_weights_external": "checkpoint_saved",
-    "load_weights": "checkpoint_loaded",
-}
-
-
-class _WithPath(msgspec.Struct):
-    """Of the results of saves and loads, what matters here."""
-
-    path: str | None = None  # null: a version without a name
-
-
 def record(db: Session, settled: Sequence[Settled]) -> None:
-    """Of outcomes that become durable now, each once."""
+    """Count the usage and add the audit events of outcomes that become durable now, each once."""
     items: list[usage.Item] = []
     for each in settled:
         request, outcome = each.request, each.outcome

@@ -1,7 +1,7 @@
-"""How far the requests of each model are numbered, so that no number runs far ahead of the others.
+"""Bounds how far a request's number may run ahead of the others of its model.
 
-A line waits for missing numbers, remembers those that were refused, and its place is kept for ever: none of
-that should depend on a number that a client has made up.
+A line waits for missing numbers, and remembers refused ones for ever: neither must depend on a number that a
+client has made up.
 """
 
 from collections import OrderedDict
@@ -9,11 +9,11 @@ from collections import OrderedDict
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.storage.database import Database
 
-MOST_LINES = 100_000  # whose highest numbers are held in memory; of others they are read again
+MAX_LINES = 100_000  # whose highest numbers are held in memory; others are read again
 
 
 class LineNumbers:
-    """Of all models. Each line is looked up once, however many requests it has."""
+    """Knows the highest number of each line, which it looks up once."""
 
     def __init__(self, database: Database, most_ahead: int) -> None:
         self._database = database
@@ -21,7 +21,7 @@ class LineNumbers:
         self._highest: OrderedDict[str, int] = OrderedDict()  # the line that was used last is last
 
     async def problem(self, line: str, seq_id: int) -> str | None:
-        """Why a request cannot have this number, if so; else it counts as used."""
+        """Why a request cannot have this number; None if it can, and the number counts as used then."""
         if line not in self._highest:
             async with self._database.reading() as db:
                 stored = await rows.highest_number(db, line)
@@ -35,6 +35,6 @@ class LineNumbers:
             )
         self._highest[line] = max(highest, seq_id)
         self._highest.move_to_end(line)
-        while len(self._highest) > MOST_LINES:
+        while len(self._highest) > MAX_LINES:
             self._highest.popitem(last=False)
         return None

@@ -1,4 +1,4 @@
-"""Counts how often workers, or the server, ended while they were at work on a request. Plain functions."""
+"""Counts in the log how often workers, or the server, ended while they worked on a request."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,7 @@ from spmd_tx.coordinator.storage.tables import RequestRow
 async def count_losses(
     db: AsyncSession, in_flight: Collection[str], blamed: Collection[str]
 ) -> dict[str, LossCount]:
-    """A generation ended while commands of these requests were out; how often that has happened by now."""
+    """Count one more lost generation for the requests whose commands were out; their counts by now."""
     is_in_flight = RequestRow.id.in_(list(in_flight))
     await db.execute(update(RequestRow).where(is_in_flight).values(losses=RequestRow.losses + 1))
     one_more = RequestRow.losses_by_command + 1
@@ -25,7 +25,7 @@ async def count_losses(
 
 
 async def count_ends(db: AsyncSession, at_work: Collection[str]) -> dict[str, int]:
-    """The coordinator ended while it was at work on these; how often that has happened, to any request."""
+    """Count one more end of the coordinator for the requests it worked on; all such counts by now."""
     counted, is_one = RequestRow.coordinator_losses, RequestRow.id.in_(list(at_work))
     is_needed = RequestRow.finished_at.is_(None) | RequestRow.executed
     await db.execute(update(RequestRow).where(is_one, is_needed).values(coordinator_losses=counted + 1))

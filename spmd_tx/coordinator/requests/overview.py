@@ -1,4 +1,4 @@
-"""Requests as an operator sees them, also beside a running server: listed, looked up, given up."""
+"""Lists, finds and gives up requests for an operator, also beside a running server."""
 
 import re
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from spmd_tx.errors import StartError
 
 ID = re.compile("[0-9a-f]{1,32}")
 BEHIND_ALL_IDS = "g"  # after any hexadecimal digit
-MOST_REASON = 500  # characters
-UNKNOWN_OWNER = "?"  # the session is not in the database any more
+MAX_REASON = 500  # characters
+UNKNOWN_OWNER = "?"  # of a session that is not in the database any more
 
 
 class Overview(NamedTuple):
-    """A request, and whose it is."""
+    """Holds a request and its owner."""
 
     row: RequestRow
     owner: str
@@ -35,13 +35,13 @@ class Overview(NamedTuple):
 
     @property
     def may_be_run_again(self) -> bool:
-        """Whether it is a part of what its model is restored from."""
+        """Whether a restoration of its model runs it again."""
         return self.row.executed and self.row.kind in CHANGES_STATE
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which requests are wanted, and how many at most."""
+    """Selects requests."""
 
     owner: str | None = None
     kind: str | None = None
@@ -50,7 +50,7 @@ class Choice:
 
 
 async def listed(db: AsyncSession, choice: Choice) -> tuple[list[Overview], int]:
-    """The oldest unfinished requests, or the newest of all; and how many there are."""
+    """The oldest unfinished requests, or the newest of all; and how many there are without the bound."""
     where: list[ColumnElement[bool]] = [RequestRow.finished_at.is_(None)] if not choice.with_finished else []
     if choice.owner is not None:
         where.append(Session.owner == choice.owner)
@@ -66,7 +66,7 @@ async def listed(db: AsyncSession, choice: Choice) -> tuple[list[Overview], int]
 
 
 async def find(db: AsyncSession, beginning: str) -> Overview:
-    """The request whose id begins like this. Raises StartError when there is none, or more than one."""
+    """The request whose id has this beginning. Raises StartError when there is none, or more than one."""
     found: list[Overview] = []
     if ID.fullmatch(beginning):
         begins_so = RequestRow.id >= beginning, RequestRow.id < beginning + BEHIND_ALL_IDS
@@ -92,7 +92,7 @@ def _with_owner() -> "Select[RequestRow, str]":
 
 
 async def give_up(db: AsyncSession, request: Overview, why: str) -> bool:
-    """Want an unfinished request failed; False when it has finished just now."""
+    """Ask the server to fail an unfinished request; False when it has just finished."""
     row = request.row
     is_open = RequestRow.number == row.number, RequestRow.finished_at.is_(None)
     change = update(RequestRow).where(*is_open).values(given_up=checked(why)).returning(RequestRow.number)
@@ -103,7 +103,7 @@ async def give_up(db: AsyncSession, request: Overview, why: str) -> bool:
 
 
 async def refuse_model(db: AsyncSession, request: Overview, why: str) -> None:
-    """Want the model of a finished request refused rather than that it is run again to restore it."""
+    """Ask the server to refuse a finished request's model rather than run the request again to restore it."""
     row = request.row
     await db.execute(
         update(RequestRow).where(RequestRow.number == row.number).values(never_again=checked(why))
@@ -118,7 +118,7 @@ def note(db: AsyncSession, event: str, request: Overview, **details: str) -> Non
 
 
 def checked(why: str) -> str:
-    """A reason that clients are told. Raises StartError when it is none."""
-    if len(why) > MOST_REASON or not why.isprintable():
-        raise StartError(f"--reason is {why[:40]!r}; use a line of at most {MOST_REASON} characters")
+    """A reason as clients see it. Raises StartError for one that is too long or not printable."""
+    if len(why) > MAX_REASON or not why.isprintable():
+        raise StartError(f"--reason is {why[:40]!r}; use a line of at most {MAX_REASON} characters")
     return why

@@ -1,8 +1,8 @@
-"""Bodies of requests and results on disk: many to a file, each a zstd frame, durable when written.
+"""Stores the bodies of requests and results, many to a file, each a zstd frame, durable when written.
 
-Small ones are left to the rows of the database: durable with the commit, they need no sync of their own.
-Groups are appended to one file until it is full or old. A process only appends to files that it has begun
-itself, so what a crash has left at the end of one stays there, and nothing refers to it.
+Small bodies are left to the rows of the database: they are durable with the commit, without a sync of their
+own. Groups are appended to one file until it is full or old. A process only appends to files that it has
+begun itself, so whatever a crash leaves at the end of a file stays there, and nothing refers to it.
 """
 
 import os
@@ -19,17 +19,17 @@ from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError
 
-_LEVEL = 1  # token ids and floats hardly compress better for more work
+_LEVEL = 1  # of compression; token ids and floats hardly compress better at higher levels
 
-SEGMENT_BYTES = 32 << 20  # a file goes when nothing in it is needed, so it should not hold too much
+SEGMENT_BYTES = 32 << 20  # a file is deleted when nothing in it is needed, so it should not hold too much
 SEGMENT_SECONDS = 600.0
-PIECE_BYTES = 1 << 20  # that is written at once
-SMALL_BYTES = 1 << 10  # of a body that goes into a row: a few tokens, or options
+PIECE_BYTES = 1 << 20  # written at once
+SMALL_BYTES = 1 << 10  # up to which a body goes into a row: a few tokens, or options
 
 
 @dataclass
 class _Segment:
-    """A file that is being appended to."""
+    """Appends bodies to one file."""
 
     number: int
     file: FileIO
@@ -41,7 +41,7 @@ class _Segment:
         return self.size >= SEGMENT_BYTES or time.monotonic() - self.began_at > SEGMENT_SECONDS
 
     def append(self, bodies: Sequence[bytes]) -> list[Place]:
-        """When it fails, the file is as before. Not all of the compressed bodies are in memory at once."""
+        """Append bodies, compressed piece by piece to save memory. When it fails, the file is as before."""
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         places, end, pending = list[Place](), self.size, bytearray()
         try:
@@ -68,10 +68,10 @@ class _Segment:
 
 
 class PayloadFiles:
-    """A directory of numbered files that only grow. All methods block: call them in a thread."""
+    """Manages a directory of numbered files that only grow. All methods block: call them in a thread."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the directory for this process alone. Raises StartError when another one has it."""
+        """Lock the directory for this process. Raises StartError when another process has locked it."""
         self._directory = directory
         try:
             make_folder(directory)
@@ -100,7 +100,7 @@ class PayloadFiles:
         return set() if self._segment is None else {self._segment.number}
 
     def write(self, bodies: Sequence[bytes]) -> list[BodyRef]:
-        """Write the large bodies of a group behind those before. When it fails, nothing of it stays."""
+        """Write the large bodies of a group, all or none. The result is a reference to each body."""
         large = [body for body in bodies if len(body) > SMALL_BYTES]
         places = iter(self._append(large) if large else [])
         return [next(places) if len(body) > SMALL_BYTES else body for body in bodies]
@@ -116,7 +116,7 @@ class PayloadFiles:
             raise
 
     def _begin(self) -> "_Segment":
-        """Go on with a new file."""
+        """Begin a new file."""
         if self._segment is not None:
             self._end(self._segment)
         number = self._next
@@ -131,14 +131,14 @@ class PayloadFiles:
         return segment
 
     def _end(self, segment: "_Segment") -> None:
-        """Append no more to a file; one that holds nothing goes: a full disk needs the room."""
+        """Close a file; an empty one is deleted, since the disk may be full."""
         self._segment = None
         segment.file.close()
         if not segment.size:
             self._path(segment.number).unlink(missing_ok=True)
 
     def read(self, place: BodyRef) -> bytes:
-        """Raises DamagedBody when it is not there as it was written; an OSError may go away."""
+        """Read a body. Raises DamagedBody when it is missing or damaged; an OSError may pass."""
         return read_body(self._directory, place)
 
     def delete(self, numbers: Iterable[int]) -> None:
@@ -150,7 +150,7 @@ class PayloadFiles:
 
 
 def read_body(directory: Path, place: BodyRef) -> bytes:
-    """As ``PayloadFiles.read``, also beside the process that has the directory."""
+    """As ``PayloadFiles.read``, but also beside the process that has locked the directory."""
     if isinstance(place, bytes):
         return place
     path = _path(directory, place.file)

@@ -1,8 +1,8 @@
-"""Requests that may be why the coordinator itself ended: they are counted at its next start, and given up.
+"""Gives up requests that may have ended the coordinator itself.
 
-A process that freezes, crashes or runs out of memory cannot say why. The marks of what it was at work on
-(at_work.py) are what is left. One end may be chance; so a request is given up after the second, and until
-then nothing else is at work beside it.
+A process that freezes, crashes or runs out of memory cannot say why; only its marks of the requests it worked
+on are left (runtime/at_work.py), and the next start counts them. One end may be chance: a request is given up
+after the second, and until then it runs alone.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from spmd_tx.coordinator.storage.database import Database
 
 logger = logging.getLogger(__name__)
 
-MOST_ENDS = 2  # of the server, while it was at work on a request
+MAX_ENDS = 2  # of the server at work on a request, after which the request is given up
 FILE = "at_work"
 
 
 @dataclass
 class Quarantine:
-    """How often the coordinator has ended at work on requests, and its marks of now."""
+    """Knows how often the coordinator has ended at work on requests, and marks its present work."""
 
     at_work: AtWork = field(default_factory=AtWork)
     ends: Mapping[str, int] = field(default_factory=dict)  # by request
 
     def verdict(self, request_id: str) -> Failed | None:
-        """Why a request is not begun any more."""
-        if self.ends.get(request_id, 0) < MOST_ENDS:
+        """The outcome of a request that is given up; None: it may run."""
+        if self.ends.get(request_id, 0) < MAX_ENDS:
             return None
         return Failed(
             f"the server ended {_times(self.ends[request_id])} while it was at work on this request; "
@@ -40,22 +40,22 @@ class Quarantine:
         )
 
     def beyond_repair(self) -> dict[str, str]:
-        """Of those that cannot be run again, why."""
+        """Why models cannot be restored, by the request that cannot be run again."""
         return {
             request_id: f"the model cannot be restored: the server ended {_times(times)} while it was at "
             f"work on request {request_id}"
             for request_id, times in self.ends.items()
-            if times >= MOST_ENDS
+            if times >= MAX_ENDS
         }
 
     def watch(self, request_ids: Iterable[str]) -> None:
-        """These are about to be carried out: with a suspect among them, everything is done one by one."""
+        """Set the requests that are about to run. With a suspect among them, they run one by one."""
         self.at_work.suspects.clear()
-        self.at_work.suspects.update(id for id in request_ids if 0 < self.ends.get(id, 0) < MOST_ENDS)
+        self.at_work.suspects.update(id for id in request_ids if 0 < self.ends.get(id, 0) < MAX_ENDS)
 
 
 async def open_quarantine(database: Database, data_dir: Path) -> Quarantine:
-    """Count what the marks of the last process tell; they are gone then."""
+    """Count and clear the marks that the last process has left."""
     at_work = await asyncio.to_thread(AtWork, data_dir / FILE)
     async with database.transaction() as db:
         ends = await loss_counts.count_ends(db, at_work.left_behind)

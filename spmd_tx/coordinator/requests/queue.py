@@ -1,4 +1,4 @@
-"""The durable log of requests, and the waiting for their results."""
+"""Accepts requests and outcomes into the durable log, and lets callers wait for outcomes."""
 
 import asyncio
 import logging
@@ -38,16 +38,16 @@ from spmd_tx.errors import Abandoned, DamagedBody, Unavailable
 
 logger = logging.getLogger(__name__)
 
-PAYLOADS_BYTES = 64 << 20  # held for the scheduler, so that hardly anything is read again
-RESULTS_BYTES = 128 << 20  # held for clients
-SESSIONS_BYTES = 16 << 20  # enough for 200 000 requests
-GATHER_ROUNDS = 32  # of the event loop before a group is written
-GATHER_SECONDS = 0.02  # after which no more rounds begin
+PAYLOADS_BYTES = 64 << 20  # cached for the scheduler, so that hardly any payload is read again
+RESULTS_BYTES = 128 << 20  # cached for clients
+SESSIONS_BYTES = 16 << 20  # cached for 200 000 requests
+GATHER_ROUNDS = 32  # of the event loop, before a group is written
+GATHER_SECONDS = 0.02  # after which no round begins
 
 
 @dataclass
 class _Waiting:
-    """A request that is in the log without an outcome."""
+    """Holds a request that is in the log without an outcome."""
 
     request: Request
     outcome: asyncio.Future[Outcome] = field(default_factory=asyncio.Future)
@@ -55,10 +55,10 @@ class _Waiting:
 
 
 class RequestQueue:
-    """Accepts requests and outcomes one by one, stores them in groups, and wakes whoever waits.
+    """Accepts requests and outcomes one by one, stores them in groups, and wakes waiting callers.
 
-    One task, ``run``, writes: everything that came in while the previous group was being written becomes
-    the next group, so that one file and one commit serve many requests.
+    Only the task ``run`` writes. Whatever comes in while it writes a group becomes the next group, so that
+    one file and one commit serve many requests.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class RequestQueue:
         refused: Failed | None = None,
         tokens: int = 0,
     ) -> str:
-        """Write a request down, and announce it; return its request_id when it is durable.
+        """Store and announce a request; return its request_id when it is durable.
 
-        The same (line, seq_id) again gives the same request_id and does nothing more. ``also`` becomes true
-        in the same transaction. A request that is ``refused`` is recorded with that outcome, unannounced.
-        ``tokens`` are what a sample takes at most.
+        The same (line, seq_id) again gives the same request_id and does nothing more. The statements ``also``
+        run in the same transaction. A request that is ``refused`` is stored with that outcome, and not
+        announced. ``tokens`` is the number that a sample takes at most.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         now = clock.now()
@@ -158,17 +158,17 @@ class RequestQueue:
         return body
 
     def resolve(self, request_id: str, outcome: Outcome) -> None:
-        """Settle a request. The first outcome counts; it is handed out when it is durable."""
+        """Set the outcome of a request. The first one counts; callers get it when it is durable."""
         if request_id in self._waiting and request_id not in self._outcomes:
             self._outcomes[request_id] = outcome
             self._wake()
 
     def has_at_hand(self, request_id: str) -> bool:
-        """Whether ``wait`` and ``session_of`` need not wait for anything."""
+        """Whether ``wait`` and ``session_of`` will return at once."""
         return request_id in self._results and request_id in self._sessions
 
     async def wait(self, request_id: str, timeout: float) -> Outcome | None:
-        """Give the outcome as soon as it is there, or None after ``timeout`` seconds."""
+        """Return the outcome as soon as it is durable, or None after ``timeout`` seconds."""
         waiting = self._waiting.get(request_id)
         if waiting is not None:
             done, _ = await asyncio.wait([waiting.outcome], timeout=timeout)
@@ -178,16 +178,16 @@ class RequestQueue:
         )
 
     async def settled(self, request_id: str, timeout: float) -> bool:
-        """Wait until an outcome that there is has become durable; False if that takes too long."""
+        """Wait until an outcome that is set, if any, is durable; False after ``timeout`` seconds."""
         return request_id not in self._outcomes or await self.wait(request_id, timeout) is not None
 
     def let_go(self, request_ids: Iterable[str]) -> None:
-        """Their clients have these results: memory is for others. They can still be read."""
+        """Drop results that clients have received from memory. They can still be read."""
         for request_id in request_ids:
             self._results.drop(request_id)
 
     async def session_of(self, request_id: str, timeout: float) -> str | None:
-        """Which session has sent a request; None when that could not be read in ``timeout`` seconds."""
+        """The session of a request; None when it could not be read in ``timeout`` seconds."""
         waiting = self._waiting.get(request_id)
         if waiting is not None:
             return waiting.request.session_id
@@ -195,10 +195,10 @@ class RequestQueue:
         return known or await read_before_deadline(timeout, partial(self._read_session, request_id))
 
     async def run(self) -> None:
-        """Write groups, for ever. While nothing can be stored, outcomes wait and submissions are refused."""
+        """Write groups for ever. While nothing can be stored, outcomes wait and submissions are refused."""
         while True:
             await self._work.wait()
-            await _let_others_come()
+            await _gather()
             self._work.clear()
             submissions, self._submissions = self._submissions, []
             await self._store(submissions, list(self._outcomes))
@@ -206,7 +206,7 @@ class RequestQueue:
                 self._idle.set()
 
     async def _store(self, submissions: Sequence[Submission], ended: Sequence[str]) -> None:
-        """Write a group. What cannot be written is looked for by halves, and only that is left out."""
+        """Write a group. Bisects it to find and leave out only what cannot be written."""
         try:
             await self._write(submissions, [id for id in ended if id in self._outcomes])
         except BaseException as error:
@@ -230,11 +230,11 @@ class RequestQueue:
             self._storage.succeeded()
 
     async def _replace(self, request_id: str, error: BaseException) -> None:
-        """Store that a request failed, in place of an outcome that cannot be stored."""
+        """Store a failure in place of an outcome that cannot be stored."""
         outcome, request = self._outcomes[request_id], self._waiting[request_id].request
-        counts = isinstance(outcome, Finished) or outcome.executed
+        was_executed = isinstance(outcome, Finished) or outcome.executed
         work = f"storing the outcome of {request.kind} {request.seq_id} of {request.line}"
-        self._outcomes[request_id] = failure(error, work, executed=counts, layout=outcome.layout)
+        self._outcomes[request_id] = failure(error, work, executed=was_executed, layout=outcome.layout)
         try:
             await self._write([], [request_id])
         except BaseException as again:
@@ -246,11 +246,11 @@ class RequestQueue:
             self._release([self._ending(request_id)])  # the next start will run it again
 
     async def flush(self) -> None:
-        """Return when all that was submitted or resolved so far is durable."""
+        """Return when everything that was submitted or resolved so far is durable."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """Let another server have the files. ``run`` has ended before."""
+        """Unlock the files. ``run`` must have ended."""
         self._files.close()
 
     def files_to_be(self) -> set[int]:
@@ -258,17 +258,17 @@ class RequestQueue:
         return self._groups.files_to_be()
 
     async def _write(self, submissions: Sequence[Submission], ended: Sequence[str]) -> None:
-        """Make a group durable, then tell everybody."""
+        """Make a group durable, then announce requests and wake waiting callers."""
         endings = [self._ending(request_id) for request_id in ended]
         written = await self._groups.write(Group(submissions, endings))
-        lost_sight_of = [each for each in written.unfinished if each.id not in self._waiting]
+        unannounced = [each for each in written.unfinished if each.id not in self._waiting]
         self._release(endings)
-        for request in lost_sight_of:  # stored by a commit that seemed to fail: their clients send them again
-            self._welcome(request)
+        for request in unannounced:  # stored by a commit that seemed to fail; their clients send them again
+            self._announce(request)
         for request, submission in written.fresh:
             if submission.refused is None:
                 self._payloads.put(request.id, submission.payload, len(submission.payload))
-                self._welcome(request, submission.tokens)
+                self._announce(request, submission.tokens)
         for submission in submissions:
             answer(submission, written.known[submission.key])
 
@@ -276,7 +276,7 @@ class RequestQueue:
         waiting, number = self._waiting[request_id], self.completions.next_number()
         return Ending(waiting.request, self._outcomes[request_id], waiting.times, number)
 
-    def _welcome(self, request: Request, tokens: int = 0) -> None:
+    def _announce(self, request: Request, tokens: int = 0) -> None:
         waiting = self._waiting[request.id] = _Waiting(request)
         if _is_sample(waiting):
             self.samples.add(request, tokens)
@@ -334,9 +334,8 @@ async def open_queue(database: Database, data_dir: Path, storage: DiskGuard | No
     return RequestQueue(database, files, storage, groups, completions, unfinished)
 
 
-async def _let_others_come() -> None:
-    """Give the loop a few rounds. They are nothing while it is idle; while it is busy, a group is the cheaper
-    for each the more of what comes meanwhile goes with it."""
+async def _gather() -> None:
+    """Give the loop a few rounds. They cost nothing while it is idle; while it is busy, the group grows."""
     latest = time.monotonic() + GATHER_SECONDS
     for _ in range(GATHER_ROUNDS):
         await asyncio.sleep(0)
@@ -345,7 +344,7 @@ async def _let_others_come() -> None:
 
 
 def _is_outage(error: BaseException) -> bool:
-    """No error of the disk has to do with what is written."""
+    """Whether an error has nothing to do with what is written, as is true of all disk errors."""
     return isinstance(error, OSError) or is_outage(error)
 
 

@@ -1,4 +1,4 @@
-"""Requests, their outcomes, and what the log says of them. Pure."""
+"""The types of the log: requests, outcomes, their times and places, and the log's interface. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,36 +14,6 @@ from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.errors import InvalidRequest
 
 Stage = Literal["began", "sent", "replied"]
-
-
-@dataclass
-class RequestTimes:
-    """In seconds since the epoch; None: it has not come so far."""
-
-    began_at: float | None = None  # its turn in the line came, or its sampler was there
-    sent_at: float | None = None  # its first command went to the workers
-    replied_at: float | None = None  # its last command was answered
-
-    def note(self, stage: Stage) -> None:
-        now = clock.now()
-        match stage:
-            case "began":
-                self.began_at = self.began_at or now
-            case "sent":
-                self.sent_at = self.sent_at or now
-            case "replied":
-                self.replied_at = now
-
-
-class Place(NamedTuple):
-    """Where in the files a body is."""
-
-    file: int
-    offset: int
-    length: int
-
-
-BodyRef = Place | bytes  # a body in a file, or a small one that its row is to hold
 
 Key = tuple[str, int]  # line, seq_id
 
@@ -61,14 +31,48 @@ Kind = Literal[
     "create_custom_loss",
 ]
 
-CHANGES_STATE = frozenset[Kind](
-    {"create_model", "load_weights", "forward_backward", "optim_step"}
-)  # a model's
+# The kinds that change a model's state
+CHANGES_STATE = frozenset[Kind]({"create_model", "load_weights", "forward_backward", "optim_step"})
+
+# Only these come in chunks; any other kind waiting beyond a gap proves that the call with the gap is over.
+CHUNKED_KINDS = frozenset({"forward", "forward_backward"})
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+@dataclass
+class RequestTimes:
+    """Notes when a request reached its stages, in seconds since the epoch; None: not yet."""
+
+    began_at: float | None = None  # its turn in the line came, or its sampler was ready
+    sent_at: float | None = None  # its first command went to the workers
+    replied_at: float | None = None  # its last command was answered
+
+    def note(self, stage: Stage) -> None:
+        now = clock.now()
+        match stage:
+            case "began":
+                self.began_at = self.began_at or now
+            case "sent":
+                self.sent_at = self.sent_at or now
+            case "replied":
+                self.replied_at = now
+
+
+class Place(NamedTuple):
+    """Says where in the files a body is."""
+
+    file: int
+    offset: int
+    length: int
+
+
+BodyRef = Place | bytes  # a body in a file, or a small one, which its row holds
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request that was accepted and will be answered."""
+    """Identifies a request that was accepted and will be answered."""
 
     number: int  # order of acceptance
     id: str  # request_id on the wire; unguessable
@@ -80,12 +84,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """The result, encoded as the client wants it."""
+    """Holds a result, encoded as the client wants it."""
 
     content_type: str
     body: bytes
     layout: str | None = None  # how the micro-batches were cut
-    notes: Mapping[str, bytes] = field(default_factory=dict)  # kept of its samples, by kind (sample_notes.py)
+    notes: Mapping[str, bytes] = field(default_factory=dict)  # about its samples, by kind (sample_notes.py)
     spent: Usage = field(default=NO_USAGE, compare=False)
 
     @property
@@ -95,20 +99,20 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why there will be no result, and whose fault it is."""
+    """Says why there is no result, and whose fault it is."""
 
     error: str
     category: Literal["user", "server"]
-    executed: bool = False  # its commands were carried out, and count
-    layout: str | None = None  # how the micro-batches of those were cut
+    executed: bool = False  # its commands were executed, and count
+    layout: str | None = None  # how their micro-batches were cut
 
     def __post_init__(self) -> None:
-        """What clients wrote may be quoted in it: it is kept in the database, and sent as JSON."""
+        """Make the error storable, since it may quote what clients wrote."""
         object.__setattr__(self, "error", storable(self.error))
 
     @property
     def digest(self) -> str | None:
-        """None: the server is at fault, and another time something else may come out."""
+        """None: the server is at fault, and another run may give another outcome."""
         if self.category == "server":
             return None
         return blake2b(self.error.encode(), digest_size=16).hexdigest()
@@ -118,23 +122,23 @@ Outcome = Finished | Failed
 
 
 class Known(NamedTuple):
-    """What is already in the log under a key."""
+    """Says what is already in the log under a key."""
 
     id: str
     kind: str
 
 
 class NewRow(NamedTuple):
-    """A request to be written down, with its outcome when it is refused."""
+    """Holds a request to be stored, with its outcome if it is refused."""
 
     request: Request
     payload: BodyRef
     refused: Failed | None
-    accepted_at: float  # seconds since the epoch; when it came in
+    accepted_at: float  # seconds since the epoch
 
 
 class Settled(NamedTuple):
-    """An outcome to be written down; ``result`` is where the body of a finished one is."""
+    """Holds an outcome to be stored; ``result`` is where the body of a finished one is."""
 
     request: Request
     outcome: Outcome
@@ -144,7 +148,7 @@ class Settled(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """A request whose commands count."""
+    """Holds a request whose commands count, with the digest of its outcome."""
 
     request: Request
     digest: str | None
@@ -152,22 +156,22 @@ class Executed(NamedTuple):
 
 
 class History(NamedTuple):
-    """What a model's state follows from."""
+    """Holds the requests that a model's state follows from."""
 
     executed: list[Executed]  # in order of seq_id
-    closed: set[int]  # numbers of requests that were refused, or failed without having an effect
+    closed: set[int]  # numbers of requests that were refused, or failed without an effect
     refusal: str | None  # why there is no model: its creation failed, or the operator has given it up
 
 
 class LossCount(NamedTuple):
-    """How many generations ended while a command of a request was out."""
+    """Counts the generations that were lost while a command of a request was out."""
 
     total: int
-    by_command: int  # for which the command may be to blame
+    by_command: int  # those that the command may have ended
 
 
 class RequestLog(Protocol):
-    """What the scheduler uses of the queue."""
+    """The part of the queue that the scheduler uses."""
 
     on_arrival: Callable[[Request], None]  # called once per new request, when it is durable
 
@@ -176,7 +180,7 @@ class RequestLog(Protocol):
         ...
 
     def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
-        """Requests have come so far. Those that have outcomes, and unknown ones, are passed over."""
+        """Note that requests have reached a stage. Unknown ones, and those with outcomes, are ignored."""
         ...
 
     async def payload(self, request: Request) -> bytes:
@@ -184,35 +188,28 @@ class RequestLog(Protocol):
         ...
 
     def resolve(self, request_id: str, outcome: Outcome) -> None:
-        """Store an outcome with the next group, then wake whoever waits for it."""
+        """Store an outcome with the next group, then wake the callers that wait for it."""
         ...
 
     async def stored(self, request_ids: Collection[str] | None) -> None:
-        """Return when these requests, or all that have outcomes (None), have them durably."""
+        """Return when the outcomes of these requests, or all that are set (None), are durable."""
         ...
 
     async def history(self, line: str, after: int) -> History:
-        """What counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
+        """The history of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
         ...
 
     async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, LossCount]:
-        """A generation ended while commands of these were out; how often that has happened by now."""
+        """Count one more lost generation for requests whose commands were out; their counts by now."""
         ...
 
     async def given_up(self) -> dict[str, str]:
-        """Which unfinished requests the operator wants failed, by id, and why."""
+        """The operator's reasons to fail unfinished requests, by id."""
         ...
 
 
-# Only these come in chunks; any other kind waiting beyond a gap proves that the call with the gap is over.
-CHUNKED_KINDS = frozenset({"forward", "forward_backward"})
-
-
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-
 def read_body(body: bytes, schema: type[Body]) -> Body:
-    """Raises InvalidRequest when it does not parse."""
+    """Read a JSON body. Raises InvalidRequest when it does not parse."""
     try:
         return msgspec.json.decode(body, type=schema)
     except msgspec.DecodeError as problem:

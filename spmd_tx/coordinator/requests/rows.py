@@ -1,4 +1,4 @@
-"""Requests and outcomes as rows. Plain functions over a transaction; queue.py decides when."""
+"""Stores and reads requests and outcomes as rows, in a transaction of the caller's."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ from spmd_tx.coordinator.storage.tables import RequestRow
 from spmd_tx.errors import NotFound
 
 KEYS_PER_QUERY = 1000
-KEPT_COLUMNS = "body", "file", "offset", "length"  # of a payload or result
+BODY_COLUMNS = "body", "file", "offset", "length"  # of a payload or result
 
 
 async def next_number(db: AsyncSession) -> int:
@@ -38,19 +38,19 @@ async def next_number(db: AsyncSession) -> int:
 
 
 async def highest_number(db: AsyncSession, line: str) -> int:
-    """Of the requests of a line that were carried out, or are to be; refused ones may have any."""
+    """The highest seq_id of a line's executed and unfinished requests; refused ones may have any number."""
     counts = or_(RequestRow.executed, RequestRow.finished_at.is_(None))
     query = select(RequestRow.seq_id).where(RequestRow.line == line, counts)
     return await db.scalar(query.order_by(RequestRow.seq_id.desc()).limit(1)) or 0
 
 
 async def last_completion(db: AsyncSession) -> int:
-    """The highest number that was given."""
+    """The highest completion number in the log."""
     return round((await db.scalar(select(func.max(RequestRow.finished_at))) or 0) * MICROSECONDS)
 
 
 async def completions(db: AsyncSession, target: Target, span: Span) -> list[Completion]:
-    """Of one client of a sampler, in order."""
+    """The completions of one client of a sampler, in order."""
     query = (
         select(RequestRow.finished_at, RequestRow.id, RequestRow.content_type)
         .where(
@@ -69,7 +69,7 @@ async def completions(db: AsyncSession, target: Target, span: Span) -> list[Comp
 
 
 def known(db: orm.Session, keys: Iterable[Key]) -> dict[Key, Known]:
-    """Which of these keys are in the log."""
+    """The requests in the log under these keys."""
     columns = ("line", "seq_id", "id", "kind")
     found = bulk_rows.find(db, _table(), ("line", "seq_id"), list(keys), columns)
     return {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in found}
@@ -84,7 +84,7 @@ def settle(db: orm.Session, settled: Iterable[Settled]) -> None:
 
 
 def without_outcome(db: orm.Session, settled: Sequence[Settled]) -> list[Settled]:
-    """Those whose outcome is not in the log yet."""
+    """Those of the outcomes that are not in the log yet."""
     numbers = [each.request.number for each in settled]
     query = select(RequestRow.number).where(RequestRow.finished_at.is_(None))
     open_numbers: set[int] = set()
@@ -95,20 +95,20 @@ def without_outcome(db: orm.Session, settled: Sequence[Settled]) -> list[Settled
 
 
 def unfinished(db: orm.Session) -> list[Request]:
-    """What has not been answered, in the order of acceptance."""
+    """The requests without an outcome, in the order of acceptance."""
     query = select(RequestRow).where(RequestRow.finished_at.is_(None)).order_by(RequestRow.number)
     return [_request(row) for row in db.scalars(query)]
 
 
 async def given_up(db: AsyncSession) -> dict[str, str]:
-    """Which unfinished requests the operator wants failed, by id, and why."""
+    """The operator's reasons to fail unfinished requests, by id."""
     is_open = RequestRow.given_up.is_not(None), RequestRow.finished_at.is_(None)
     rows = await db.execute(select(RequestRow.id, RequestRow.given_up).where(*is_open))
     return {id: why or "" for id, why in rows}
 
 
 async def history(db: AsyncSession, line: str, after: int) -> History:
-    """What counts of a model's requests with a seq_id beyond ``after``; -1 for all."""
+    """The history of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
     query = (
         select(RequestRow)
         .where(RequestRow.line == line, RequestRow.seq_id > after, RequestRow.finished_at.is_not(None))
@@ -129,12 +129,12 @@ async def history(db: AsyncSession, line: str, after: int) -> History:
 
 
 def _broken(line: str, rows: Sequence[RequestRow]) -> str | None:
-    """Why a model cannot be what it was; ``rows`` are finished requests of it, in order of seq_id.
+    """Why a model cannot be restored; ``rows`` are its finished requests in order of seq_id.
 
-    A request that the server or the operator has given up may have had its effect all the same: it had, if a
-    later one was executed before.
+    A request that the server or the operator has given up may still have had its effect: it had, if a request
+    with a larger seq_id was executed before.
     """
-    first_executed_behind = math.inf  # time at which one was finished, of those with a larger seq_id
+    first_executed_behind = math.inf  # earliest time at which a request with a larger seq_id was executed
     for row in reversed(rows):
         finished_at = row.finished_at or 0.0
         if row.executed:
@@ -177,11 +177,11 @@ async def payload_place(db: AsyncSession, request_id: str) -> BodyRef:
 
 
 def payload_of(row: RequestRow) -> BodyRef:
-    return _kept(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
+    return _body_ref(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
 
 
 async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, BodyRef] | None:
-    """How a request ended: why it failed, or its content type and where its result is. None: it has not.
+    """The failure of a request, or the content type and place of its result. None: it is unfinished.
 
     Raises NotFound when the result is not kept any more.
     """
@@ -192,7 +192,7 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Body
         return Failed(row.error or "", cast(Literal["user", "server"], row.category))
     if row.result_length is None:
         raise not_kept(request_id)
-    return row.content_type, _kept(row.result_body, row.result_file, row.result_offset, row.result_length)
+    return row.content_type, _body_ref(row.result_body, row.result_file, row.result_offset, row.result_length)
 
 
 async def _row(db: AsyncSession, request_id: str) -> RequestRow:
@@ -206,17 +206,17 @@ def not_kept(request_id: str) -> NotFound:
     return NotFound(f"request {request_id!r} does not exist, or its result is no longer kept")
 
 
-def _kept(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> BodyRef:
+def _body_ref(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> BodyRef:
     return Place(*cast(tuple[int, int, int], (file, offset, length))) if body is None else body
 
 
-def _kept_values(name: str, kept: BodyRef | None) -> dict[str, object]:
-    """The four columns of a body; the length is there if the body is."""
-    if isinstance(kept, bytes):
-        values = kept, None, None, len(kept)
+def _body_values(name: str, body: BodyRef | None) -> dict[str, object]:
+    """The four columns of a body; the length is null if there is no body."""
+    if isinstance(body, bytes):
+        values = body, None, None, len(body)
     else:
-        values = None, *(kept or (None, None, None))
-    return {f"{name}_{column}": value for column, value in zip(KEPT_COLUMNS, values, strict=True)}
+        values = None, *(body or (None, None, None))
+    return {f"{name}_{column}": value for column, value in zip(BODY_COLUMNS, values, strict=True)}
 
 
 def _request(row: RequestRow) -> Request:
@@ -228,7 +228,7 @@ def _table() -> Table:
 
 
 def _new_values(row: NewRow) -> Mapping[str, object]:
-    """Of all columns that have no default in the database."""
+    """The values of all columns that have no default in the database."""
     request, refused = row.request, row.refused
     return {
         "number": request.number,
@@ -238,7 +238,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
         "seq_id": request.seq_id,
         "session_id": request.session_id,
         "created_at": row.accepted_at,
-        **_kept_values("payload", row.payload),
+        **_body_values("payload", row.payload),
         "finished_at": None if refused is None else clock.now(),
         "error": None if refused is None else refused.error,
         "category": None if refused is None else refused.category,
@@ -259,10 +259,10 @@ def _settled_values(settled: Settled) -> Mapping[str, object]:
         "error": outcome.error if is_failed else None,
         "category": outcome.category if is_failed else None,
         "executed": not is_failed or outcome.executed,
-        "coordinator_losses": 0,  # when it is run again, it has its chances again
+        "coordinator_losses": 0,  # a replay starts with a count of 0
         "digest": outcome.digest,
         "layout": outcome.layout,
-        **_kept_values("result", result),
+        **_body_values("result", result),
         "began_at": times.began_at,
         "sent_at": times.sent_at,
         "replied_at": times.replied_at,

@@ -1,6 +1,6 @@
-"""What is kept of samples beside their results, to train on them later: a file for each sample request.
+"""Keeps notes about samples beside their results, to train on them later: a file for each sample request.
 
-Sample requests are told apart by their session: what one has sampled, another one does not find.
+Files are found by session and request, so a session does not find another session's notes.
 """
 
 import os
@@ -21,13 +21,13 @@ from spmd_tx.errors import DamagedBody
 ROUTING, STABILITY = "routing", "stability"  # kinds of notes; each has a folder in the data directory
 KINDS = (ROUTING, STABILITY)
 CACHE_BYTES = 64 << 20
-SEQUENCE_ID = re.compile(r"([0-9A-Za-z_-]{1,64}):([0-9]{1,9})")  # request, and place of the sample in it
+SEQUENCE_ID = re.compile(r"([0-9A-Za-z_-]{1,64}):([0-9]{1,9})")  # request, and number of the sample in it
 
 Note = TypeVar("Note", bound=msgspec.Struct)
 
 
 def encode(note: msgspec.Struct) -> bytes:
-    """The contents of a file."""
+    """The contents of a note's file."""
     return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(msgspec.msgpack.encode(note))
 
 
@@ -43,21 +43,21 @@ class NoteWriter:
         self._unsynced: set[Path] = set()  # folders with new names
 
     def write(self, session_id: str, request_id: str, notes: Mapping[str, bytes]) -> None:
-        """The same again changes nothing. ``notes`` are contents by kind."""
+        """Write notes, given as contents by kind. Writing the same again changes nothing."""
         for kind, contents in notes.items():
             path = path_of(self._data_dir / kind, session_id, request_id)
             make_folder(path.parent)
             unfinished = path.with_suffix(".tmp")
             with unfinished.open("wb") as file:
                 file.write(contents)
-                os.utime(file.fileno(), (now := clock.now(), now))  # of the last use
+                os.utime(file.fileno(), (now := clock.now(), now))  # the time of the last use
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.rename(path)
             self._unsynced.add(path.parent)
 
     def finish(self) -> None:
-        """What was written is durable when this returns: one sync for all notes of a session."""
+        """Make everything that was written durable, with one sync for all notes of a session."""
         for folder in self._unsynced:
             sync(folder)
         self._unsynced.clear()
@@ -67,19 +67,19 @@ class NoteFiles(Generic[Note]):
     """Reads the notes of one kind from their folder. All methods block."""
 
     def __init__(self, directory: Path, kind: type[Note], what: str, remedy: str) -> None:
-        """``what`` it is and the ``remedy`` are for people."""
+        """``what`` a note is and the ``remedy`` for a damaged one are words for error messages."""
         self._directory = directory
         self._kind, self._what, self._remedy = kind, what, remedy
         self._recent: ByteLru[Note] = ByteLru(CACHE_BYTES)
-        self._lock = threading.Lock()  # of what is recent
+        self._lock = threading.Lock()  # of the recent notes
 
     def path(self, session_id: str, request_id: str) -> Path:
         return path_of(self._directory, session_id, request_id)
 
     def read(self, session_id: str, request_id: str) -> Note | None:
-        """None if there is no such note of this session.
+        """Read a note; None if this session has no such note.
 
-        Raises DamagedBody when the file is not as it was written; an OSError may go away.
+        Raises DamagedBody when the file is damaged; an OSError may pass.
         """
         path = self.path(session_id, request_id)
         with self._lock:

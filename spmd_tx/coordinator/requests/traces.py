@@ -1,4 +1,8 @@
-"""Traces of sessions as files: built in the background, kept for a while, handed out by signed URLs."""
+"""Builds traces of sessions as files in the background, and keeps them for a while.
+
+A trace is in the JSON format of Chrome's trace events. Each line is a process, and each of its lanes shows
+requests that do not overlap, as slices with a slice for each stage.
+"""
 
 import asyncio
 import heapq
@@ -23,10 +27,10 @@ from spmd_tx.errors import NotFound
 logger = logging.getLogger(__name__)
 
 FOLDER = "traces"  # in the data directory
-MOST_REQUESTS = 200_000  # of one trace, the newest
-FRESH_SECONDS = 10.0  # a trace that is not older is handed out once more
-PATIENCE_SECONDS = 2.0  # a small one is ready in the same call; the SDK asks again after 5 seconds
-KEPT_SECONDS = 2 * 3600.0  # longer than the URL is valid
+MAX_REQUESTS = 200_000  # of one trace, the newest
+FRESH_SECONDS = 10.0  # up to this age a trace is served again
+PATIENCE_SECONDS = 2.0  # for a small trace in the same call; the SDK asks again after 5 seconds
+KEPT_SECONDS = 2 * 3600.0  # longer than its URL is valid
 
 STAGES = ("queued", "batched", "device", "encoded")
 
@@ -34,7 +38,7 @@ Event = dict[str, Any]
 
 
 class TracedRequest(NamedTuple):
-    """What the log knows. Times in seconds since the epoch, None: it did not come so far."""
+    """Holds what the log knows of a request. Times are in seconds since the epoch; None: not reached."""
 
     number: int
     kind: str
@@ -50,7 +54,7 @@ class TracedRequest(NamedTuple):
 
 
 def write(requests: Sequence[TracedRequest], now: float, about: dict[str, Any]) -> Iterator[bytes]:
-    """The file, piece by piece. ``about`` is told in its header; what is unfinished lasts until ``now``."""
+    """The file, piece by piece, with ``about`` in its header. Unfinished requests last until ``now``."""
     yield b'{"otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'
     separator = b""
     for event in events(requests, now):
@@ -60,7 +64,7 @@ def write(requests: Sequence[TracedRequest], now: float, about: dict[str, Any]) 
 
 
 def events(requests: Iterable[TracedRequest], now: float) -> Iterator[Event]:
-    """In any order; times in microseconds, so that slices nest exactly."""
+    """The trace events, in any order. Times are whole microseconds, so that slices nest exactly."""
     by_line: dict[str, list[TracedRequest]] = {}
     for request in sorted(requests, key=lambda each: (each.created_at, each.number)):
         by_line.setdefault(request.line, []).append(request)
@@ -101,9 +105,9 @@ def _slices(request: TracedRequest, begin: int, ends: list[int], process: int, l
 
 
 def _boundaries(request: TracedRequest, now: float) -> list[int]:
-    """Where the stages begin, and the last one ends, in microseconds; never backwards.
+    """The times in microseconds where the stages begin, and where the last one ends; never decreasing.
 
-    A stage that a request never reached has no length: what failed in the line was queued to its end.
+    A stage that a request never reached has no length: if it failed in its line, it was queued to its end.
     """
     finished = now if request.finished_at is None else request.finished_at
     times = [request.created_at, request.began_at, request.sent_at, request.replied_at]
@@ -121,23 +125,23 @@ def _meta(what: str, process: int, lane: int, **told: object) -> Event:
 
 @dataclass(frozen=True)
 class Export:
-    """How far the trace of a session is."""
+    """Tells how far the trace of a session is."""
 
     path: Path | None = None  # None: not yet
     error: str | None = None  # why there will be none; asking again tries again
 
 
 class TraceExports:
-    """Of one server. One at a time is built for a session."""
+    """Builds traces, one at a time for each session."""
 
     def __init__(self, database: Database, data_dir: Path) -> None:
         self._database = database
         self._folder = data_dir / FOLDER
         self._building: dict[str, asyncio.Task[None]] = {}  # by session
-        self._errors: dict[str, str] = {}  # not told yet; by session
+        self._errors: dict[str, str] = {}  # not reported yet; by session
 
     async def export(self, session: Session) -> Export:
-        """Start to build a trace, or say how far it is."""
+        """Begin to build a trace, or tell how far it is."""
         path = self.path(session.id)
         if session.id not in self._building:
             error = self._errors.pop(session.id, None)
@@ -161,7 +165,7 @@ class TraceExports:
         return self._folder / f"{folder_name(session_id)}.pftrace"
 
     async def file(self, session: Session) -> Path:
-        """A trace that was built. Raises NotFound when it was too long ago."""
+        """The file of a trace that was built. Raises NotFound when it is deleted by now."""
         path = self.path(session.id)
         if not await asyncio.to_thread(path.exists):
             raise NotFound(f"the trace of session {session.id!r} is not kept any more; export it again")
@@ -189,13 +193,13 @@ class TraceExports:
             for table in (RequestRow, PastRequest):
                 columns = [getattr(table, name) for name in TracedRequest._fields]
                 query = select(*columns).where(table.session_id == session_id)
-                rows = await db.execute(query.order_by(table.number.desc()).limit(MOST_REQUESTS))
+                rows = await db.execute(query.order_by(table.number.desc()).limit(MAX_REQUESTS))
                 found += [TracedRequest(*row) for row in rows]
-        return sorted(set(found), key=lambda each: each.number)[-MOST_REQUESTS:]
+        return sorted(set(found), key=lambda each: each.number)[-MAX_REQUESTS:]
 
 
 def old_files(data_dir: Path, now: float) -> list[Path]:
-    """What nobody downloads any more. Blocks."""
+    """The traces that have outlived their URLs. Blocks."""
     before = min(time.time(), now) - KEPT_SECONDS
     return [path for path in (data_dir / FOLDER).glob("*") if path.stat().st_mtime < before]
 

@@ -41,7 +41,7 @@ async def ask(log, number, target=ME):
 
 
 async def test_numbers_grow_also_when_the_clock_does_not(monkeypatch):
-    monkeypatch.setattr(module.steady_time, "now", lambda: 5.0)
+    monkeypatch.setattr(module.clock, "now", lambda: 5.0)
     completions = Completions(4_999_999, Log().read)
     assert [completions.next_number() for _ in range(3)] == [5_000_000, 5_000_001, 5_000_002]
     later = Completions(9_000_000, Log().read)  # the clock was set back
@@ -103,7 +103,7 @@ async def test_waiting_ends_with_the_first_news():
 
 
 async def test_a_client_that_waits_is_told_whoever_else_asks(monkeypatch):
-    monkeypatch.setattr(module, "MOST_TARGETS", 2)
+    monkeypatch.setattr(module, "MAX_TARGETS", 2)
     log = Log()
     assert await ask(log, 0) == []
     waiting = asyncio.create_task(log.completions.wait(ME))
@@ -127,7 +127,7 @@ async def test_what_ends_while_the_log_is_read_is_not_lost():
 
 
 async def test_many_completions_come_in_portions(monkeypatch):
-    monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(module, "MAX_AT_ONCE", 4)
     log = Log()
     for number in range(6):
         log.end(f"{number}")
@@ -141,7 +141,7 @@ async def test_many_completions_come_in_portions(monkeypatch):
     assert told == [f"{number}" for number in range(15)]
 
 
-@pytest.mark.parametrize("limit, value", [("MOST_TARGETS", 1), ("MOST_UNTOLD", 2)])
+@pytest.mark.parametrize("limit, value", [("MAX_TARGETS", 1), ("MAX_UNREAD", 2)])
 async def test_what_is_not_held_any_more_is_read(monkeypatch, limit, value):
     monkeypatch.setattr(module, limit, value)
     log = Log()

@@ -32,7 +32,7 @@ def found(path):
     """What a process sees that starts now."""
     copy = path.with_suffix(".copy")
     copy.write_bytes(path.read_bytes())
-    return set(AtWork(copy).found)
+    return set(AtWork(copy).left_behind)
 
 
 def test_a_mark_stands_while_its_block_runs_and_outlives_the_process(tmp_path):
@@ -46,13 +46,13 @@ def test_a_mark_stands_while_its_block_runs_and_outlives_the_process(tmp_path):
 
 def test_a_new_process_begins_without_marks(tmp_path):
     AtWork(tmp_path / "at_work").on(SOME_ID).__enter__()
-    assert AtWork(tmp_path / "at_work").found == {SOME_ID}
-    assert AtWork(tmp_path / "at_work").found == frozenset()
+    assert AtWork(tmp_path / "at_work").left_behind == {SOME_ID}
+    assert AtWork(tmp_path / "at_work").left_behind == frozenset()
 
 
 def test_a_file_of_anything_else_marks_nothing(tmp_path):
     (tmp_path / "at_work").write_bytes(b"\xff" * 100 + SOME_ID.encode())
-    assert AtWork(tmp_path / "at_work").found == frozenset()
+    assert AtWork(tmp_path / "at_work").left_behind == frozenset()
 
 
 def test_more_marks_than_there_is_room_for_do_no_harm(tmp_path):
