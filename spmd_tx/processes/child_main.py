@@ -1,4 +1,4 @@
-"""The main program of a child that child.py starts for one call: set the limits, call, answer."""
+"""What a child process runs (child.py): take the limits, call, answer, until there are no more calls."""
 
 import ctypes
 import importlib
@@ -7,12 +7,23 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
+from typing import BinaryIO
 
 import msgspec
 
 from spmd_tx.errors import RequestError
-from spmd_tx.processes.child_messages import AnyAnswer, Broke, Call, RequestRefused, Returned, StorageFailed
+from spmd_tx.processes.child_messages import (
+    LENGTH_BYTES,
+    AnyAnswer,
+    Broke,
+    Call,
+    RequestRefused,
+    Returned,
+    StorageFailed,
+    encode,
+)
 from spmd_tx.processes.modest import be_modest
 
 PR_SET_PDEATHSIG = 1
@@ -24,12 +35,21 @@ def main(parent: int) -> None:
     _end_with(parent)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # foreign code may print
-    call = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Call)
+    calls = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
-    _limit(call)
-    with answers:
-        answers.write(msgspec.msgpack.encode(_answer(call)))
+    os.close(nothing)
+    be_modest()
+    with calls, answers:
+        while call := _next(calls):
+            _limit(call)
+            answers.write(encode(_answer(call)))
+            answers.flush()
+
+
+def _next(calls: BinaryIO) -> Call | None:
+    length = calls.read(LENGTH_BYTES)
+    return msgspec.msgpack.decode(calls.read(int.from_bytes(length)), type=Call) if length else None
 
 
 def _end_with(parent: int) -> None:
@@ -40,15 +60,17 @@ def _end_with(parent: int) -> None:
 
 
 def _limit(call: Call) -> None:
-    seconds = math.ceil(call.seconds) + LATE_SECONDS
-    for limit, value in (
-        (resource.RLIMIT_AS, call.memory),
-        (resource.RLIMIT_CPU, seconds),
-    ):
-        _, hardest = resource.getrlimit(limit)
-        most = value if hardest == resource.RLIM_INFINITY else min(value, hardest)
-        resource.setrlimit(limit, (most, most))
-    be_modest()
+    _, hardest = resource.getrlimit(resource.RLIMIT_CPU)
+    seconds = math.ceil(time.process_time() + call.seconds) + LATE_SECONDS
+    _set_limit(resource.RLIMIT_AS, call.memory, call.memory)
+    _set_limit(resource.RLIMIT_CPU, seconds, seconds if call.is_only else hardest)  # the next call raises it
+
+
+def _set_limit(limit: int, soft: int, hard: int) -> None:
+    _, hardest = resource.getrlimit(limit)
+    if hardest != resource.RLIM_INFINITY:
+        soft, hard = min(soft, hardest), min(hard, hardest)
+    resource.setrlimit(limit, (soft, hard))
 
 
 def _answer(call: Call) -> AnyAnswer:

@@ -1,6 +1,8 @@
-"""The messages between a process and the child that it starts for one call: one each way."""
+"""What a process and the child that works for it tell each other: a call, an answer, and so on."""
 
 import msgspec
+
+LENGTH_BYTES = 8  # before each message: its length, the most significant byte first
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -10,6 +12,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, object]
     seconds: float
     memory: int  # bytes of address space
+    is_only: bool = True  # whether the child ends after it
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -46,3 +49,9 @@ class Broke(Answer, frozen=True):
 
 AnyAnswer = Returned | RequestRefused | StorageFailed | Broke
 decode_answer = msgspec.msgpack.Decoder(AnyAnswer).decode
+
+
+def encode(message: Call | AnyAnswer) -> bytes:
+    """The message, with its length before it."""
+    content = msgspec.msgpack.encode(message)
+    return len(content).to_bytes(LENGTH_BYTES) + content

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from spmd_tx.errors import Abandoned, ForeignCodeFailed, InvalidRequest
-from spmd_tx.processes.child import Allowance, call_outside
+from spmd_tx.processes.child import Allowance, LastingChild, call_outside
 
 SECONDS = 60.0
 ENOUGH = Allowance(SECONDS)
@@ -120,3 +120,70 @@ async def test_a_child_has_limits_and_nothing_that_it_does_not_need(monkeypatch)
     assert found["limits"] == {"RLIMIT_CORE": [0, 0], "RLIMIT_AS": [1 << 30, 1 << 30]}
     assert found["oom_score_adj"] == "1000"
     assert found["descriptors"] <= 6  # its standard ones, the answer, and the listing itself
+
+
+@pytest.fixture
+async def lasting():
+    child = LastingChild(Allowance(SECONDS, memory=1 << 30))
+    yield child
+    await child.close()
+
+
+async def own_pid(child) -> int:
+    return (await child.call(f"{FOREIGN}:surroundings", {}))["pid"]
+
+
+async def test_a_child_that_lasts_is_the_same_for_all_calls_and_refusals(lasting):
+    pid = await own_pid(lasting)
+    with pytest.raises(InvalidRequest, match="'a key' is refused"):
+        await lasting.call(f"{FOREIGN}:refuse", {"text": "a key"})
+    assert await own_pid(lasting) == pid
+    await lasting.close()
+    await are_gone([pid])
+
+
+@pytest.mark.parametrize("function", ["panic", "leave", "abort", "take_memory"])
+async def test_a_child_that_lasts_is_another_one_after_a_failure(lasting, function):
+    pid = await own_pid(lasting)
+    with pytest.raises(ForeignCodeFailed):
+        await lasting.call(f"{FOREIGN}:{function}", {})
+    await are_gone([pid])
+    assert await own_pid(lasting) != pid
+
+
+async def test_a_call_that_is_cancelled_does_not_answer_the_next(lasting, tmp_path):
+    calling = asyncio.create_task(lasting.call(f"{FOREIGN}:hang", {"folder": str(tmp_path)}))
+    pids = await pids_in(tmp_path)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    await are_gone(pids)
+    assert await lasting.call(f"{FOREIGN}:add", {"left": 2, "right": 3}) == 5
+
+
+async def test_a_child_that_is_killed_between_calls_fails_none(lasting):
+    pid = await own_pid(lasting)
+    os.kill(pid, signal.SIGKILL)
+    await are_gone([pid])
+    while psutil.pid_exists(pid):  # this process has not noticed it yet
+        await asyncio.sleep(0.01)
+    assert await own_pid(lasting) != pid
+
+
+async def test_a_child_ends_when_there_are_no_calls():
+    child = LastingChild(ENOUGH, idle_seconds=0.01)
+    pid = await own_pid(child)
+    await are_gone([pid])
+    assert await own_pid(child) != pid
+    await child.close()
+
+
+@linux_only
+async def test_each_call_has_the_processor_time_of_its_own(lasting):
+    def limit(found):
+        return found["processor_seconds"][0] - found["used"]
+
+    first, second = [await lasting.call(f"{FOREIGN}:surroundings", {}) for _ in range(2)]
+    assert second["used"] >= first["used"]
+    for found in (first, second):
+        assert SECONDS <= limit(found) <= SECONDS + 10

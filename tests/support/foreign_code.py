@@ -71,6 +71,9 @@ def surroundings() -> dict:
         "stdin": sys.stdin.buffer.read(),
         "limits": limits,
         "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
+        "processor_seconds": resource.getrlimit(resource.RLIMIT_CPU),
+        "used": time.process_time(),
+        "pid": os.getpid(),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
 
