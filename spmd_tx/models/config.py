@@ -27,14 +27,13 @@ class ModelConfig:
     rms_norm_eps: float
     tied_embeddings: bool
     max_positions: int  # tokens
-    eos_token_ids: tuple[int, ...]  # end a sample when the request names no stop
     n_experts: int = 0  # 0: every layer has one feed-forward block for all tokens
     experts_per_token: int = 0
     normalize_expert_weights: bool = False  # whether the chosen experts' weights sum to 1
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Read ``config.json`` and, for the end-of-text ids, ``generation_config.json``.
+    """Read ``config.json``.
 
     Raises StartError when the file is missing or the architecture is not supported.
     """
@@ -49,12 +48,12 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     if architecture == MIXTURE:
         _check_mixture(model_dir, raw)
     try:
-        return _model_config(raw, architecture, _eos_token_ids(model_dir, raw))
+        return _model_config(raw, architecture)
     except KeyError as missing:
         raise StartError(f"{model_dir}/config.json lacks the key {missing}") from None
 
 
-def _model_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+def _model_config(raw: dict[str, Any], architecture: str) -> ModelConfig:
     n_heads = raw["num_attention_heads"]
     rope = raw.get("rope_parameters") or raw  # transformers 5 nests what earlier versions wrote flat
     if rope.get("rope_type", "default") != "default":
@@ -72,7 +71,6 @@ def _model_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[i
         rms_norm_eps=raw["rms_norm_eps"],
         tied_embeddings=raw.get("tie_word_embeddings", False),
         max_positions=raw["max_position_embeddings"],
-        eos_token_ids=eos_token_ids,
         **(_mixture(raw) if architecture == MIXTURE else {}),
     )
 
@@ -100,15 +98,6 @@ def _check_mixture(model_dir: Path, raw: dict[str, Any]) -> None:
             f"{model_dir}/config.json has {experts} experts and chooses {chosen} of them for a token; "
             "num_experts_per_tok must lie between 1 and num_experts"
         )
-
-
-def _eos_token_ids(model_dir: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    path = model_dir / "generation_config.json"
-    generation = _read_json(path) if path.exists() else {}
-    ids = generation.get("eos_token_id", raw.get("eos_token_id"))
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (ids,)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -35,7 +36,7 @@ from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
-from spmd_tx.coordinator.text.chat_template import ChatTemplate
+from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
@@ -44,7 +45,7 @@ from tests.support.databases import migrate
 from tests.support.model_shapes import TINY
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
-TINY_MODEL = replace(TINY, max_positions=128, eos_token_ids=(0,))
+TINY_MODEL = replace(TINY, max_positions=128)
 
 
 @asynccontextmanager
@@ -129,14 +130,14 @@ def tokenizer() -> Tokenizer:
     return tiny_tokenizer()
 
 
-def tiny_prompt_texts(directory: Path, config: ServerConfig) -> PromptTexts:
+def tiny_model_text(directory: Path) -> LazyModelText:
     """With its files, which are written when they are not there."""
     if not directory.exists():
         directory.mkdir()
         tiny_tokenizer().save(str(directory / "tokenizer.json"))
         (directory / "chat_template.jinja").write_text(tiny_model.CHAT_TEMPLATE)
-    template = ChatTemplate(tiny_model.CHAT_TEMPLATE, {})
-    return PromptTexts(directory, tiny_tokenizer(), template, TINY_MODEL.max_positions, config.bounds)
+        (directory / "generation_config.json").write_text('{"eos_token_id": 0}')
+    return LazyModelText(partial(load_model_text, directory))
 
 
 @asynccontextmanager
@@ -147,6 +148,8 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
     checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
     scheduler = FakeScheduler(queue, catalog, checkpoints)
     running = asyncio.create_task(scheduler.run())
+    text = tiny_model_text(data_dir / "model")
+    prompt_texts = PromptTexts(data_dir / "model", text, TINY_MODEL.max_positions, config.bounds)
     yield Services(
         config=config,
         model=TINY_MODEL,
@@ -165,14 +168,15 @@ async def run_services(database: Database, queue: RequestQueue, data_dir: Path) 
         signed_urls=open_signed_urls(data_dir),
         traces=TraceExports(database, data_dir),
         quotas=Quotas(database, catalog, queue, config.bounds),
-        tokenizer=tiny_tokenizer(),
-        prompt_texts=tiny_prompt_texts(data_dir / "model", config),
+        text=text,
+        prompt_texts=prompt_texts,
         progress=Progress(),
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),
         polls=Polls(config.bounds.polls),
         line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
     )
+    await prompt_texts.close()
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled(), running.exception()

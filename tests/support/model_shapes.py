@@ -17,7 +17,6 @@ QWEN3_8B = ModelConfig(
     rms_norm_eps=1e-6,
     tied_embeddings=False,
     max_positions=40960,
-    eos_token_ids=(151645,),
 )
 QWEN3_4B = replace(QWEN3_8B, d_model=2560, d_ff=9728, tied_embeddings=True)
 TINY = replace(
@@ -31,7 +30,6 @@ TINY = replace(
     head_dim=16,
     tied_embeddings=True,
     max_positions=512,
-    eos_token_ids=(1,),
 )
 # The model of the benchmarks' tables: four layers of width 256.
 TINY_OF_BENCH = replace(

@@ -8,7 +8,6 @@ from hashlib import blake2b
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from tokenizers import Tokenizer
 
 from spmd_tx.errors import StartError
 
@@ -47,16 +46,6 @@ def find_config(base_model: str) -> Path:
         f"--base-model {base_model} is no directory, and its config.json cannot be downloaded: {reason}. "
         "Check name and network, or give a directory with a config.json"
     )
-
-
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """Read the tokenizer. Raises StartError."""
-    path = directory / TOKENIZER
-    try:
-        json.loads(path.read_text())  # the tokenizers library raises nothing more specific than Exception
-    except (OSError, ValueError) as error:
-        raise StartError(f"cannot read {path}: {error}; restore it from where the model came from") from None
-    return Tokenizer.from_file(str(path))
 
 
 def weight_files(directory: Path) -> list[str]:

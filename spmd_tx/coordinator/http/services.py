@@ -10,7 +10,6 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath
-from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
@@ -32,6 +31,7 @@ from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.tenancy.keyring import Keyring
+from spmd_tx.coordinator.text.model_text import LazyModelText
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -105,7 +105,7 @@ class Services:
     signed_urls: SignedUrls
     traces: TraceExports
     quotas: Quotas
-    tokenizer: Tokenizer
+    text: LazyModelText
     prompt_texts: PromptTexts
     progress: Progress
     implicit_samplers: ImplicitSamplers

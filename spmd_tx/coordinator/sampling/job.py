@@ -263,6 +263,7 @@ class SamplingModel:
     config: ModelConfig
     max_context: int  # tokens
     decoder: Decoder | None  # None: stop strings cannot be used
+    eos_token_ids: tuple[int, ...] = ()  # what ends a sample when the request names no stop
 
 
 def make_job(
@@ -284,7 +285,7 @@ def make_job(
         temperature=params.temperature,
         top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
         top_p=params.top_p,
-        rule=stop_rule(params.stop, model.config.eos_token_ids),
+        rule=stop_rule(params.stop, model.eos_token_ids),
         scoring=prompt_scores.of(
             body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
         ),

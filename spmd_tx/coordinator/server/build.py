@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from sqlalchemy import update
-from tokenizers import Tokenizer
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.agent.base_model import find_model, fingerprint, load_tokenizer
+from spmd_tx.coordinator.agent.base_model import find_model, fingerprint
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
@@ -58,7 +57,7 @@ from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
-from spmd_tx.coordinator.text.chat_template import ChatTemplate, read_chat_template
+from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
@@ -95,8 +94,7 @@ class ServedModel:
     directory: Path
     config: ModelConfig
     max_context: int  # tokens
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
+    text: LazyModelText
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,7 @@ def open_model(config: ServerConfig) -> ServedModel:
         directory=directory,
         config=model,
         max_context=context_length(config, model),
-        tokenizer=load_tokenizer(directory),
-        chat_template=read_chat_template(directory),
+        text=LazyModelText(partial(load_model_text, directory)),
     )
 
 
@@ -171,6 +168,8 @@ async def open_parts(
     reaper.retire = scheduler.retire
     health = ServerHealth(hub)
     scheduler.phase = lambda: health.phase
+    prompt_texts = PromptTexts(model.directory, model.text, model.max_context, config.bounds)
+    stack.push_async_callback(prompt_texts.close)
     services = Services(
         config=config,
         model=model.config,
@@ -189,10 +188,8 @@ async def open_parts(
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         traces=TraceExports(database, config.data_dir),
         quotas=Quotas(database, catalog, queue, config.bounds),
-        tokenizer=model.tokenizer,
-        prompt_texts=PromptTexts(
-            model.directory, model.tokenizer, model.chat_template, model.max_context, config.bounds
-        ),
+        text=model.text,
+        prompt_texts=prompt_texts,
         progress=progress,
         implicit_samplers=ImplicitSamplers(catalog, config.model_name),
         notices=Notices(),
@@ -225,7 +222,7 @@ def make_equipment(
     plan: MemoryPlan,
     at_work: AtWork | None = None,
 ) -> GenerationParts:
-    """What one generation of workers, which hold nothing yet, is driven with."""
+    """What one generation of workers, which hold nothing yet, is driven with. The model's text is loaded."""
     check_pages(plan.pages, config.page_size, model.max_context)
     bank = VersionBank(bank_slots(config), config.data_dir / "versions")
     versions = open_versions(catalog, checkpoints, bank, config.data_dir / "versions", config.max_lora_rank)
@@ -245,7 +242,8 @@ def make_equipment(
     )
     shapes = sampling_shapes(config, model.max_context, plan.decode_rows)
     limits = SamplingLimits(shapes=shapes, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
-    sampling_model = SamplingModel(model.config, model.max_context, model.tokenizer)
+    text = model.text.loaded
+    sampling_model = SamplingModel(model.config, model.max_context, text.tokenizer, text.eos_token_ids)
     ahead = make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
     orders = ProgramOrders(program for program in ahead if program not in workers.avoided)
     batch = SampleBatch(sampling_model, bank, limits, progress.hear, at_work, orders)

@@ -5,6 +5,7 @@ So texts are measured in bytes first, and what takes long has limits on both.
 """
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,42 +16,46 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator.text.chat_template import ChatTemplate, Message, read_chat_template
+from spmd_tx.coordinator.text.chat_template import Message
+from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText, load_model_text
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
-from spmd_tx.processes.child import Allowance, call_outside
+from spmd_tx.processes.child import Allowance, LastingChild
 
 SHORT_BYTES = 64 << 10  # which take some 50 ms
 CHILDREN = 2  # at a time
+IDLE_SECONDS = 60.0  # after which they end
 SHRINKS = 4  # a normalizer may leave a third of the bytes
 
 _HERE = "spmd_tx.coordinator.text.prompt_texts"
 
 
 class PromptTexts:
-    """Of one model."""
+    """Turns the texts that are sent to one model into tokens, within its limits."""
 
-    def __init__(
-        self,
-        directory: Path,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        max_context: int,
-        bounds: Bounds,
-    ) -> None:
+    def __init__(self, directory: Path, text: LazyModelText, max_context: int, bounds: Bounds) -> None:
         self._directory = directory
-        self._tokenizer = tokenizer
-        self._template = template
+        self._text = text
         self._max_context = max_context
         self._bounds = bounds
-        self._most_bytes = max_context * longest_token(tokenizer) * (SHRINKS if tokenizer.normalizer else 1)
-        self._children = asyncio.Semaphore(CHILDREN)
+        allowance = Allowance(
+            bounds.text_seconds, bounds.text_memory_bytes, {"TOKENIZERS_PARALLELISM": "false"}
+        )
+        self._children = [LastingChild(allowance, IDLE_SECONDS) for _ in range(CHILDREN)]
+        self._free = list(self._children)
+        self._has_free = asyncio.Semaphore(CHILDREN)
+
+    async def close(self) -> None:
+        """End the child processes. No call may be at work."""
+        for child in self._children:
+            await child.close()
 
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Of prompts, as the tokenizer does it by default. Raises InvalidRequest."""
         if not texts:
             return []
-        if self._check_sizes(texts) <= SHORT_BYTES:
-            return await asyncio.to_thread(tokenize, self._tokenizer, texts, True)
+        model = await self._text.get()
+        if self._check_sizes(texts, model) <= SHORT_BYTES:
+            return await asyncio.to_thread(tokenize, model.tokenizer, texts, True)
         return await self._outside("tokenize_outside", texts=list(texts))
 
     async def of_conversation(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
@@ -61,20 +66,22 @@ class PromptTexts:
             (tokens,) = await self._outside("converse_outside", conversation=conversation.decode())
             return tokens
         most = self._bounds.prompt_text_bytes, self._bounds.text_seconds
-        text = await asyncio.to_thread(self._template.render, messages, options, *most)
-        if self._check_sizes([text]) <= SHORT_BYTES:
-            (tokens,) = await asyncio.to_thread(tokenize, self._tokenizer, [text], False)
+        model = await self._text.get()
+        text = await asyncio.to_thread(model.template.render, messages, options, *most)
+        if self._check_sizes([text], model) <= SHORT_BYTES:
+            (tokens,) = await asyncio.to_thread(tokenize, model.tokenizer, [text], False)
         else:
             (tokens,) = await self._outside("tokenize_outside", texts=[text], special_tokens=False)
         return tokens
 
-    def _check_sizes(self, texts: Sequence[str]) -> int:
+    def _check_sizes(self, texts: Sequence[str], model: ModelText) -> int:
         """The bytes of all of them."""
         sizes = [_size(text, self._bounds.prompt_text_bytes) for text in texts]
-        if max(sizes) > self._most_bytes:
+        most = self._max_context * model.longest_token * (SHRINKS if model.tokenizer.normalizer else 1)
+        if max(sizes) > most:
             raise InvalidRequest(
                 f"the prompt is too long: it has {max(sizes)} bytes, and the {self._max_context} tokens that "
-                f"the context holds are {self._most_bytes} bytes at most; shorten it"
+                f"the context holds are {most} bytes at most; shorten it"
             )
         self._check_total(sum(sizes))
         return sum(sizes)
@@ -89,30 +96,28 @@ class PromptTexts:
 
     async def _outside(self, function: str, **arguments: object) -> list[list[int]]:
         bounds = self._bounds
-        allowance = Allowance(
-            bounds.text_seconds, bounds.text_memory_bytes, {"TOKENIZERS_PARALLELISM": "false"}
-        )
         arguments |= {
             "directory": str(self._directory),
             "most_tokens": self._max_context,
             "most_bytes": bounds.prompt_text_bytes,
             "seconds": bounds.text_seconds,
         }
-        async with self._children:
-            try:
-                found = await call_outside(f"{_HERE}:{function}", arguments, allowance)
-            except ForeignCodeFailed as error:
-                raise InvalidRequest(
-                    f"the text of the prompt could not be made into tokens within {bounds.text_seconds:g} s "
-                    f"and {show_size(bounds.text_memory_bytes)}; shorten it, or send tokens"
-                ) from error
+        try:
+            found = await self._call(f"{_HERE}:{function}", arguments)
+        except ForeignCodeFailed as error:
+            raise InvalidRequest(
+                f"the text of the prompt could not be made into tokens within {bounds.text_seconds:g} s "
+                f"and {show_size(bounds.text_memory_bytes)}; shorten it, or send tokens"
+            ) from error
         return [np.frombuffer(ids, np.int32).tolist() for ids in found]
 
-
-def longest_token(tokenizer: Tokenizer) -> int:
-    """The most bytes of text that one token stands for."""
-    texts = [*tokenizer.get_vocab(with_added_tokens=True)]
-    return max(len(text.encode()) for text in texts)
+    async def _call(self, function: str, arguments: Mapping[str, object]) -> Any:
+        async with self._has_free:
+            child = self._free.pop()
+            try:
+                return await child.call(function, arguments)
+            finally:
+                self._free.append(child)
 
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
@@ -121,11 +126,17 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], special_tokens: bool) -
     return [encoding.ids for encoding in found]
 
 
+@functools.cache
+def _model_text(directory: str) -> ModelText:
+    """Of a child process, which lasts."""
+    return load_model_text(Path(directory))
+
+
 def tokenize_outside(
     directory: str, texts: list[str], most_tokens: int, special_tokens: bool = True, **_: object
 ) -> list[bytes]:
     """What a child process does: the tokens of each text, int32."""
-    tokenizer = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
+    tokenizer = _model_text(directory).tokenizer
     found = []
     for text in texts:
         (tokens,) = tokenize(tokenizer, [text], special_tokens)
@@ -143,7 +154,7 @@ def converse_outside(
 ) -> list[bytes]:
     """What a child process does: the tokens of a conversation."""
     messages, options = msgspec.json.decode(conversation)
-    text = read_chat_template(Path(directory)).render(messages, options, most_bytes, seconds)
+    text = _model_text(directory).template.render(messages, options, most_bytes, seconds)
     return tokenize_outside(directory, [text], most_tokens, special_tokens=False)
 
 

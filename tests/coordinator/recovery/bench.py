@@ -23,7 +23,7 @@ from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.server.build import ServedModel, make_equipment
 from spmd_tx.coordinator.storage.database import Database, open_database
-from spmd_tx.coordinator.text.chat_template import ChatTemplate
+from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
@@ -184,8 +184,9 @@ class Coordinator:
         self.catalog = await open_catalog(self.database)
         checkpoints = await open_checkpoints(self.database, config.checkpoints_dir, config.model_name)
         snapshots = Snapshots(self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
-        template = ChatTemplate(None, {})
-        model = ServedModel(config.data_dir, MODEL, CONTEXT, Words(), template)  # pyright: ignore[reportArgumentType]
+        words = ModelText(Words(), None)  # pyright: ignore[reportArgumentType]
+        model = ServedModel(config.data_dir, MODEL, CONTEXT, LazyModelText(lambda: words))
+        await model.text.get()
         losses, progress = CustomLossCatalog(self.database, self.queue), Progress()
         equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots, losses, progress)
         self.scheduler = Scheduler(self.queue, self.catalog, snapshots, equip, clock)

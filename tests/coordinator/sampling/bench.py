@@ -31,7 +31,6 @@ MODEL = replace(
     head_dim=8,
     rope_theta=1e4,
     max_positions=MAX_CONTEXT,
-    eos_token_ids=(),
 )
 
 

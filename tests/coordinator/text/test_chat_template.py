@@ -1,19 +1,90 @@
 import json
 
 import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from spmd_tx.coordinator.text.chat_template import ChatTemplate, read_chat_template
+from spmd_tx.coordinator.text.chat_template import NOT_FOR_CLIENTS, ChatTemplate
+from spmd_tx.coordinator.text.model_text import load_model_text
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
+from tests.support import chat_templates
 
 HELLO = [{"role": "user", "content": "Hello <you>"}]
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How warm is it in Zürich?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I have to look.",
+        "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+        ],
+    },
+    {"role": "tool", "content": '{"celsius": 7}', "name": None},
+    {"role": "assistant", "content": "<think>\nCold.\n</think>\n\n7 °C"},
+    {"role": "user", "content": "And < tomorrow >?"},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "How warm it is",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
 
 
-def render(source, **options):
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(HELLO, options, 1000, 10.0)
+@pytest.fixture
+def make(tokenizer):
+    """A tokenizer of transformers with this template."""
+
+    def make(source, **more):
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, chat_template=source, bos_token="<s>", eos_token="</s>", **more
+        )
+
+    return make
 
 
-def test_a_conversation_ends_where_the_assistant_begins():
+@pytest.fixture
+def render(make):
+    def render(source, most_characters=1000, seconds=10.0, **options):
+        return ChatTemplate(make(source)).render(HELLO, options, most_characters, seconds)
+
+    return render
+
+
+@pytest.mark.parametrize(
+    "source", [chat_templates.QWEN3, chat_templates.LLAMA3, chat_templates.PLAIN, tiny_model.CHAT_TEMPLATE]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tools": TOOLS},
+        {"enable_thinking": False},
+        {"documents": [{"title": "A", "text": "B"}], "date_string": "1 May"},
+        {"bos_token": "<another>"},
+    ],
+    ids=str,
+)
+def test_a_prompt_is_that_of_transformers(make, source, options):
+    tokenizer = make(source)
+    wanted = tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True, **options)
+    assert ChatTemplate(tokenizer).render(TALK, options, 10_000, 10.0) == wanted
+
+
+def test_tools_choose_the_template_for_tools(make):
+    sources = {"default": "none", "tool_use": "{{ tools | length }} tool"}
+    template = ChatTemplate(make(sources))
+    assert template.render(HELLO, {}, 1000, 10.0) == "none"
+    assert template.render(HELLO, {"tools": TOOLS}, 1000, 10.0) == "1 tool"
+
+
+def test_a_conversation_ends_where_the_assistant_begins(render):
     wanted = "<|im_start|>user\nHello <you><|im_end|>\n<|im_start|>assistant\n"
     assert render(tiny_model.CHAT_TEMPLATE) == wanted
 
@@ -30,52 +101,75 @@ def test_a_conversation_ends_where_the_assistant_begins():
         ("{{ add_generation_prompt }}", "True"),
     ],
 )
-def test_templates_find_what_transformers_gives_them(source, text):
+def test_templates_find_what_transformers_gives_them(render, source, text):
     assert render(source, enable_thinking=False, add_generation_prompt=False) == text
 
 
 @pytest.mark.parametrize(
     "source, complaint",
     [
-        (None, "no chat template"),
+        (None, r"no chat template.*chat_template\.jinja"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].content + 1 }}", "cannot render"),
         ("{% if %}", "cannot render"),
         ("{{ messages.append(1) }}", "cannot render"),
         ("{{ ''.__class__.__mro__ }}", "cannot render"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "cannot render"),
     ],
 )
-def test_what_cannot_be_rendered_is_refused(source, complaint):
+def test_what_cannot_be_rendered_is_refused(render, source, complaint):
     with pytest.raises(InvalidRequest, match=complaint):
         render(source)
 
 
-@pytest.mark.parametrize(
-    "config, text",
-    [
-        ({"chat_template": "one{{ eos_token }}", "eos_token": {"content": "</s>"}}, "one</s>"),
-        (
-            {"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]},
-            "yes",
-        ),
-    ],
-)
-def test_the_template_is_found_where_models_have_it(tmp_path, config, text):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert read_chat_template(tmp_path).render(HELLO, {}, 1000, 10.0) == text
-    (tmp_path / "chat_template.jinja").write_text("a file goes first")
-    assert read_chat_template(tmp_path).render(HELLO, {}, 1000, 10.0) == "a file goes first"
+@pytest.mark.parametrize("options", [{"tools": "all"}, {"documents": ["text"]}], ids=str)
+def test_what_transformers_refuses_is_refused(render, options):
+    with pytest.raises(InvalidRequest, match=r"cannot render this conversation: .*; change messages"):
+        render("x", **options)
 
 
-def test_a_model_without_any_says_so_when_it_is_asked(tmp_path):
-    with pytest.raises(InvalidRequest, match=r"chat_template\.jinja"):
-        read_chat_template(tmp_path).render(HELLO, {}, 1000, 10.0)
+@pytest.mark.parametrize("name", sorted(NOT_FOR_CLIENTS))
+def test_clients_set_variables_of_the_template_and_nothing_else(make, name):
+    with pytest.raises(InvalidRequest, match=f"chat_template_kwargs cannot set {name}; leave that out"):
+        ChatTemplate(make("x")).render(HELLO, {name: "{{ 1 }}"}, 1000, 10.0)
 
 
 @pytest.mark.parametrize(
     "source, seconds",
-    [("{% for _ in range(2000) %}x{% endfor %}", 10.0), ("{{ messages[0].content }}", -1.0)],
+    [
+        ("{% for _ in range(2000) %}x{% endfor %}", 10.0),
+        ("{% block all %}{% for _ in range(2000) %}x{% endfor %}{% endblock %}", 10.0),
+        ("{{ messages[0].content }}", -1.0),
+    ],
 )
-def test_too_much_text_and_too_much_work_are_refused(source, seconds):
+def test_too_much_text_and_too_much_work_are_refused(render, source, seconds):
     with pytest.raises(InvalidRequest, match="makes too much of this conversation"):
-        ChatTemplate(source, {}).render(HELLO, {}, 1000, seconds)
+        render(source, seconds=seconds)
+
+
+def test_rendering_stops_when_there_is_too_much(render):
+    """The template would go on for years."""
+    nested = "{% for _ in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3
+    with pytest.raises(InvalidRequest, match="more than 1000 characters, or 10 s"):
+        render(nested)
+
+
+def test_limits_are_those_of_one_call(make):
+    tokenizer = make("{% for _ in range(20) %}x{% endfor %}")
+    template = ChatTemplate(tokenizer)
+    with pytest.raises(InvalidRequest, match="more than 10 characters"):
+        template.render(HELLO, {}, 10, 10.0)
+    assert template.render(HELLO, {}, 20, 10.0) == "x" * 20
+    assert tokenizer.apply_chat_template(HELLO, tokenize=False) == "x" * 20
+
+
+def test_the_client_of_the_same_files_renders_the_same(tmp_path, tokenizer):
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "model_max_length": 2048}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": 1}))
+    (tmp_path / "chat_template.jinja").write_text(chat_templates.QWEN3)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    ours = load_model_text(tmp_path)
+    wanted = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True, tools=TOOLS)
+    assert ours.template.render(TALK, {"tools": TOOLS}, 10_000, 10.0) == wanted

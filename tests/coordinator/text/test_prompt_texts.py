@@ -1,8 +1,10 @@
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.text.chat_template import ChatTemplate
-from spmd_tx.coordinator.text.prompt_texts import SHORT_BYTES, PromptTexts, longest_token
+from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText, load_model_text
+from spmd_tx.coordinator.text.prompt_texts import SHORT_BYTES, PromptTexts
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
 
@@ -27,12 +29,27 @@ def model_files(tmp_path, tokenizer):
 
 
 @pytest.fixture
-def make(model_files, tokenizer):
-    def make(tokenizer=tokenizer, context=CONTEXT, source=tiny_model.CHAT_TEMPLATE, **bounds):
-        template = ChatTemplate(source, {})
-        return PromptTexts(model_files, tokenizer, template, context, Bounds(**bounds))
+def template(tokenizer):
+    """A template with this source."""
 
-    return make
+    def template(source):
+        return ChatTemplate(PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=source))
+
+    return template
+
+
+@pytest.fixture
+async def make(model_files, tokenizer, template):
+    made = []
+
+    def make(tokenizer=tokenizer, context=CONTEXT, source=tiny_model.CHAT_TEMPLATE, **bounds):
+        text = ModelText(tokenizer, template(source))
+        made.append(PromptTexts(model_files, LazyModelText(lambda: text), context, Bounds(**bounds)))
+        return made[-1]
+
+    yield make
+    for texts in made:
+        await texts.close()
 
 
 @pytest.mark.parametrize("text", ["x" * 81, "\xf6" * 41, "x" * (1 << 20)], ids=len)
@@ -62,10 +79,10 @@ async def test_the_tokens_are_those_of_the_tokenizer_wherever_they_are_made(make
 
 
 @pytest.mark.parametrize("content", ["hello", LONG, "x" * (SHORT_BYTES - 90)], ids=len)
-async def test_a_conversation_is_the_same_wherever_it_is_rendered(make, tokenizer, content):
+async def test_a_conversation_is_the_same_wherever_it_is_rendered(make, tokenizer, template, content):
     """The last one becomes long by what the template adds."""
     messages = [{"role": "user", "content": content}]
-    text = ChatTemplate(tiny_model.CHAT_TEMPLATE, {}).render(messages, {}, 1 << 20, 10.0)
+    text = template(tiny_model.CHAT_TEMPLATE).render(messages, {}, 1 << 20, 10.0)
     wanted = tokenizer.encode(text, add_special_tokens=False).ids
     assert await make().of_conversation(messages, {"number": 10**30}) == wanted
 
@@ -81,6 +98,31 @@ async def test_a_text_that_takes_too_much_fails_its_own_call(make, bounds):
         await make(**bounds).tokens([LONG])
 
 
-def test_the_longest_token_is_measured_in_bytes(tokenizer):
-    assert longest_token(Untouched()) == 8
-    assert longest_token(tokenizer) >= max(len(text) for text in tokenizer.get_vocab())
+async def test_tokens_are_those_of_transformers(make, model_files):
+    theirs = PreTrainedTokenizerFast.from_pretrained(model_files, local_files_only=True)
+    text = "hello <|im_end|> w\xf6rld\n\n 12345 \U0001f600"
+    messages = [{"role": "user", "content": text}]
+    assert await make().tokens([text, LONG]) == [theirs(text).input_ids, theirs(LONG).input_ids]
+    wanted = theirs.apply_chat_template(messages, add_generation_prompt=True).input_ids
+    assert await make().of_conversation(messages, {}) == wanted
+
+
+async def test_a_long_conversation_has_the_limits_of_a_short_one(make, model_files):
+    (model_files / "chat_template.jinja").write_text("{% for _ in range(99999) %}{{ messages }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="makes too much of this conversation: more than 4194304 char"):
+        await make().of_conversation([{"role": "user", "content": LONG}], {})
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs cannot set chat_template"):
+        await make().of_conversation([{"role": "user", "content": LONG}], {"chat_template": "x"})
+
+
+async def test_a_text_that_takes_too_much_leaves_the_next_alone(make, model_files, tokenizer):
+    (model_files / "chat_template.jinja").write_text("{{ 'x' * 10**11 }}")
+    texts = make()
+    with pytest.raises(InvalidRequest, match=r"could not be made into tokens within 30 s and 3.0 GiB"):
+        await texts.of_conversation([{"role": "user", "content": LONG}], {})
+    assert await texts.tokens([LONG]) == [tokenizer.encode(LONG).ids]
+
+
+def test_the_longest_token_is_measured_in_bytes(tokenizer, model_files):
+    assert ModelText(Untouched(), None).longest_token == 8
+    assert load_model_text(model_files).longest_token >= max(len(text) for text in tokenizer.get_vocab())

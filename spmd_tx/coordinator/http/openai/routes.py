@@ -84,8 +84,8 @@ async def _begin(
     request: CompletionRequest | ChatRequest, prompts: list[list[int]], services: Services, access: Access
 ) -> Call:
     sampler = await services.implicit_samplers.of(request.model, access)
-    end_of_text = services.model.eos_token_ids
-    wanted = requests.sample_requests(request, prompts, end_of_text, services.limits)
+    text = await services.text.get()
+    wanted = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
     async with services.quotas.room_for_sample(access.caller, tokens, len(wanted)):
         stream = await submit_samples(services, sampler, wanted)
@@ -94,13 +94,13 @@ async def _begin(
         id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
-        decoder=services.tokenizer,
+        decoder=text.tokenizer,
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
     )
     stops = requests.stop_strings(request)
     choices = [
-        Choice(index, SampleText(services.tokenizer, stops), is_completion and answering.has_logprobs)
+        Choice(index, SampleText(text.tokenizer, stops), is_completion and answering.has_logprobs)
         for index in range((request.n or 1) * len(prompts))
     ]
     form = CompletionForm(answering) if is_completion else ChatForm(answering)

@@ -1,0 +1,131 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
+from spmd_tx.demo import tiny_model
+from spmd_tx.errors import StartError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tiny_model.write(tmp_path / "model")
+
+
+def change(directory, name, **values):
+    raw = json.loads((directory / name).read_text()) | values
+    (directory / name).write_text(json.dumps({key: value for key, value in raw.items() if value != "absent"}))
+
+
+def render(directory, **options):
+    return load_model_text(directory).template.render(HELLO, options, 1000, 10.0)
+
+
+@pytest.mark.parametrize(
+    "generation, config, ids",
+    [
+        ([511, 509], 1, (511, 509)),
+        (7, 1, (7,)),
+        (0, 1, (0,)),
+        ("absent", 1, (1,)),
+        ("absent", [1, 2], (1, 2)),
+        ("absent", "absent", ()),
+    ],
+)
+def test_the_end_of_text_is_that_of_the_generation_config(directory, generation, config, ids):
+    change(directory, "generation_config.json", eos_token_id=generation)
+    change(directory, "config.json", eos_token_id=config)
+    assert load_model_text(directory).eos_token_ids == ids
+
+
+def test_a_generation_config_may_be_missing(directory):
+    (directory / "generation_config.json").unlink()
+    change(directory, "config.json", eos_token_id=3)
+    assert load_model_text(directory).eos_token_ids == (3,)
+
+
+def test_the_template_is_found_where_models_have_it(directory):
+    (directory / "chat_template.jinja").unlink()
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "a list"}]
+    change(directory, "tokenizer_config.json", chat_template="one{{ eos_token }}", eos_token="</s>")
+    assert render(directory) == "one</s>"
+    change(directory, "tokenizer_config.json", chat_template=named)
+    assert (render(directory), render(directory, tools=[{}])) == ("a list", "tools")
+    (directory / "chat_template.jinja").write_text("a file goes first")
+    assert render(directory) == "a file goes first"
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("a folder")
+    assert (render(directory), render(directory, tools=[{}])) == ("a file goes first", "a folder")
+
+
+def test_a_tokenizer_is_enough(directory):
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
+        (directory / name).unlink()
+    text = load_model_text(directory)
+    assert text.tokenizer.encode("hello").ids
+    assert text.eos_token_ids == ()
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_damaged_files_are_refused_with_their_place(directory, name, content):
+    (directory / name).write_text(content)
+    if (name, content) in [("tokenizer_config.json", "{}"), ("generation_config.json", "{}")]:
+        load_model_text(directory)
+        return
+    with pytest.raises(StartError, match=rf"cannot read .*{directory}.*restore"):
+        load_model_text(directory)
+
+
+def test_code_of_a_model_is_not_run(directory):
+    (directory / "code.py").write_text(f"open({str(directory / 'was-run')!r}, 'w')")
+    auto_map = {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"], "AutoConfig": "code.Config"}
+    change(directory, "tokenizer_config.json", auto_map=auto_map, tokenizer_class="Tokenizer")
+    change(directory, "config.json", auto_map=auto_map)
+    assert render(directory)
+    assert not (directory / "was-run").exists()
+
+
+async def test_a_text_is_loaded_once_and_a_failure_is_told_to_everybody():
+    loads = []
+    text = LazyModelText(lambda: loads.append(1) or "loaded")
+    assert (await text.get(), await text.get(), text.loaded) == ("loaded", "loaded", "loaded")
+    assert loads == [1]
+
+    def fail():
+        raise StartError("no such model")
+
+    text = LazyModelText(fail)
+    for _ in range(2):
+        with pytest.raises(StartError, match="no such model"):
+            await text.get()
+
+
+LOAD = """
+import sys
+from pathlib import Path
+import spmd_tx.coordinator.server.serve
+early = [name for name in sys.modules if name.split(".")[0] == "transformers"]
+from spmd_tx.coordinator.text.model_text import load_model_text
+text = load_model_text(Path(sys.argv[1]))
+text.template.render([{"role": "user", "content": "Hello"}], {}, 1000, 10.0)
+late = [name for name in ("jax", "jaxlib", "flax", "torch", "tensorflow") if name in sys.modules]
+print(early, late, "transformers" in sys.modules)
+"""
+
+
+def test_the_coordinator_imports_transformers_late_and_no_framework_with_it(directory, tmp_path):
+    """Even if PyTorch is installed: a package that says so and cannot be imported stands in for it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('PyTorch is imported')")
+    (tmp_path / "torch-2.9.0.dist-info").mkdir()
+    (tmp_path / "torch-2.9.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.9.0\n")
+    command = [sys.executable, "-c", LOAD, str(directory)]
+    env = {"PYTHONPATH": f"{tmp_path}:."}
+    found = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert found.stdout.strip() == "[] [] True", found.stderr
+    assert "PyTorch" not in found.stderr
