@@ -14,30 +14,18 @@ from litestar import Litestar
 from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.catalog.catalog import open_catalog
-from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.http.app import make_app
-from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
-from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
-from spmd_tx.coordinator.http.long_polls import Polls
-from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.quotas import Quotas
 from spmd_tx.coordinator.http.services import Services
-from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
-from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
-from spmd_tx.coordinator.requests.traces import TraceExports
-from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
+from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.server.build import ServedModel, open_services, open_stores
 from spmd_tx.coordinator.storage.database import Database, open_database
-from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
-from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
-from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
 from tests.coordinator.http.fake_scheduler import FakeScheduler
@@ -49,10 +37,12 @@ TINY_MODEL = replace(TINY, max_positions=128)
 
 
 @asynccontextmanager
-async def run_queue(database: Database, data_dir: Path) -> AsyncIterator[RequestQueue]:
+async def run_queue(
+    database: Database, data_dir: Path, announce: Callable[[Request], None] = lambda request: None
+) -> AsyncIterator[RequestQueue]:
     """What the server does with a queue; leaving is stopping the server."""
     queue = await open_queue(database, data_dir)
-    writer = asyncio.create_task(queue.run())
+    writer = asyncio.create_task(queue.run(announce))
     yield queue
     writer.cancel()
     await asyncio.wait([writer])
@@ -105,8 +95,14 @@ def running_queue() -> Callable[[Database, Path], AbstractAsyncContextManager[Re
 
 
 @pytest.fixture
-async def queue(database: Database, tmp_path: Path) -> AsyncIterator[RequestQueue]:
-    async with run_queue(database, tmp_path) as queue:
+def arrivals() -> list[Request]:
+    """What the queue has announced."""
+    return []
+
+
+@pytest.fixture
+async def queue(database: Database, tmp_path: Path, arrivals: list[Request]) -> AsyncIterator[RequestQueue]:
+    async with run_queue(database, tmp_path, arrivals.append) as queue:
         yield queue
 
 
@@ -130,61 +126,41 @@ def tokenizer() -> Tokenizer:
     return tiny_tokenizer()
 
 
-def tiny_model_text(directory: Path) -> LazyModelText:
-    """With its files, which are written when they are not there."""
+def tiny_served_model(directory: Path) -> ServedModel:
+    """With the files of its prompts, which are written when they are not there."""
     if not directory.exists():
-        directory.mkdir()
+        directory.mkdir(parents=True)
         tiny_tokenizer().save(str(directory / "tokenizer.json"))
         (directory / "chat_template.jinja").write_text(tiny_model.CHAT_TEMPLATE)
         (directory / "generation_config.json").write_text('{"eos_token_id": 0}')
-    return LazyModelText(partial(load_model_text, directory))
+    text = LazyModelText(partial(load_model_text, directory))
+    return ServedModel(directory, TINY_MODEL, TINY_MODEL.max_positions, text)
 
 
 @asynccontextmanager
-async def run_services(database: Database, queue: RequestQueue, data_dir: Path) -> AsyncIterator[Services]:
-    """A server of a tiny model without workers: FakeScheduler answers."""
-    config = ServerConfig(base_model=BASE_MODEL, host="server", data_dir=data_dir, max_lora_rank=16)
-    catalog = await open_catalog(database)
-    checkpoints = await open_checkpoints(database, config.checkpoints_dir, config.model_name)
-    scheduler = FakeScheduler(queue, catalog, checkpoints)
-    running = asyncio.create_task(scheduler.run())
-    text = tiny_model_text(data_dir / "model")
-    prompt_texts = PromptTexts(data_dir / "model", text, TINY_MODEL.max_positions, config.bounds)
-    yield Services(
-        config=config,
-        model=TINY_MODEL,
-        max_context=TINY_MODEL.max_positions,
-        tokenizer_id=BASE_MODEL,
-        database=database,
-        catalog=catalog,
-        checkpoints=checkpoints,
-        copies=CheckpointCopies(checkpoints, queue),
-        queue=queue,
-        scheduler=scheduler,
-        health=FakeHealth(),
-        storage=DiskGuard(data_dir),
-        reaper=Reaper(database, data_dir, limits_of(config), queue.files_to_be),
-        keyring=await open_keyring(database, data_dir),
-        signed_urls=open_signed_urls(data_dir),
-        traces=TraceExports(database, data_dir),
-        quotas=Quotas(database, catalog, queue, config.bounds),
-        text=text,
-        prompt_texts=prompt_texts,
-        progress=Progress(),
-        implicit_samplers=ImplicitSamplers(catalog, config.model_name),
-        notices=Notices(),
-        polls=Polls(config.bounds.polls),
-        line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
+async def run_services(data_dir: Path, database_url: str | None = None) -> AsyncIterator[Services]:
+    """The parts of a server of a tiny model; FakeScheduler stands in for the scheduler and the workers."""
+    config = ServerConfig(
+        base_model=BASE_MODEL, host="server", data_dir=data_dir, database_url=database_url, max_lora_rank=16
     )
-    await prompt_texts.close()
-    running.cancel()
-    await asyncio.wait([running])
-    assert running.cancelled(), running.exception()
+    async with AsyncExitStack() as stack:
+        stores = await open_stores(config, stack)
+        scheduler = FakeScheduler(stores.queue, stores.catalog, stores.checkpoints)
+        model = tiny_served_model(data_dir / "model")
+        running = [
+            asyncio.create_task(scheduler.run()),
+            asyncio.create_task(stores.queue.run(scheduler.arrive)),
+        ]
+        yield await open_services(config, model, stores, scheduler, FakeHealth(), Progress(), stack)
+        for task in running:
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled(), task.exception()
 
 
 @pytest.fixture
-async def services(database: Database, queue: RequestQueue, tmp_path: Path) -> AsyncIterator[Services]:
-    async with run_services(database, queue, tmp_path) as services:
+async def services(database_url: str | None, tmp_path: Path) -> AsyncIterator[Services]:
+    async with run_services(tmp_path, database_url) as services:
         yield services
 
 

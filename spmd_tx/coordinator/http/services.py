@@ -1,6 +1,7 @@
 """The services that routes use, and their injection into routes."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,6 +64,10 @@ class RequestScheduler(Protocol):
     def status(self, request_id: str) -> QueueStatus: ...
 
     def cancel(self, request_id: str) -> None: ...
+
+    def retire(self, samplers: Collection[str]) -> None:
+        """Give up the versions of samplers that were not used for long."""
+        ...
 
 
 class Health(Protocol):

@@ -10,6 +10,7 @@ import msgspec
 
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion, cause, of_failure
+from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.mesh.watchdog import Watchdog
@@ -50,7 +51,7 @@ class Plan:
 class Generations:
     """Runs workers for the coordinator's life. ``receive``, ``watch`` and ``run`` must run side by side."""
 
-    def __init__(self, port: WorkerPort, hub: Hub, roster: AgentRoster, plan: Plan) -> None:
+    def __init__(self, port: WorkerPort, hub: Hub, roster: AgentRoster, signs: LossSigns, plan: Plan) -> None:
         self._port = port
         self._hub = hub
         self._roster = roster
@@ -58,10 +59,7 @@ class Generations:
         self._watchdog: Watchdog | None = None
         self._ready_at: float | None = None
         self._has_been_ready = False
-        self._signs: list[LossSign] = []
-        self._lost = asyncio.Event()
-        self._is_ending = False
-        roster.on_sign = self._notice
+        self._signs = signs
 
     @property
     def is_ready(self) -> bool:
@@ -87,7 +85,7 @@ class Generations:
             self._roster.passed(seconds)
             if self._watchdog is not None:
                 for sign in self._watchdog.passed(seconds, self._hub.current(), self._hub.compiling()):
-                    self._notice(self._with_hosts(sign))
+                    self._signs.add(self._with_hosts(sign))
 
     async def run(self, work: Work) -> NoReturn:
         """Run one generation after the other. Raises CrashLoop when too many in a row were fruitless."""
@@ -109,7 +107,7 @@ class Generations:
 
     async def shut_down(self, patience: float) -> None:
         """Let workers end within ``patience`` seconds, kill the rest, then end the agents and ``run``."""
-        self._is_ending = True
+        self._signs.close()
         if self.is_ready and patience > 0:
             self._hub.send(Shutdown())
             await self._roster.ended(patience)
@@ -123,14 +121,13 @@ class Generations:
         metrics.GENERATIONS.inc()
         await self._wait_for_agents()
         self._signs.clear()
-        self._lost.clear()
         self._begin(number)
         living = asyncio.create_task(self._live(work))
-        noticing = asyncio.create_task(self._lost.wait())
+        noticing = asyncio.create_task(self._signs.any())
         try:
             await asyncio.wait([living, noticing], return_when=asyncio.FIRST_COMPLETED)
-            if not self._signs:
-                self._notice(_of_work(living))
+            if not self._signs.seen:
+                self._signs.add(_of_work(living))
             await self._wait_for_explanation()
             was_fruitful = self._was_fruitful()
             loss = self._lose()
@@ -186,24 +183,18 @@ class Generations:
             if isinstance(report, Failure):
                 story = report.message if report.is_consequence else report.traceback
                 logger.error("worker %d failed:\n%s", report.process, story)
-                self._notice(of_failure(report, self._roster.host(report.process)))
+                self._signs.add(of_failure(report, self._roster.host(report.process)))
         try:
             self._hub.take(identity, report)
         except MeshError as error:
-            self._notice(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
-
-    def _notice(self, sign: LossSign) -> None:
-        if not self._is_ending:
-            self._signs.append(sign)
-            self._lost.set()
+            self._signs.add(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
 
     async def _wait_for_explanation(self) -> None:
         """Wait for a sign that explains the first one, if there can be one."""
         try:
             async with asyncio.timeout(EXPLANATION_SECONDS):
-                while self._roster.has_workers and cause(self._signs).suspicion > Suspicion.KILLED:
-                    self._lost.clear()
-                    await self._lost.wait()
+                while self._roster.has_workers and cause(self._signs.seen).suspicion > Suspicion.KILLED:
+                    await self._signs.another()
         except TimeoutError:
             return
 
@@ -215,7 +206,7 @@ class Generations:
 
     def _lose(self) -> GenerationLoss:
         """Fail all commands without a reply. Raises StartError if workers can never start like this."""
-        sign = cause(self._signs)
+        sign = cause(self._signs.seen)
         if sign.is_final and not self._has_been_ready:
             raise StartError(sign.text)
         culprit, message = None if sign.orders else self._hub.current(sign.worker), sign.text

@@ -69,14 +69,20 @@ class _Sent:
 class Hub:
     """Addresses all workers as one, for the coordinator's life; between generations there are none."""
 
-    def __init__(self, send: Send) -> None:
-        self.on_written: Callable[[Written], None] = lambda report: None
-        self.on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None] = lambda report: None
+    def __init__(
+        self,
+        send: Send,
+        on_written: Callable[[Written], None],
+        on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None],
+    ) -> None:
+        """``on_written`` hears that the files of a Snapshot are complete, or that they never will be."""
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.programs = CompileProgress()
         self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
         self._send = send
+        self._on_written = on_written
+        self._on_custom_loss = on_custom_loss
         self._generation: _Generation | None = None
 
     def begin(self, setup: Setup) -> None:
@@ -120,10 +126,10 @@ class Hub:
                 logger.warning("ignored a %s of %s", type(report).__name__, _origin(report))
             return
         if isinstance(report, Written):  # sent while a command is being executed
-            self.on_written(report)
+            self._on_written(report)
             return
         if isinstance(report, CustomLossNews | CustomLossEnd):
-            self.on_custom_loss(report)
+            self._on_custom_loss(report)
             return
         if isinstance(report, Compiled):  # likewise
             generation.take_compiled(report)

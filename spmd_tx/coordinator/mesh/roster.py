@@ -41,8 +41,9 @@ class _Agent:
 class AgentRoster:
     """Knows the present agents of the mesh's processes, and sends them orders."""
 
-    def __init__(self, send: Send, processes: int, devices: int) -> None:
-        self.on_sign: Callable[[LossSign], None] = lambda sign: None  # a worker or its agent is gone
+    def __init__(self, send: Send, processes: int, devices: int, on_sign: Callable[[LossSign], None]) -> None:
+        """``on_sign`` hears when a worker or its agent is gone."""
+        self._on_sign = on_sign
         self._send = send
         self._processes = processes
         self._devices = devices  # of each process
@@ -61,7 +62,7 @@ class AgentRoster:
         if isinstance(report, WorkerEnded) and report.generation == agent.runs:
             agent.runs = None
             exit = WorkerExit(report.process, report.code, tuple(report.last_lines), report.is_out_of_memory)
-            self.on_sign(of_exit(exit, agent.hello.host))
+            self._on_sign(of_exit(exit, agent.hello.host))
         elif isinstance(report, AgentRefuses):
             logger.error("the agent of %s has left: %s", self.place(report.process), report.reason)
             self._drop(report.process, f"has left: {report.reason}")
@@ -198,7 +199,7 @@ class AgentRoster:
         """Forget an agent. Its worker is lost, too: a worker dies with its agent, or with the connection."""
         agent = self._agents.pop(process)
         if agent.runs is not None:
-            self.on_sign(of_agent(process, agent.hello.host, what))
+            self._on_sign(of_agent(process, agent.hello.host, what))
         self._change.set()
 
     def _tell(self, agent: _Agent, order: AnyOrder) -> bool:

@@ -70,7 +70,7 @@ class RequestQueue:
         completions: Completions,
         unfinished: Iterable[Request] = (),
     ) -> None:
-        self.on_arrival: Callable[[Request], None] = lambda request: None
+        self._announce: Callable[[Request], None] = lambda request: None  # what ``run`` is given
         self.completions = completions
         self._database = database
         self._files = files
@@ -194,8 +194,12 @@ class RequestQueue:
         known = self._sessions.get(request_id)
         return known or await read_before_deadline(timeout, partial(self._read_session, request_id))
 
-    async def run(self) -> None:
-        """Write groups for ever. While nothing can be stored, outcomes wait and submissions are refused."""
+    async def run(self, announce: Callable[[Request], None]) -> None:
+        """Write groups for ever. While nothing can be stored, outcomes wait and submissions are refused.
+
+        ``announce`` is called once for each new request, when it is durable.
+        """
+        self._announce = announce
         while True:
             await self._work.wait()
             await _gather()
@@ -280,7 +284,7 @@ class RequestQueue:
         waiting = self._waiting[request.id] = _Waiting(request)
         if _is_sample(waiting):
             self.samples.add(request, tokens)
-        self.on_arrival(request)
+        self._announce(request)
 
     def _release(self, endings: Sequence[Ending]) -> None:
         for request, outcome, _, completion in endings:

@@ -1,6 +1,6 @@
 """The types of the log: requests, outcomes, their times and places, and the log's interface. Pure."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -172,8 +172,6 @@ class LossCount(NamedTuple):
 
 class RequestLog(Protocol):
     """The part of the queue that the scheduler uses."""
-
-    on_arrival: Callable[[Request], None]  # called once per new request, when it is durable
 
     def unfinished(self) -> list[Request]:
         """Requests without an outcome, in the order of acceptance; those of earlier runs, too."""

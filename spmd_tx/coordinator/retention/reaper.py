@@ -86,7 +86,6 @@ class Reaper:
         pending: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         """``pending`` returns payload files that rows will refer to."""
-        self.retire: Callable[[Collection[str]], None] = lambda _: None  # gives up samplers' versions
         self.clock = ClockGuard(data_dir)
         self._database = database
         self._data_dir = data_dir
@@ -96,11 +95,17 @@ class Reaper:
         self._unreferenced: set[int] = set()  # payload files, as of the last run
 
     async def reap(
-        self, now: float | None = None, *, at_rest: bool = False, dry_run: bool = False
+        self,
+        now: float | None = None,
+        *,
+        at_rest: bool = False,
+        dry_run: bool = False,
+        retire: Callable[[Collection[str]], None] = lambda samplers: None,
     ) -> list[Reaped]:
         """Reap once. ``at_rest`` means that no server uses the directory now.
 
-        Ages are counted up to ``now``; None: up to the time that can be trusted for deletions.
+        Ages are counted up to ``now``; None: up to the time that can be trusted for deletions. ``retire``
+        gives up the versions of samplers on the device.
         """
         if now is None:
             now = clock.now()
@@ -130,7 +135,7 @@ class Reaper:
         doomed.append(_Doomed("superseded versions", retired))
         reaped += [await asyncio.to_thread(each.reaped) for each in doomed]
         if not dry_run:
-            self.retire(superseded)
+            retire(superseded)
             left_to_others = set() if at_rest else {"superseded versions"}
             await asyncio.to_thread(_delete, [each for each in doomed if each.kind not in left_to_others])
             self._count(reaped)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -94,7 +94,6 @@ class Versions:
     def __init__(
         self, samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
     ) -> None:
-        self.restored: Callable[[str], Awaitable[None]] = _at_once  # until a model's versions are there again
         self._samplers = samplers
         self._checkpoints = checkpoints
         self._bank = bank
@@ -109,15 +108,16 @@ class Versions:
         self._inflight = InflightVersions(self._give_up)
         self._opening = asyncio.Lock()
 
-    async def of(self, sampler_id: str) -> VersionKey:
+    async def of(self, sampler_id: str, restored: Callable[[str], Awaitable[None]]) -> VersionKey:
         """Return the version of a sampler, which the bank can place on the device from then on.
 
         It never changes, except that a sampler of kind inflight gets its model's newest version.
+        ``restored`` returns when the versions of a model are there again.
         """
         if sampler_id not in self._of_sampler:
             sampler = await self._samplers.sampler(sampler_id)
             if sampler.model_id is not None:
-                await self.restored(sampler.model_id)
+                await restored(sampler.model_id)
                 if sampler.inflight:
                     return await self._newest(sampler, sampler.model_id)
             async with self._opening:
@@ -314,7 +314,3 @@ def _read_adapter(folder: Path) -> AdapterSpec | None:
         train_mlp="gate_proj" in modules,
         train_unembed="lm_head" in modules,
     )
-
-
-async def _at_once(_: Any) -> None:
-    """Nothing has to be restored."""

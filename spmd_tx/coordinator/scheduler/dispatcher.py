@@ -33,7 +33,7 @@ from spmd_tx.protocol.commands import (
     SwapOut,
 )
 from spmd_tx.protocol.programs import ProgramShape
-from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Written
+from spmd_tx.protocol.reports import Reply
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
 MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample waits for no more than these
@@ -53,10 +53,6 @@ class Workers(Compilers, Protocol):
 
     avoided: set[ProgramShape]  # that nobody should have compiled who does not need them
     busy: str | None  # what they do instead of running commands: "loading weights 45 %"
-    on_written: Callable[
-        [Written], None
-    ]  # called when the files of a Snapshot are complete, or never will be
-    on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None]  # called when there is news of one
 
     def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
         """Send to all; replies come in the order of sending. A lost worker is an error of every reply."""

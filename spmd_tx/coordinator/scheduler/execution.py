@@ -83,7 +83,16 @@ class Execution:
         self._jobs = jobs
         self._marks = at_work
         self._gate = SampleGate(
-            log, versions, sampling, unfinished, suspects, jobs, self._attempt, self._spawn, self._wake
+            log,
+            versions,
+            sampling,
+            unfinished,
+            suspects,
+            jobs,
+            self._restored,
+            self._attempt,
+            self._spawn,
+            self._wake,
         )
         self._work = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
@@ -102,9 +111,6 @@ class Execution:
         )
         self._replay = Replay(log, self._training, self._spawn, self._is_lost, at_work)
         self._view = QueueView(unfinished, self.lines, self._sampling, slots, equipment.orders)
-        self._versions.restored = self._restored
-        self._workers.on_written = snapshots.written
-        self._workers.on_custom_loss = self._training.loss_runs.take
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)

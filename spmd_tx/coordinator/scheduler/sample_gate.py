@@ -32,6 +32,7 @@ class SampleGate:
     unfinished: Unfinished
     suspects: set[str]
     jobs: dict[str, SampleJob]  # of the last generation, to go on with
+    restored: Callable[[str], Awaitable[None]]  # returns when a model is what it was
     attempt: Attempt
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     wake: Callable[[], None]
@@ -62,7 +63,7 @@ class SampleGate:
 
     async def _admit(self, request: Request) -> None:
         body = await self.attempt(request, lambda: self.log.payload(request))
-        version = await self.attempt(request, lambda: self.versions.of(request.line))
+        version = await self.attempt(request, lambda: self.versions.of(request.line, self.restored))
         if request.id not in self.unfinished or body is None or version is None:
             return
         self.log.note("began", [request.id])

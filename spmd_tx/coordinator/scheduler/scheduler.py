@@ -52,14 +52,16 @@ class Scheduler:
         equip: Callable[[Workers, MemoryPlan], GenerationParts],
         clock: Callable[[], float],
         quarantine: Quarantine | None = None,
+        phase: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.phase: Callable[[], str | None] = lambda: None  # what goes on while no generation runs
+        """``phase`` says what goes on while no generation runs."""
         self._log = log
         self._models = models
         self._snapshots = snapshots
         self._equip = equip
         self._clock = clock
         self._quarantine = quarantine or Quarantine()
+        self._phase = phase
         self._unfinished = Unfinished(each for each in log.unfinished() if not self._is_settled(each))
         self._ended: set[str] = set()  # sessions
         self._execution: Execution | None = None
@@ -67,13 +69,13 @@ class Scheduler:
         self._suspects: set[str] = set()  # requests
         self._given_up: set[str] = set()  # by the operator while there were no workers
         self._beyond_repair = self._quarantine.beyond_repair()  # requests that cannot be run again, and why
-        log.on_arrival = self.arrive
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self._unfinished)
 
     def arrive(self, request: Request) -> None:
+        """A new request is in the log."""
         if self._is_settled(request):
             return
         self._unfinished.add(request)
@@ -133,7 +135,7 @@ class Scheduler:
             return self._execution.status(request_id)
         if request_id not in self._unfinished:
             return QueueStatus("active", None)
-        return QueueStatus("paused_capacity", self.phase())
+        return QueueStatus("paused_capacity", self._phase())
 
     async def drain(self) -> None:
         """Take snapshots, so that the next start has little to run again."""

@@ -1,4 +1,4 @@
-"""Builds the coordinator's parts from the configuration, and closes them again. Has no logic of its own."""
+"""Builds the coordinator's parts from the configuration, and connects them."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -22,18 +22,19 @@ from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.quotas import Quotas
-from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.http.services import Health, RequestScheduler, Services
 from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
 from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.requests.given_up import OperatorsWishes
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
-from spmd_tx.coordinator.requests.queue import open_queue
+from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.runtime.at_work import AtWork
@@ -44,7 +45,7 @@ from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
-from spmd_tx.coordinator.sampling.versions import open_versions
+from spmd_tx.coordinator.sampling.versions import Versions, open_versions
 from spmd_tx.coordinator.scheduler.dispatcher import Workers
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
@@ -71,8 +72,172 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 
 
+@dataclass(frozen=True)
+class ServedModel:
+    """Holds what the coordinator needs to know of the base model."""
+
+    directory: Path
+    config: ModelConfig
+    max_context: int  # tokens
+    text: LazyModelText
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Holds what reads and writes the database and the data directory."""
+
+    database: Database
+    disk: DiskGuard
+    queue: RequestQueue
+    reaper: Reaper
+    catalog: Catalog
+    checkpoints: CheckpointCatalog
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Holds everything that runs in the coordinator but the HTTP server and the worker processes."""
+
+    services: Services
+    scheduler: Scheduler
+    hub: Hub
+    health: ServerHealth
+    generations: Generations
+    wishes: OperatorsWishes
+
+
+def open_model(config: ServerConfig) -> ServedModel:
+    """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
+    directory = find_model(config.base_model)
+    model = read_model_config(directory)
+    check_mesh(config, model)
+    return ServedModel(
+        directory=directory,
+        config=model,
+        max_context=context_length(config, model),
+        text=LazyModelText(partial(load_model_text, directory)),
+    )
+
+
+async def open_parts(
+    config: ServerConfig, model: ServedModel, port: WorkerPort, stack: AsyncExitStack
+) -> Parts:
+    """Open the database and files, and connect everything; the stack closes them."""
+    clock = asyncio.get_running_loop().time
+    stores = await open_stores(config, stack)
+    database = stores.database
+    snapshots = Snapshots(database, config.data_dir / "snapshots", config.snapshot_seconds, clock=clock)
+    quarantine = await open_quarantine(database, config.data_dir)
+    progress = Progress()
+    loss_runs = LossRuns(loss_limits(config.bounds))
+    builder = GenerationBuilder(
+        config=config,
+        model=model,
+        catalog=stores.catalog,
+        checkpoints=stores.checkpoints,
+        snapshots=snapshots,
+        custom_losses=CustomLossCatalog(database, stores.queue),
+        loss_runs=loss_runs,
+        progress=progress,
+        at_work=quarantine.at_work,
+    )
+    hub = Hub(port.send, on_written=snapshots.written, on_custom_loss=loss_runs.take)
+    health = ServerHealth(hub)
+    signs = LossSigns()
+    roster = AgentRoster(port.send, config.num_processes, config.devices_per_process, signs.add)
+    generations = Generations(port, hub, roster, signs, await make_plan(config, model, database))
+    scheduler = Scheduler(
+        stores.queue, stores.catalog, snapshots, builder.make, clock, quarantine, lambda: health.phase
+    )
+    services = await open_services(config, model, stores, scheduler, health, progress, stack)
+    wishes = OperatorsWishes(database, stores.queue, scheduler)
+    return Parts(services, scheduler, hub, health, generations, wishes)
+
+
+async def open_stores(config: ServerConfig, stack: AsyncExitStack) -> Stores:
+    """Open the database and the data directory, and delete what is too old; the stack closes them."""
+    database = await open_database(config.database_url, config.data_dir)
+    stack.push_async_callback(database.close)
+    disk = DiskGuard(config.data_dir, config.min_free_disk)
+    queue = await open_queue(database, config.data_dir, disk)
+    stack.callback(queue.close)
+    reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
+    await reaper.reap(at_rest=True)
+    catalog = await open_catalog(database)
+    checkpoints = await open_checkpoints(
+        database,
+        config.checkpoints_dir,
+        config.model_name,
+        disk,
+        await asyncio.to_thread(open_store, config),
+        config.bounds.checkpoint_bytes,
+    )
+    return Stores(database, disk, queue, reaper, catalog, checkpoints)
+
+
+async def open_services(
+    config: ServerConfig,
+    model: ServedModel,
+    stores: Stores,
+    scheduler: RequestScheduler,
+    health: Health,
+    progress: Progress,
+    stack: AsyncExitStack,
+) -> Services:
+    """Make what the routes need, around a scheduler; the stack closes it."""
+    database, queue = stores.database, stores.queue
+    prompt_texts = PromptTexts(model.directory, model.text, model.max_context, config.bounds)
+    stack.push_async_callback(prompt_texts.close)
+    return Services(
+        config=config,
+        model=model.config,
+        max_context=model.max_context,
+        tokenizer_id=str(model.directory) if Path(config.base_model).is_dir() else config.base_model,
+        database=database,
+        catalog=stores.catalog,
+        checkpoints=stores.checkpoints,
+        copies=CheckpointCopies(stores.checkpoints, queue),
+        queue=queue,
+        scheduler=scheduler,
+        health=health,
+        storage=stores.disk,
+        reaper=stores.reaper,
+        keyring=await open_keyring(database, config.data_dir),
+        signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
+        traces=TraceExports(database, config.data_dir),
+        quotas=Quotas(database, stores.catalog, queue, config.bounds),
+        text=model.text,
+        prompt_texts=prompt_texts,
+        progress=progress,
+        implicit_samplers=ImplicitSamplers(stores.catalog, config.model_name),
+        notices=Notices(),
+        body_rooms=make_rooms(config.bounds),
+        polls=Polls(config.bounds.polls),
+        line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
+    )
+
+
+def open_store(config: ServerConfig) -> CheckpointStore:
+    """Open the place of named checkpoints. Blocks. Raises StartError."""
+    base = config.checkpoints_base
+    if base is None or "://" not in base:
+        return LocalStore(config.checkpoints_dir)
+    cache = CheckpointCache(config.checkpoints_dir, parse_size(config.max_checkpoint_cache, whole=0))
+    return open_remote_store(base, config.data_dir, cache)
+
+
+async def make_plan(config: ServerConfig, model: ServedModel, database: Database) -> Plan:
+    return Plan(
+        setup=make_setup(config, model.directory, model.max_context),
+        devices=config.devices_per_process,
+        model_files=await asyncio.to_thread(fingerprint, model.directory),
+        command_timeout=config.command_timeout,
+        next_number=partial(next_generation, database),
+    )
+
+
 async def next_generation(database: Database) -> int:
-    """A number that no generation has had, so that messages of older ones are told apart."""
+    """Count up to a number that no generation has had, so that messages of older ones can be told apart."""
     count = (
         update(ServerState).values(generation=ServerState.generation + 1).returning(ServerState.generation)
     )
@@ -88,166 +253,66 @@ async def next_generation(database: Database) -> int:
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """The base model, as far as the coordinator needs to know it."""
+class GenerationBuilder:
+    """Makes the parts that every generation of workers gets anew."""
 
-    directory: Path
-    config: ModelConfig
-    max_context: int  # tokens
-    text: LazyModelText
+    config: ServerConfig
+    model: ServedModel
+    catalog: Catalog
+    checkpoints: CheckpointCatalog
+    snapshots: Snapshots
+    custom_losses: CustomLossCatalog
+    loss_runs: LossRuns
+    progress: Progress
+    at_work: AtWork
 
+    def make(self, workers: Workers, plan: MemoryPlan) -> GenerationParts:
+        """Make them for workers that hold nothing yet. The model's text is loaded."""
+        config, model = self.config, self.model
+        check_pages(plan.pages, config.page_size, model.max_context)
+        bank = VersionBank(bank_slots(config), config.data_dir / "versions")
+        versions = open_versions(
+            self.catalog, self.checkpoints, bank, config.data_dir / "versions", config.max_lora_rank
+        )
+        ahead = (
+            make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
+        )
+        orders = ProgramOrders(program for program in ahead if program not in workers.avoided)
+        return GenerationParts(
+            workers=workers,
+            training=self._training(versions, plan),
+            versions=versions,
+            sampling=self._sampling(bank, orders, plan),
+            compilation=Compilation(workers, orders),
+        )
 
-@dataclass(frozen=True)
-class Parts:
-    """Everything that runs in the coordinator but HTTP and the worker processes."""
+    def _training(self, versions: Versions, plan: MemoryPlan) -> Training:
+        config, model = self.config, self.model
+        return Training(
+            checkpoints=self.checkpoints,
+            samplers=self.catalog,
+            versions=versions,
+            slots=TrainingSlots(config.max_lora_adapters),
+            limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank, config.bounds),
+            shapes=training_shapes(config, model.config, model.max_context, plan),
+            base_model=config.model_name,
+            snapshots=self.snapshots,
+            stability=StabilityFiles(config.data_dir),
+            custom_losses=self.custom_losses,
+            loss_runs=self.loss_runs,
+            routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
+        )
 
-    services: Services
-    scheduler: Scheduler
-    hub: Hub
-    health: ServerHealth
-    generations: Generations
-    wishes: OperatorsWishes
-
-
-def open_model(config: ServerConfig) -> ServedModel:
-    """Find the model and see that the configuration fits it. Blocks."""
-    directory = find_model(config.base_model)
-    model = read_model_config(directory)
-    check_mesh(config, model)
-    return ServedModel(
-        directory=directory,
-        config=model,
-        max_context=context_length(config, model),
-        text=LazyModelText(partial(load_model_text, directory)),
-    )
-
-
-async def open_parts(
-    config: ServerConfig, model: ServedModel, port: WorkerPort, stack: AsyncExitStack
-) -> Parts:
-    """Open database and files, and connect everything; the stack closes them."""
-    database = await open_database(config.database_url, config.data_dir)
-    stack.push_async_callback(database.close)
-    storage = DiskGuard(config.data_dir, config.min_free_disk)
-    queue = await open_queue(database, config.data_dir, storage)
-    stack.callback(queue.close)
-    reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
-    await reaper.reap(at_rest=True)
-    catalog = await open_catalog(database)
-    checkpoints = await open_checkpoints(
-        database,
-        config.checkpoints_dir,
-        config.model_name,
-        storage,
-        await asyncio.to_thread(open_store, config),
-        config.bounds.checkpoint_bytes,
-    )
-    hub = Hub(port.send)
-    roster = AgentRoster(port.send, config.num_processes, config.devices_per_process)
-    plan = Plan(
-        setup=make_setup(config, model.directory, model.max_context),
-        devices=config.devices_per_process,
-        model_files=await asyncio.to_thread(fingerprint, model.directory),
-        command_timeout=config.command_timeout,
-        next_number=partial(next_generation, database),
-    )
-
-    snapshots = Snapshots(
-        database,
-        config.data_dir / "snapshots",
-        config.snapshot_seconds,
-        clock=asyncio.get_running_loop().time,
-    )
-    progress = Progress()
-    custom_losses = CustomLossCatalog(database, queue)
-    equip = partial(make_equipment, config, model, catalog, checkpoints, snapshots, custom_losses, progress)
-    quarantine = await open_quarantine(database, config.data_dir)
-    equip = partial(equip, at_work=quarantine.at_work)
-    clock = asyncio.get_running_loop().time
-    scheduler = Scheduler(queue, catalog, snapshots, equip, clock, quarantine)
-    reaper.retire = scheduler.retire
-    health = ServerHealth(hub)
-    scheduler.phase = lambda: health.phase
-    prompt_texts = PromptTexts(model.directory, model.text, model.max_context, config.bounds)
-    stack.push_async_callback(prompt_texts.close)
-    services = Services(
-        config=config,
-        model=model.config,
-        max_context=model.max_context,
-        tokenizer_id=str(model.directory) if Path(config.base_model).is_dir() else config.base_model,
-        database=database,
-        catalog=catalog,
-        checkpoints=checkpoints,
-        copies=CheckpointCopies(checkpoints, queue),
-        queue=queue,
-        scheduler=scheduler,
-        health=health,
-        storage=storage,
-        reaper=reaper,
-        keyring=await open_keyring(database, config.data_dir),
-        signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
-        traces=TraceExports(database, config.data_dir),
-        quotas=Quotas(database, catalog, queue, config.bounds),
-        text=model.text,
-        prompt_texts=prompt_texts,
-        progress=progress,
-        implicit_samplers=ImplicitSamplers(catalog, config.model_name),
-        notices=Notices(),
-        body_rooms=make_rooms(config.bounds),
-        polls=Polls(config.bounds.polls),
-        line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
-    )
-    wishes = OperatorsWishes(database, queue, scheduler)
-    return Parts(services, scheduler, hub, health, Generations(port, hub, roster, plan), wishes)
-
-
-def open_store(config: ServerConfig) -> CheckpointStore:
-    """Where named checkpoints are. Blocks. Raises StartError."""
-    base = config.checkpoints_base
-    if base is None or "://" not in base:
-        return LocalStore(config.checkpoints_dir)
-    cache = CheckpointCache(config.checkpoints_dir, parse_size(config.max_checkpoint_cache, whole=0))
-    return open_remote_store(base, config.data_dir, cache)
-
-
-def make_equipment(
-    config: ServerConfig,
-    model: ServedModel,
-    catalog: Catalog,
-    checkpoints: CheckpointCatalog,
-    snapshots: Snapshots,
-    custom_losses: CustomLossCatalog,
-    progress: Progress,
-    workers: Workers,
-    plan: MemoryPlan,
-    at_work: AtWork | None = None,
-) -> GenerationParts:
-    """What one generation of workers, which hold nothing yet, is driven with. The model's text is loaded."""
-    check_pages(plan.pages, config.page_size, model.max_context)
-    bank = VersionBank(bank_slots(config), config.data_dir / "versions")
-    versions = open_versions(catalog, checkpoints, bank, config.data_dir / "versions", config.max_lora_rank)
-    training = Training(
-        checkpoints=checkpoints,
-        samplers=catalog,
-        versions=versions,
-        slots=TrainingSlots(config.max_lora_adapters),
-        limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank, config.bounds),
-        shapes=training_shapes(config, model.config, model.max_context, plan),
-        base_model=config.model_name,
-        snapshots=snapshots,
-        stability=StabilityFiles(config.data_dir),
-        custom_losses=custom_losses,
-        loss_runs=LossRuns(loss_limits(config.bounds)),
-        routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
-    )
-    shapes = sampling_shapes(config, model.max_context, plan.decode_rows)
-    limits = SamplingLimits(shapes=shapes, pages_per_shard=plan.pages, decode_steps=config.decode_steps)
-    text = model.text.loaded
-    sampling_model = SamplingModel(model.config, model.max_context, text.tokenizer, text.eos_token_ids)
-    ahead = make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
-    orders = ProgramOrders(program for program in ahead if program not in workers.avoided)
-    batch = SampleBatch(sampling_model, bank, limits, progress.hear, at_work, orders)
-    return GenerationParts(workers, training, versions, batch, Compilation(workers, orders))
+    def _sampling(self, bank: VersionBank, orders: ProgramOrders, plan: MemoryPlan) -> SampleBatch:
+        config, model = self.config, self.model
+        limits = SamplingLimits(
+            shapes=sampling_shapes(config, model.max_context, plan.decode_rows),
+            pages_per_shard=plan.pages,
+            decode_steps=config.decode_steps,
+        )
+        text = model.text.loaded
+        sampled = SamplingModel(model.config, model.max_context, text.tokenizer, text.eos_token_ids)
+        return SampleBatch(sampled, bank, limits, self.progress.hear, self.at_work, orders)
 
 
 def sampling_shapes(config: ServerConfig, max_context: int, decode_rows: int) -> SamplingShapes:

@@ -57,7 +57,7 @@ async def tidy(services: Services, ahead: float = 0.0) -> None:
         logger.info("checkpoint %s has expired and is deleted", path)
     async with services.database.transaction() as db:
         await stored_checkpoints.look(db, now)
-    await services.reaper.reap(min(now, believed))
+    await services.reaper.reap(min(now, believed), retire=services.scheduler.retire)
 
 
 async def measure(services: Services) -> None:

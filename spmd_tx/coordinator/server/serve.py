@@ -104,7 +104,7 @@ class _Server:
         answering = self._spawn(self._http.run())
         stopping = self._spawn(self._stop.wait())
         for lasting in (
-            self._parts.services.queue.run(),
+            self._parts.services.queue.run(self._parts.scheduler.arrive),
             generations.receive(),
             generations.watch(),
             generations.run(self._work),

@@ -1,6 +1,7 @@
 """Answers every request at once, in the order of arrival, with results that are easy to recognise."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +47,11 @@ class FakeScheduler:
         self.arrived: list[Request] = []
         self.ended_sessions: list[str] = []
         self.cancelled: list[str] = []
+        self.retired: list[str] = []
         self.consumed: list[tuple[str, int]] = []
         self.is_paused = False
         self._queue, self._catalog, self._checkpoints = queue, catalog, checkpoints
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
-        queue.on_arrival = self.arrive
 
     def arrive(self, request: Request) -> None:
         self.arrived.append(request)
@@ -68,6 +69,9 @@ class FakeScheduler:
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+    def retire(self, samplers: Collection[str]) -> None:
+        self.retired += samplers
 
     async def run(self) -> None:
         while True:

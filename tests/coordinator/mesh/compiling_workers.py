@@ -72,7 +72,6 @@ def program_of(command):
 class CompilingWorkers(FakeWorkers):
     def __init__(self, device, holds=lambda program: False):
         super().__init__(device)
-        self.on_written = self.on_custom_loss = lambda report: None
         self.programs = CompileProgress()
         self.menu = []
         self.holds = holds

@@ -54,9 +54,9 @@ class Mail(dict):
 
 @pytest.fixture
 async def hub():
-    mail = Mail()
-    hub = Hub(mail.send)
-    hub.mail = mail
+    mail, written, losses = Mail(), [], []
+    hub = Hub(mail.send, on_written=written.append, on_custom_loss=losses.append)
+    hub.mail, hub.written = mail, written
     hub.begin(setup(1))
     return hub
 
@@ -200,10 +200,8 @@ async def test_strangers_are_ignored(hub):
 
 
 async def test_what_is_written_aside_is_passed_on(hub):
-    written = []
-    hub.on_written = written.append
     FakeWorker(hub, 0, identity=b"aside").report(Written, path="/snapshot")
-    assert [report.path for report in written] == ["/snapshot"]
+    assert [report.path for report in hub.written] == ["/snapshot"]
 
 
 async def test_commands_have_names(hub):

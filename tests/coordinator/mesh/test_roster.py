@@ -35,9 +35,9 @@ async def network():
 
 @pytest.fixture
 def roster(network):
-    roster = AgentRoster(network.send, processes=3, devices=4)
-    roster.signs = []
-    roster.on_sign = roster.signs.append
+    signs = []
+    roster = AgentRoster(network.send, processes=3, devices=4, on_sign=signs.append)
+    roster.signs = signs
     return roster
 
 

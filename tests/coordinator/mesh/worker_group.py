@@ -11,6 +11,7 @@ from spmd_tx.coordinator.agent.agent import Agent, AgentOptions
 from spmd_tx.coordinator.agent.base_model import fingerprint
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
 from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter
@@ -39,8 +40,9 @@ class WorkerGroup:
         self.model_dir = model_dir
         self.processes = processes
         self.port = WorkerPort("127.0.0.1", port, Keys.of(SECRET))
-        self.hub = Hub(self.port.send)
-        self.roster = AgentRoster(self.port.send, processes, devices=1)
+        self.hub = Hub(self.port.send, on_written=print, on_custom_loss=print)
+        signs = LossSigns()
+        self.roster = AgentRoster(self.port.send, processes, devices=1, on_sign=signs.add)
         self.counted = first_generation - 1
         setup = tiny_setup(num_processes=processes, model_dir=str(model_dir), fsdp=processes)
         plan = Plan(
@@ -50,7 +52,7 @@ class WorkerGroup:
             command_timeout=command_timeout,
             next_number=self.count,
         )
-        self.generations = Generations(self.port, self.hub, self.roster, plan)
+        self.generations = Generations(self.port, self.hub, self.roster, signs, plan)
         self.ready = asyncio.Queue()  # what was said when a generation was ready
         self.tasks = [
             asyncio.create_task(work)

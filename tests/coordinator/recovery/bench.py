@@ -17,14 +17,16 @@ from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
+from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
-from spmd_tx.coordinator.server.build import ServedModel, make_equipment
+from spmd_tx.coordinator.server.build import GenerationBuilder, ServedModel
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
+from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.protocol.commands import AnyCommand
@@ -45,9 +47,9 @@ CONTEXT = 64  # tokens
 class SimulatedWorkers:
     """Commands are executed, and replies sent, when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_written: Callable[[Written], None]) -> None:
         self.busy: str | None = None
-        self.on_written = self.on_custom_loss = lambda report: None
+        self._on_written = on_written
         self.programs = CompileProgress()
         self.avoided: set[ProgramShape] = set()
         self.device = ReplayDevice(PAGES, page_size=16)
@@ -89,7 +91,7 @@ class SimulatedWorkers:
         unwritten, self.device.unwritten = self.device.unwritten, []
         for path, state in unwritten:
             write_state(Path(path), state)
-            self.on_written(Written(generation=1, process=0, path=path))
+            self._on_written(Written(generation=1, process=0, path=path))
         return len(unwritten)
 
     def lose(self, error: MeshError, executed: int) -> None:
@@ -183,14 +185,27 @@ class Coordinator:
         self.queue.resolve = partial(self._resolve, self.queue.resolve)
         self.catalog = await open_catalog(self.database)
         checkpoints = await open_checkpoints(self.database, config.checkpoints_dir, config.model_name)
-        snapshots = Snapshots(self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
+        self._snapshots = Snapshots(
+            self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock
+        )
         words = ModelText(Words(), None)  # pyright: ignore[reportArgumentType]
         model = ServedModel(config.data_dir, MODEL, CONTEXT, LazyModelText(lambda: words))
         await model.text.get()
-        losses, progress = CustomLossCatalog(self.database, self.queue), Progress()
-        equip = partial(make_equipment, config, model, self.catalog, checkpoints, snapshots, losses, progress)
-        self.scheduler = Scheduler(self.queue, self.catalog, snapshots, equip, clock)
-        self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self._generations())]
+        quarantine = Quarantine()
+        builder = GenerationBuilder(
+            config=config,
+            model=model,
+            catalog=self.catalog,
+            checkpoints=checkpoints,
+            snapshots=self._snapshots,
+            custom_losses=CustomLossCatalog(self.database, self.queue),
+            loss_runs=LossRuns(loss_limits(config.bounds)),
+            progress=Progress(),
+            at_work=quarantine.at_work,
+        )
+        self.scheduler = Scheduler(self.queue, self.catalog, self._snapshots, builder.make, clock, quarantine)
+        writing = self.queue.run(self.scheduler.arrive)
+        self._tasks = [asyncio.create_task(writing), asyncio.create_task(self._generations())]
 
     def hold_outcomes(self) -> None:
         """From now on outcomes of gradients take longer than all others; a kill may lose them."""
@@ -211,7 +226,7 @@ class Coordinator:
 
     async def _generations(self) -> None:
         while True:
-            self.workers = SimulatedWorkers()
+            self.workers = SimulatedWorkers(self._snapshots.written)
             self.generations += 1
             try:
                 await self.scheduler.run(self.workers, PLAN)

@@ -188,7 +188,7 @@ async def test_between_generations_a_request_is_paused_and_says_why(bench):
     bench.workers.is_holding = True
     trained = bench.train(A, 1, 10)
     await bench.until(lambda: bench.workers.held)
-    bench.scheduler.phase = lambda: "restarting the workers: worker 1 was killed by signal 9"
+    bench.phase = "restarting the workers: worker 1 was killed by signal 9"
     bench.workers.die(WorkerLost("worker 1 was killed by signal 9"))
     with pytest.raises(WorkerLost):
         await bench.run

@@ -148,7 +148,7 @@ async def test_versions_come_back_with_their_model(bench):
     await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
     await bench.result(bench.step(A, 2))
     await next_generation(bench)
-    assert await bench.versions.of("alice:sample:1") == "alice:sample:1"
+    assert await bench.version_of("alice:sample:1") == "alice:sample:1"
     kinds = [type(command) for command in bench.workers.commands]
     assert kinds[:2] == [CreateAdapter, SaveSampler]
 

@@ -19,13 +19,6 @@ async def submit(queue, line="s:train:0", seq_id=1, kind="optim_step", payload=b
     return await queue.submit(kind, line, seq_id, "s", payload, **options)
 
 
-@pytest.fixture
-def arrivals(queue):
-    arrived = []
-    queue.on_arrival = arrived.append
-    return arrived
-
-
 async def test_a_request_is_announced_once_with_its_payload(queue, arrivals):
     request_id = await submit(queue, seq_id=3, payload=b"body")
     (request,) = arrivals

@@ -102,12 +102,12 @@ async def publish(bench, seq_id, number):
 
 async def test_all_samplers_of_a_model_draw_from_what_was_published_last(bench):
     first = await publish(bench, 1, 0)
-    assert await bench.versions.of(first) == first
+    assert await bench.version_of(first) == first
     second = await publish(bench, 4, 1)
-    assert await bench.versions.of(first) == await bench.versions.of(second) == second
+    assert await bench.version_of(first) == await bench.version_of(second) == second
     snapshot = await bench.result(bench.save_for_sampler(A, 7, sampling_session_seq_id=2))
-    assert await bench.versions.of(first) == second
-    assert await bench.versions.of(snapshot["sampling_session_id"]) == snapshot["sampling_session_id"]
+    assert await bench.version_of(first) == second
+    assert await bench.version_of(snapshot["sampling_session_id"]) == snapshot["sampling_session_id"]
 
 
 async def test_many_saves_fit_where_a_few_versions_do(bench):
@@ -136,7 +136,7 @@ async def test_after_a_loss_samplers_draw_from_what_was_published_last(bench):
         await bench.run
     bench.workers = FakeTrainer()
     await bench.start()
-    assert await bench.versions.of(first) == second
+    assert await bench.version_of(first) == second
     await bench.settled()
     saves = bench.workers.sent(SaveSampler)
     assert len(saves) == 2
@@ -197,10 +197,10 @@ async def test_what_was_published_before_the_snapshot_is_found_on_disk(bench):
         )
     bench.versions._inflight.forget({second})  # as after a restart
     bench.bank.forget(second)
-    assert await bench.versions.of(first) == second
+    assert await bench.version_of(first) == second
 
 
 async def test_without_anything_published_there_is_nothing_to_sample(bench):
     sampler = await bench.catalog.add_sampler("alice", 0, "tiny", of=A, inflight=True)
     with pytest.raises(InvalidRequest, match="are not there"):
-        await bench.versions.of(sampler.id)
+        await bench.version_of(sampler.id)

@@ -42,42 +42,42 @@ def weights(folder):
 
 
 async def test_a_sampler_of_the_base_model_needs_nothing(bench):
-    assert await bench.versions.of(await sampler(bench, path=None)) == BASE_MODEL
+    assert await bench.version_of(await sampler(bench, path=None)) == BASE_MODEL
 
 
 async def test_what_was_just_saved_is_on_the_device(bench):
-    version = await bench.versions.of(await sampler(bench))
+    version = await bench.version_of(await sampler(bench))
     assert bench.bank.place(version).before == []
 
 
 async def test_samplers_of_one_checkpoint_share_its_place(bench):
-    first = await bench.versions.of(await sampler(bench, 0))
-    assert await bench.versions.of(await sampler(bench, 1, session="carol")) == first
+    first = await bench.version_of(await sampler(bench, 0))
+    assert await bench.version_of(await sampler(bench, 1, session="carol")) == first
     assert len(list((bench.directory / "versions").iterdir())) == 1
 
 
 async def test_a_deleted_checkpoint_stays_with_its_open_samplers(bench):
-    version = await bench.versions.of(await sampler(bench))
+    version = await bench.version_of(await sampler(bench))
     await bench.checkpoints.delete(parse(PATH))
     assert weights(evict(bench, version)) == 7.0
     with pytest.raises(NotFound):
-        await bench.versions.of(await sampler(bench, 1))
+        await bench.version_of(await sampler(bench, 1))
 
 
 async def test_an_overwritten_checkpoint_is_new_for_new_samplers_only(bench):
-    old = await bench.versions.of(await sampler(bench, 0))
+    old = await bench.version_of(await sampler(bench, 0))
     bench.train(A, 2, 4)
     bench.step(A, 3, learning_rate=1.0)
     await bench.result(bench.save_for_sampler(A, 4, "w1", overwrite=True))
-    new = await bench.versions.of(await sampler(bench, 1))
-    assert await bench.versions.of("bob:sample:0") == old != new
+    new = await bench.version_of(await sampler(bench, 1))
+    assert await bench.version_of("bob:sample:0") == old != new
     assert weights(evict(bench, old)) == 7.0
     assert weights(evict(bench, new)) == bench.workers.weights[0] != 7.0
 
 
 async def test_a_version_lives_until_its_last_session_has_ended(bench):
-    version = await bench.versions.of(await sampler(bench, session="bob"))
-    assert await bench.versions.of(await sampler(bench, session="carol")) == version
+    version = await bench.version_of(await sampler(bench, session="bob"))
+    assert await bench.version_of(await sampler(bench, session="carol")) == version
     assert bench.versions.end_session("alice") == []
     assert bench.versions.end_session("bob") == []
     assert bench.bank.knows(version)
@@ -91,7 +91,7 @@ async def test_a_superseded_version_is_given_up_with_its_folder(bench):
         await bench.result(bench.save_for_sampler(A, seq_id, sampling_session_seq_id=seq_id))
     old, new = "alice:sample:2", "alice:sample:3"
     for version in (old, new):
-        assert await bench.versions.of(version) == version
+        assert await bench.version_of(version) == version
         (bench.directory / "versions" / folder_name(version)).mkdir()
     folders = [bench.directory / "versions" / folder_name(version) for version in (old, new)]
 
@@ -100,14 +100,14 @@ async def test_a_superseded_version_is_given_up_with_its_folder(bench):
     await bench.until(lambda: not folders[0].exists())
     assert folders[1].exists()
     with pytest.raises(InvalidRequest, match="newer ones followed"):
-        await bench.versions.of(old)
-    assert await bench.versions.of(new) == new
+        await bench.version_of(old)
+    assert await bench.version_of(new) == new
 
 
 async def test_a_checkpoint_of_an_earlier_run_is_read_from_its_folder(bench):
     folder = next(bench.directory.glob("checkpoints/*/sampler_weights/w1"))
     bench.versions._published.clear()  # as after a restart
-    version = await bench.versions.of(await sampler(bench))
+    version = await bench.version_of(await sampler(bench))
     (load,) = bench.bank.place(version).before
     assert isinstance(load, LoadSampler)
     assert load.path != str(folder)
@@ -117,7 +117,7 @@ async def test_a_checkpoint_of_an_earlier_run_is_read_from_its_folder(bench):
 async def test_a_training_checkpoint_cannot_be_sampled(bench):
     saved = await bench.result(bench.save(A, 2, "state"))
     with pytest.raises(InvalidRequest, match="cannot be sampled; use one that save_weights_for_sampler"):
-        await bench.versions.of(await sampler(bench, path=saved["path"]))
+        await bench.version_of(await sampler(bench, path=saved["path"]))
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ async def test_a_checkpoint_that_does_not_fit_this_server_is_refused(bench, chan
     manifest = next(bench.directory.glob("checkpoints/*/sampler_weights/w1")) / files.MANIFEST
     manifest.write_bytes(msgspec.json.encode(msgspec.json.decode(manifest.read_bytes()) | change))
     with pytest.raises(InvalidRequest, match=message):
-        await bench.versions.of(await sampler(bench))
+        await bench.version_of(await sampler(bench))

@@ -55,7 +55,7 @@ async def queue_on(database_url, data_dir, storage=None):
 @asynccontextmanager
 async def queue_on_database(database, data_dir, storage=None):
     queue = await open_queue(database, data_dir, disk)
-    writer = asyncio.create_task(queue.run())
+    writer = asyncio.create_task(queue.run(lambda request: None))
     yield queue
     writer.cancel()
     await asyncio.wait([writer])
@@ -82,9 +82,8 @@ class UnsureDatabase:
 
 async def test_a_request_whose_commit_seemed_to_fail_is_carried_out_once(running_queue, database, tmp_path):
     unsure = UnsureDatabase(database)
-    async with running_queue(unsure, tmp_path) as queue:
-        arrived = []
-        queue.on_arrival = arrived.append
+    arrived = []
+    async with running_queue(unsure, tmp_path, arrived.append) as queue:
         unsure.unsure_commits = 2
         ids = [await submit_until_it_is_stored(queue, seq_id=seq_id, payload=b"body") for seq_id in (1, 2)]
         assert [request.id for request in arrived] == ids
@@ -180,14 +179,12 @@ def damage_payloads(tmp_path):
 
 
 async def test_a_damaged_payload_is_told_from_one_that_cannot_be_read_now(
-    all_in_files, no_cache, queue, damage_payloads
+    all_in_files, no_cache, queue, arrivals, damage_payloads
 ):
-    arrived = []
-    queue.on_arrival = arrived.append
     await submit(queue, payload=b"body")
     damage_payloads()
     with pytest.raises(DamagedBody, match="lost the body of this request"):
-        await queue.payload(arrived[0])
+        await queue.payload(arrivals[0])
 
 
 async def test_a_damaged_result_is_a_failure_of_the_server(no_cache, queue, damage_payloads, caplog):
@@ -305,16 +302,14 @@ def reported(caplog, text):
     return record.exc_info[1]
 
 
-async def test_a_request_that_cannot_be_written_down_is_refused_alone(queue, caplog):
-    arrived = []
-    queue.on_arrival = arrived.append
+async def test_a_request_that_cannot_be_written_down_is_refused_alone(queue, arrivals, caplog):
     writing = [submit(queue, seq_id=seq_id) for seq_id in (1, 2, TOO_LARGE, 3, 4, 5)]
     answers = await asyncio.gather(*writing, return_exceptions=True)
     refused = answers.pop(2)
     assert isinstance(refused, Abandoned)
     assert isinstance(reported(caplog, str(refused)), OverflowError | SQLAlchemyError)
-    assert sorted(request.seq_id for request in arrived) == [1, 2, 3, 4, 5]
-    assert {request.id for request in arrived} == set(answers)
+    assert sorted(request.seq_id for request in arrivals) == [1, 2, 3, 4, 5]
+    assert {request.id for request in arrivals} == set(answers)
     assert await submit(queue, seq_id=6)
 
 

@@ -82,16 +82,21 @@ class TrainingBench:
     def __init__(
         self, directory: Path, database, catalog: Catalog, checkpoints, slots: int, workers, sampling, shapes
     ):
-        self.log, self.workers = FakeLog(), workers
+        self.log, self.workers = FakeLog(lambda request: self.scheduler.arrive(request)), workers
         self.catalog, self.checkpoints, self.directory = catalog, checkpoints, directory
         self.slots, self.sampling, self.shapes = slots, sampling, shapes
         clock = asyncio.get_running_loop().time
         self.snapshots = Snapshots(database, directory / "snapshots", 3600.0, clock)
         self.models = BenchModels(self.log)
         self.custom_losses = FakeCustomLosses(self.log)
-        self.scheduler = Scheduler(self.log, self.models, self.snapshots, self.equip, clock)
+        self.loss_runs = LossRuns(loss_limits(Bounds()))
+        self.phase = None  # of the server
+        self.scheduler = Scheduler(
+            self.log, self.models, self.snapshots, self.equip, clock, phase=lambda: self.phase
+        )
 
     def equip(self, workers, plan):
+        workers.on_written, workers.on_custom_loss = self.snapshots.written, self.loss_runs.take
         self.bank = VersionBank(slots=6, page_out_dir=self.directory / "versions")
         versions = open_versions(
             self.catalog, self.checkpoints, self.bank, self.directory / "versions", LIMITS.max_rank
@@ -107,7 +112,7 @@ class TrainingBench:
             snapshots=self.snapshots,
             stability=StabilityFiles(self.directory),
             custom_losses=self.custom_losses,
-            loss_runs=LossRuns(loss_limits(Bounds())),
+            loss_runs=self.loss_runs,
         )
         self.versions = versions
         if hasattr(workers, "compile"):
@@ -123,6 +128,9 @@ class TrainingBench:
             self.scheduler.run(self.workers, MemoryPlan(pages=1, train_tokens=1, decode_rows=1))
         )
         await self.until(lambda: self.scheduler._execution is not None)
+
+    async def version_of(self, sampler_id):
+        return await self.versions.of(sampler_id, self.scheduler._execution._restored)
 
     def create(self, model, seed=0, **lora):
         return self.submit(

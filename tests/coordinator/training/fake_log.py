@@ -9,8 +9,8 @@ from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, His
 class FakeLog:
     """Payloads and outcomes in memory."""
 
-    def __init__(self):
-        self.on_arrival = lambda request: None
+    def __init__(self, announce):
+        self._announce = announce
         self.payloads = {}
         self.outcomes = {}
         self.order = []  # of outcomes
@@ -25,7 +25,7 @@ class FakeLog:
         request = Request(number, f"request-{number}", kind, line, seq_id, line.split(":")[0])
         self.payloads[request.id] = payload
         self.requests[request.id] = request
-        self.on_arrival(request)
+        self._announce(request)
         return request.id
 
     def unfinished(self):

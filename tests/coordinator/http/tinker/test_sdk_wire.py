@@ -16,8 +16,7 @@ from tinker import types
 
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.services import Services
-from spmd_tx.coordinator.storage.database import open_database
-from tests.coordinator.conftest import BASE_MODEL, run_queue, run_services
+from tests.coordinator.conftest import BASE_MODEL, run_services
 from tests.coordinator.http.fake_scheduler import DRAWN_TOKEN, LOGPROB
 
 SECONDS = 60  # until a test gives up on an answer
@@ -60,10 +59,8 @@ class Server:
 
 @asynccontextmanager
 async def run_everything(data_dir: Path) -> AsyncIterator[Services]:
-    database = await open_database(None, data_dir)
-    async with run_queue(database, data_dir) as queue, run_services(database, queue, data_dir) as services:
+    async with run_services(data_dir) as services:
         yield services
-    await database.close()
 
 
 @pytest.fixture(scope="module")
