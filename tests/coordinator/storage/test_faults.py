@@ -47,14 +47,14 @@ async def submit_until_it_is_stored(queue, **request):
 @asynccontextmanager
 async def queue_on(database_url, data_dir, storage=None):
     database = await open_database(database_url, data_dir)
-    async with queue_on_database(database, data_dir, disk) as queue:
+    async with queue_on_database(database, data_dir, storage) as queue:
         yield queue
     await database.close()
 
 
 @asynccontextmanager
 async def queue_on_database(database, data_dir, storage=None):
-    queue = await open_queue(database, data_dir, disk)
+    queue = await open_queue(database, data_dir, storage)
     writer = asyncio.create_task(queue.run(lambda request: None))
     yield queue
     writer.cancel()
