@@ -3,22 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
 from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, ProgramRequest
-from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Compiled
-
-
-class Compilers(Protocol):
-    """Compiles programs on all worker processes; the hub does."""
-
-    programs: CompileProgress
-
-    def compile(self, program: ProgramShape, *, lane: int, is_last: bool) -> asyncio.Future[Compiled]: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +24,7 @@ class Settled:
 class Compilation:
     """Drives the compile orders of one generation of workers."""
 
-    def __init__(self, workers: Compilers, orders: ProgramOrders) -> None:
+    def __init__(self, workers: Hub, orders: ProgramOrders) -> None:
         self.orders = orders
         self._workers = workers
         self._out: list[tuple[Order, asyncio.Future[Compiled]]] = []

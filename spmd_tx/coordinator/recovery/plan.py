@@ -5,23 +5,11 @@ seq_id. What ran in other company before, or in another slot, gives the same bit
 """
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
-from spmd_tx.coordinator.checkpoints.snapshots import StoredSnapshot
+from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import History, Request
 from spmd_tx.coordinator.training.line import Restoration
-
-
-class Log(Protocol):
-    """What is used of the request queue."""
-
-    async def history(self, line: str, after: int) -> History: ...
-
-
-class SnapshotCatalog(Protocol):
-    """What is used of the snapshots."""
-
-    async def newest(self, model_id: str, before: int | None) -> tuple[StoredSnapshot | None, str | None]: ...
 
 
 async def plan(
@@ -29,8 +17,8 @@ async def plan(
     session_id: str,
     unfinished: Collection[Request],
     beyond_repair: Mapping[str, str],
-    log: Log,
-    snapshots: SnapshotCatalog,
+    log: RequestQueue,
+    snapshots: Snapshots,
 ) -> Restoration | None:
     """Read from the log how to restore a model; None for one that has not been created yet.
 

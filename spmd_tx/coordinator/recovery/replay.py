@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from spmd_tx.coordinator.requests.failures import failure
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
@@ -20,18 +21,12 @@ from spmd_tx.errors import CompileFailed, DamagedBody, MeshError, RequestError
 logger = logging.getLogger(__name__)
 
 
-class Payloads(Protocol):
-    """What is used of the log."""
-
-    async def payload(self, request: Request) -> bytes: ...
-
-
 class Replay:
     """Runs requests again, one model at a time each, and compares what comes out."""
 
     def __init__(
         self,
-        log: Payloads,
+        log: RequestQueue,
         training: Training,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         is_lost: Callable[[], bool],

@@ -5,6 +5,7 @@ import logging
 from typing import NoReturn, Protocol
 
 from spmd_tx.coordinator.requests import overview
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
@@ -12,12 +13,6 @@ from spmd_tx.coordinator.storage.outages import OUTAGES
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
-
-
-class Log(Protocol):
-    """What is used of the request queue."""
-
-    async def given_up(self) -> dict[str, str]: ...
 
 
 class Scheduler(Protocol):
@@ -29,7 +24,7 @@ class Scheduler(Protocol):
 class OperatorsWishes:
     """Passes given-up requests on to the scheduler, and logs once when one comes too late."""
 
-    def __init__(self, database: Database, log: Log, scheduler: Scheduler) -> None:
+    def __init__(self, database: Database, log: RequestQueue, scheduler: Scheduler) -> None:
         self._database = database
         self._log = log
         self._scheduler = scheduler

@@ -70,7 +70,7 @@ class RequestQueue:
         completions: Completions,
         unfinished: Iterable[Request] = (),
     ) -> None:
-        self._announce: Callable[[Request], None] = lambda request: None  # what ``run`` is given
+        self._on_arrival: Callable[[Request], None] = lambda request: None  # what ``run`` is given
         self.completions = completions
         self._database = database
         self._files = files
@@ -117,33 +117,40 @@ class RequestQueue:
         return await accepted
 
     def unfinished(self) -> list[Request]:
+        """List the requests without an outcome, in the order of acceptance; those of earlier runs, too."""
         return [waiting.request for waiting in self._waiting.values()]
 
     def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
+        """Note how far requests have come; those that have outcomes, and unknown ones, are passed over."""
         for request_id in request_ids:
             waiting = self._waiting.get(request_id)
             if waiting is not None:
                 waiting.times.note(stage)
 
     async def history(self, line: str, after: int) -> History:
+        """Read what counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
         async with self._database.reading() as db:
             return await rows.history(db, line, after)
 
     async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, LossCount]:
+        """Count a generation that ended while commands of these were out; how often that has happened."""
         async with self._database.transaction() as db:
             return await loss_counts.count_losses(db, in_flight, blamed)
 
     async def given_up(self) -> dict[str, str]:
+        """Read which unfinished requests the operator wants failed, by id, and why."""
         async with self._database.reading() as db:
             return await rows.given_up(db)
 
     async def stored(self, request_ids: Collection[str] | None) -> None:
+        """Return when these requests, or all that have outcomes (None), have them durably."""
         request_ids = list(self._outcomes) if request_ids is None else request_ids
         waiting = [self._waiting[id].outcome for id in request_ids if id in self._waiting]
         if waiting:
             await asyncio.wait(waiting)
 
     async def payload(self, request: Request) -> bytes:
+        """Read the body as submitted: protobuf for forward_backward and forward, else JSON."""
         body = self._payloads.get(request.id)
         if body is None:
             async with self._database.reading() as db:
@@ -199,7 +206,7 @@ class RequestQueue:
 
         ``announce`` is called once for each new request, when it is durable.
         """
-        self._announce = announce
+        self._on_arrival = announce
         while True:
             await self._work.wait()
             await _gather()
@@ -284,7 +291,7 @@ class RequestQueue:
         waiting = self._waiting[request.id] = _Waiting(request)
         if _is_sample(waiting):
             self.samples.add(request, tokens)
-        self._announce(request)
+        self._on_arrival(request)
 
     def _release(self, endings: Sequence[Ending]) -> None:
         for request, outcome, _, completion in endings:

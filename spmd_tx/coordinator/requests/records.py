@@ -1,9 +1,9 @@
 """The types of the log: requests, outcomes, their times and places, and the log's interface. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -168,42 +168,6 @@ class LossCount(NamedTuple):
 
     total: int
     by_command: int  # those that the command may have ended
-
-
-class RequestLog(Protocol):
-    """The part of the queue that the scheduler uses."""
-
-    def unfinished(self) -> list[Request]:
-        """Requests without an outcome, in the order of acceptance; those of earlier runs, too."""
-        ...
-
-    def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
-        """Note that requests have reached a stage. Unknown ones, and those with outcomes, are ignored."""
-        ...
-
-    async def payload(self, request: Request) -> bytes:
-        """The body as submitted: protobuf for forward_backward and forward, else JSON."""
-        ...
-
-    def resolve(self, request_id: str, outcome: Outcome) -> None:
-        """Store an outcome with the next group, then wake the callers that wait for it."""
-        ...
-
-    async def stored(self, request_ids: Collection[str] | None) -> None:
-        """Return when the outcomes of these requests, or all that are set (None), are durable."""
-        ...
-
-    async def history(self, line: str, after: int) -> History:
-        """The history of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
-        ...
-
-    async def count_losses(self, in_flight: Collection[str], blamed: Collection[str]) -> dict[str, LossCount]:
-        """Count one more lost generation for requests whose commands were out; their counts by now."""
-        ...
-
-    async def given_up(self) -> dict[str, str]:
-        """The operator's reasons to fail unfinished requests, by id."""
-        ...
 
 
 def read_body(body: bytes, schema: type[Body]) -> Body:

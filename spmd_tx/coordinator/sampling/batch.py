@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders, ProgramRequest
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Failed, Outcome
 from spmd_tx.coordinator.runtime import metrics
@@ -23,7 +23,7 @@ from spmd_tx.coordinator.sampling.decode_choice import Choice, choose
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prefill import Segment
-from spmd_tx.coordinator.sampling.programs import EverythingReady, Programs, SamplingPrograms
+from spmd_tx.coordinator.sampling.programs import EverythingReady, SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
@@ -82,7 +82,7 @@ class SampleBatch:
         limits: SamplingLimits,
         listener: Listener = lambda sample: None,
         at_work: AtWork | None = None,
-        programs: Programs | None = None,
+        programs: ProgramOrders | None = None,
     ) -> None:
         """``listener`` is called with every sample that got tokens. Without ``programs`` all are ready."""
         shapes = limits.shapes

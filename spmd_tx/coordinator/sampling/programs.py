@@ -5,8 +5,8 @@ A program may be larger than needed; the better one is compiled meanwhile.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, PromptScoring, Scores, width
@@ -15,22 +15,11 @@ from spmd_tx.protocol.commands import active_sizes
 from spmd_tx.protocol.programs import ProgramShape
 
 
-class Programs(Protocol):
-    """What is used of the orders of programs."""
-
-    def is_ready(self, program: ProgramShape) -> bool: ...
-
-    def ready(self, step: str) -> Iterable[ProgramShape]: ...
-
-    def has_failed(self, program: ProgramShape) -> bool: ...
-
-    def prefer(self, program: ProgramShape) -> None: ...
-
-    def reason(self, program: ProgramShape) -> str: ...
-
-
-class EverythingReady:
+class EverythingReady(ProgramOrders):
     """Stands in for program orders when workers compile nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(menu=())
 
     def is_ready(self, program: ProgramShape) -> bool:
         return True
@@ -52,7 +41,7 @@ class EverythingReady:
 class SamplingPrograms:
     """Chooses programs in one generation of workers."""
 
-    programs: Programs
+    programs: ProgramOrders
     shapes: SamplingShapes
     bank_slots: int
     decode_steps: int  # most steps of one Decode

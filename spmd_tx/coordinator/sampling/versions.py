@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
+from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints import files
-from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
 from spmd_tx.coordinator.storage.tables import Sampler
@@ -72,27 +72,16 @@ class InflightVersions:
             self._give_up(published.by_seq_id.pop(seq_id))
 
 
-class Samplers(Protocol):
-    """What is used of the catalog."""
-
-    async def sampler(self, sampler_id: str) -> Sampler: ...
-
-    async def set_version(self, sampler: Sampler, version: str) -> None: ...
-
-    async def inflight_samplers(self, model_id: str) -> list[str]: ...
-
-
-class Checkpoints(Protocol):
-    """What is used of the checkpoint catalog."""
-
-    async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
-
-
 class Versions:
     """Holds the versions in use, by sampler and by session, in one generation of workers."""
 
     def __init__(
-        self, samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
+        self,
+        samplers: Catalog,
+        checkpoints: CheckpointCatalog,
+        bank: VersionBank,
+        directory: Path,
+        max_rank: int,
     ) -> None:
         self._samplers = samplers
         self._checkpoints = checkpoints
@@ -284,7 +273,7 @@ def check_rank(path: CheckpointPath, adapter: AdapterSpec, max_rank: int) -> Non
 
 
 def open_versions(
-    samplers: Samplers, checkpoints: Checkpoints, bank: VersionBank, directory: Path, max_rank: int
+    samplers: Catalog, checkpoints: CheckpointCatalog, bank: VersionBank, directory: Path, max_rank: int
 ) -> Versions:
     """Open the versions in a directory, which is made if necessary. Blocks."""
     assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"

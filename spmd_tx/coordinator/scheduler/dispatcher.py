@@ -6,21 +6,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
-from spmd_tx.coordinator.mesh.compilation import Compilation, Compilers, Settled
-from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
+from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
+from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.requests.records import Outcome, Stage
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
-from spmd_tx.coordinator.sampling.bank import VersionKey
-from spmd_tx.coordinator.sampling.batch import Dispatch
-from spmd_tx.coordinator.sampling.job import SampleJob
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.training.batching import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training.programs import StepPrograms
 from spmd_tx.coordinator.training.slots import TrainingSlots
-from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.protocol.commands import (
     AnyCommand,
@@ -32,7 +28,6 @@ from spmd_tx.protocol.commands import (
     SwapIn,
     SwapOut,
 )
-from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
@@ -46,39 +41,6 @@ DECODE_STEP_COST = 64
 COMMAND_COST = 256  # of a command without rows, and of moving an adapter
 
 Outcomes = list[tuple[str, Outcome]]
-
-
-class Workers(Compilers, Protocol):
-    """All worker processes, as one."""
-
-    avoided: set[ProgramShape]  # that nobody should have compiled who does not need them
-    busy: str | None  # what they do instead of running commands: "loading weights 45 %"
-
-    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
-        """Send to all; replies come in the order of sending. A lost worker is an error of every reply."""
-        ...
-
-
-class Sampling(Protocol):
-    """What is used of the sample batch."""
-
-    def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None: ...
-
-    def resume(self, job: SampleJob) -> None: ...
-
-    def unanswered(self) -> dict[str, SampleJob]: ...
-
-    def cancel(self, request_id: str) -> None: ...
-
-    def waiting(self) -> bool: ...
-
-    def next_dispatch(self) -> Dispatch | None: ...
-
-    def status(self, request_id: str) -> str | None: ...
-
-    def program_requests(self) -> list[ProgramRequest]: ...
-
-    def not_compiled(self, program: ProgramShape, error: str) -> Outcomes: ...
 
 
 @dataclass(frozen=True)
@@ -106,8 +68,8 @@ class Dispatcher:
 
     def __init__(
         self,
-        workers: Workers,
-        sampling: Sampling,
+        workers: Hub,
+        sampling: SampleBatch,
         slots: TrainingSlots,
         data_shards: int,
         on_reply: Callable[[], None],

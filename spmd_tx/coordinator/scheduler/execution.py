@@ -12,13 +12,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.recovery.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import (
     CHANGES_STATE,
     CHUNKED_KINDS,
     Failed,
     Outcome,
     Request,
-    RequestLog,
 )
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
@@ -57,7 +57,7 @@ class Execution:
 
     def __init__(
         self,
-        log: RequestLog,
+        log: RequestQueue,
         snapshots: Snapshots,
         equipment: GenerationParts,
         unfinished: Unfinished,

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spmd_tx.coordinator.mesh.compilation import Compilation
+from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.sampling.versions import Versions
-from spmd_tx.coordinator.scheduler.dispatcher import Sampling, Workers
 from spmd_tx.coordinator.training.execute import Training
 
 
@@ -15,10 +16,10 @@ from spmd_tx.coordinator.training.execute import Training
 class GenerationParts:
     """What is made anew for each generation."""
 
-    workers: Workers
+    workers: Hub
     training: Training
     versions: Versions
-    sampling: Sampling
+    sampling: SampleBatch
     compilation: Compilation | None = None  # None: all programs are there
 
     @property

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Request
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.model import ChunkStep, TrainedModel
-from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.coordinator.training.slots import TrainingSlots
 
 COMPILING = re.compile(
     r"compiling (?:continued )?(prefill|forward_backward|forward|decode)(?: with \w+| of sequences)? "
@@ -35,33 +37,15 @@ class QueueStatus:
     reason: str | None
 
 
-class Obstacles(Protocol):
-    """What is used of the sample batch."""
-
-    def status(self, request_id: str) -> str | None: ...
-
-
-class Slots(Protocol):
-    """What is used of the training slots."""
-
-    def obstacle(self, model: TrainedModel) -> str | None: ...
-
-
-class Programs(Protocol):
-    """What is used of the orders of programs."""
-
-    def reason(self, program: ProgramShape) -> str: ...
-
-
 @dataclass(frozen=True)
 class QueueView:
     """One generation's queue, as far as it explains why somebody waits."""
 
     unfinished: Unfinished
     lines: Mapping[str, ModelLine]  # by model
-    samples: Obstacles
-    slots: Slots
-    programs: Programs | None = None  # None: all are ready
+    samples: SampleBatch
+    slots: TrainingSlots
+    programs: ProgramOrders | None = None  # None: all are ready
 
     def status(self, request_id: str, busy: str | None) -> QueueStatus:
         """``busy`` is what the workers do instead of running commands."""

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from spmd_tx.coordinator.requests.records import Request, RequestLog, read_body
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.records import Request, read_body
 from spmd_tx.coordinator.sampling.bank import VersionKey
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.sampling.versions import Versions
-from spmd_tx.coordinator.scheduler.dispatcher import Sampling
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 
@@ -26,9 +27,9 @@ class Attempt(Protocol):
 class SampleGate:
     """Of one generation of workers."""
 
-    log: RequestLog
+    log: RequestQueue
     versions: Versions
-    sampling: Sampling
+    sampling: SampleBatch
     unfinished: Unfinished
     suspects: set[str]
     jobs: dict[str, SampleJob]  # of the last generation, to go on with

@@ -7,15 +7,17 @@ that a lost worker and a restart of this process are the same thing.
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
+from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.recovery.plan import plan, refused
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.quarantine import Quarantine
-from spmd_tx.coordinator.requests.records import Failed, Request, RequestLog, by_operator
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.records import Failed, Request, by_operator
 from spmd_tx.coordinator.runtime.containment import report
-from spmd_tx.coordinator.scheduler.dispatcher import Workers
 from spmd_tx.coordinator.scheduler.execution import Execution
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
@@ -33,23 +35,15 @@ MOST_LOSSES_BY_COMMAND = 2  # generations that a command may end before its requ
 MOST_LOSSES = 20  # generations that may end for other reasons while a request's commands are out
 
 
-class Models(Protocol):
-    """What is used of the catalog."""
-
-    async def open_models(self, others: Collection[str]) -> list[Model]: ...
-
-    def has_ended(self, session_id: str) -> bool: ...
-
-
 class Scheduler:
     """Takes requests from the moment it is made; they are carried out while ``run`` runs."""
 
     def __init__(
         self,
-        log: RequestLog,
-        models: Models,
+        log: RequestQueue,
+        models: Catalog,
         snapshots: Snapshots,
-        equip: Callable[[Workers, MemoryPlan], GenerationParts],
+        equip: Callable[[Hub, MemoryPlan], GenerationParts],
         clock: Callable[[], float],
         quarantine: Quarantine | None = None,
         phase: Callable[[], str | None] = lambda: None,
@@ -142,7 +136,7 @@ class Scheduler:
         if self._execution is not None:
             await self._execution.take_all_snapshots()
 
-    async def run(self, workers: Workers, plan: MemoryPlan) -> NoReturn:
+    async def run(self, workers: Hub, plan: MemoryPlan) -> NoReturn:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
         await retry_through_outages(self._fail_those_given_up)
         await retry_through_outages(self._judge)

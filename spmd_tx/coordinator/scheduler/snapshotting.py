@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
-from spmd_tx.coordinator.requests.records import RequestLog
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.training.execute import Training
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class SnapshotKeeper:
     """Behind optimizer steps, one snapshot of a model at a time."""
 
-    log: RequestLog
+    log: RequestQueue
     snapshots: Snapshots
     training: Training
     unfinished: Unfinished

@@ -46,7 +46,6 @@ from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import Versions, open_versions
-from spmd_tx.coordinator.scheduler.dispatcher import Workers
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
@@ -266,8 +265,8 @@ class GenerationBuilder:
     progress: Progress
     at_work: AtWork
 
-    def make(self, workers: Workers, plan: MemoryPlan) -> GenerationParts:
-        """Make them for workers that hold nothing yet. The model's text is loaded."""
+    def make(self, workers: Hub, plan: MemoryPlan) -> GenerationParts:
+        """Make them for workers that hold nothing yet; the model's text must be loaded."""
         config, model = self.config, self.model
         check_pages(plan.pages, config.page_size, model.max_context)
         bank = VersionBank(bank_slots(config), config.data_dir / "versions")

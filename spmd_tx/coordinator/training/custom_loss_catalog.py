@@ -6,12 +6,12 @@ restored. Its id is derived from the request's, which nobody can guess.
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 from sqlalchemy import select
 
 from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Finished, Request
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.storage.database import Database
@@ -40,16 +40,10 @@ class StoredLoss:
     refusal: str | None = None  # why it is no longer run
 
 
-class Payloads(Protocol):
-    """What is used of the log."""
-
-    async def payload(self, request: Request) -> bytes: ...
-
-
 class CustomLossCatalog:
     """Finds custom losses by their id."""
 
-    def __init__(self, database: Database, log: Payloads) -> None:
+    def __init__(self, database: Database, log: RequestQueue) -> None:
         self._database = database
         self._log = log
         self._given_up: OrderedDict[str, str] = OrderedDict()  # why, by id; for the life of this server

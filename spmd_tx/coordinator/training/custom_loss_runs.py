@@ -24,7 +24,7 @@ class _Run(NamedTuple):
 
 @dataclass
 class LossRuns:
-    """Tracks the runs of one generation of workers."""
+    """Tracks the runs of custom losses on the workers."""
 
     limits: LossLimits
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from spmd_tx.coordinator.catalog.catalog import sampler_id
+from spmd_tx.coordinator.catalog.catalog import Catalog, sampler_id
 from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
 from spmd_tx.coordinator.requests.records import (
     CHUNKED_KINDS,
@@ -28,7 +29,7 @@ from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import Versions, check_rank
 from spmd_tx.coordinator.training import custom_loss
 from spmd_tx.coordinator.training.batching import PackedRequest, pack
-from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
+from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import (
@@ -40,7 +41,7 @@ from spmd_tx.coordinator.training.outcomes import (
     written_after,
 )
 from spmd_tx.coordinator.training.packing import TrainingShapes
-from spmd_tx.coordinator.training.saves import Checkpoints, Samplers, Saves
+from spmd_tx.coordinator.training.saves import Saves
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.training.validation import (
     adapter_seed,
@@ -76,22 +77,12 @@ CREATE, OPTIM_STEP = ProgramShape(step="create_adapter"), ProgramShape(step="opt
 SAVE_STATE, LOAD_STATE = ProgramShape(step="save_state"), ProgramShape(step="load_state")
 
 
-class CustomLosses(Protocol):
-    """What is used of the catalog of custom losses."""
-
-    async def open(self, loss_id: str, session_id: str) -> StoredLoss: ...
-
-    def give_up(self, loss_id: str, why: str) -> None: ...
-
-    async def body(self, request: Request) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Training:
     """Turns each request of a model into steps of that model."""
 
-    checkpoints: Checkpoints
-    samplers: Samplers
+    checkpoints: CheckpointCatalog
+    samplers: Catalog
     versions: Versions
     slots: TrainingSlots
     limits: Limits
@@ -99,7 +90,7 @@ class Training:
     base_model: str
     snapshots: Snapshots
     stability: StabilityFiles
-    custom_losses: CustomLosses
+    custom_losses: CustomLossCatalog
     loss_runs: LossRuns
     routing: RoutingFiles | None = None  # None: the model has no experts
     room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # for requests that are packed

@@ -2,20 +2,14 @@
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import Protocol
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
 from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
 from spmd_tx.errors import CompileFailed
 from spmd_tx.protocol.programs import ProgramShape
-
-
-class Wishing(Protocol):
-    """What is used of the sample batch."""
-
-    def program_requests(self) -> list[ProgramRequest]: ...
 
 
 class StepPrograms:
@@ -73,7 +67,7 @@ class StepPrograms:
     def order(
         self,
         models: Sequence[TrainedModel],
-        sampling: Wishing,
+        sampling: SampleBatch,
         on_answer: Callable[[], None],
         *,
         only_awaited: bool,

@@ -5,16 +5,13 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints import age_recipients
-from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
-from spmd_tx.coordinator.checkpoints.files import Manifest
-from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
 from spmd_tx.coordinator.sampling.bank import UNPLACED
 from spmd_tx.coordinator.sampling.versions import Versions
-from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun, json_after
 from spmd_tx.coordinator.wire import training
@@ -27,7 +24,7 @@ from spmd_tx.coordinator.wire.checkpoint_paths import (
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.processes.child import Allowance, call_outside
-from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, SaveSampler, SaveState
+from spmd_tx.protocol.commands import AnyCommand, SaveSampler, SaveState
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 
@@ -37,41 +34,12 @@ SLOWEST_BYTES_PER_SECOND = 5e6  # of encryption and writing on a busy machine
 SAVE_STATE, SAVE_SAMPLER = ProgramShape(step="save_state"), ProgramShape(step="save_sampler")
 
 
-class Checkpoints(Protocol):
-    """What is used of the checkpoint catalog."""
-
-    async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path: ...
-
-    async def complete(
-        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
-    ) -> Manifest: ...
-
-    async def open(self, path: CheckpointPath) -> OpenCheckpoint: ...
-
-
-class Samplers(Protocol):
-    """What is used of the catalog."""
-
-    async def add_sampler(
-        self,
-        session_id: str,
-        seq_id: int,
-        base_model: str,
-        *,
-        path: str | None = None,
-        of: str | None = None,
-        inflight: bool = False,
-    ) -> Sampler: ...
-
-    async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None: ...
-
-
 @dataclass(frozen=True)
 class Saves:
     """Prepares the steps of saves. Each method raises RequestError before anything is sent."""
 
-    checkpoints: Checkpoints
-    samplers: Samplers
+    checkpoints: CheckpointCatalog
+    samplers: Catalog
     versions: Versions
     base_model: str
     children: asyncio.Semaphore  # processes at a time
