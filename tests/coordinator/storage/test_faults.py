@@ -227,7 +227,7 @@ def test_a_disk_that_cannot_be_reached_is_a_pause_until_it_can(tmp_path):
 async def test_the_disk_is_looked_at_and_the_reaper_runs_when_it_becomes_full(services, monkeypatch):
     reaped = asyncio.Event()
 
-    async def reap(*_):
+    async def reap(*_, **__):
         reaped.set()
 
     monkeypatch.setattr(services.reaper, "reap", reap)
