@@ -2,10 +2,10 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -13,13 +13,7 @@ from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.recovery.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.requests.records import (
-    CHANGES_STATE,
-    CHUNKED_KINDS,
-    Failed,
-    Outcome,
-    Request,
-)
+from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Failed, Outcome, Request
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
 from spmd_tx.coordinator.sampling.job import SampleJob
@@ -28,19 +22,13 @@ from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationPa
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
 from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
+from spmd_tx.coordinator.scheduler.tasks import Tasks
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages, uninterrupted
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun
-from spmd_tx.errors import (
-    CompileFailed,
-    DamagedBody,
-    InvalidRequest,
-    MeshError,
-    RequestError,
-    ServerFault,
-)
+from spmd_tx.errors import CompileFailed, DamagedBody, InvalidRequest, MeshError, RequestError, ServerFault
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
 WITHDRAWN = CHUNKED_KINDS | {"optim_step"}  # kinds that leave nothing behind if none of their steps was sent
@@ -82,34 +70,25 @@ class Execution:
         self._suspects = suspects
         self._jobs = jobs
         self._marks = at_work
-        self._gate = SampleGate(
-            log,
-            versions,
-            sampling,
-            unfinished,
-            suspects,
-            jobs,
-            self._restored,
-            self._attempt,
-            self._spawn,
-            self._wake,
-        )
         self._work = asyncio.Event()
+        self._tasks = tasks = Tasks(self._wake)
+        waits = self._restored, self._attempt
+        self._gate = SampleGate(
+            log, versions, sampling, unfinished, suspects, jobs, *waits, tasks.spawn, self._wake
+        )
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
         self._at_work: set[str] = set()  # requests of models that have begun
         self._given_up: dict[str, str] = {}  # those that have failed before their turn, and why
-        self._tasks: set[asyncio.Task[None]] = set()
         self._keeper = SnapshotKeeper(
-            log, snapshots, equipment.training, unfinished, self._spawn, self._is_lost, self._notice_bug
+            log, snapshots, self._training, versions, unfinished, tasks, self._is_lost, self._wake
         )
-        self._bug: BaseException | None = None
         self._loss: MeshError | None = None
         shards, slots = self._training.shapes.data_shards, self._training.slots
         self._dispatcher = Dispatcher(
             self._workers, sampling, slots, shards, self._wake, log.note, suspects, equipment.compilation
         )
-        self._replay = Replay(log, self._training, self._spawn, self._is_lost, at_work)
+        self._replay = Replay(log, self._training, tasks.spawn, self._is_lost, at_work)
         self._view = QueueView(unfinished, self.lines, self._sampling, slots, equipment.orders)
 
     def arrive(self, request: Request) -> None:
@@ -183,8 +162,7 @@ class Execution:
 
     def _advance(self) -> None:
         """Do all that can be done now."""
-        if self._bug is not None:
-            raise self._bug
+        self._tasks.raise_error()
         for request_id, outcome in self._dispatcher.absorb():
             request = self._unfinished.get(request_id)
             if request is not None:
@@ -222,7 +200,7 @@ class Execution:
     def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
         model = TrainedModel(model_id, session_id, on_step=partial(self._note_step, model_id))
         entry = self.lines[model_id] = ModelLine(model, restoration)
-        entry.task = self._spawn(self._carry_out(entry))
+        entry.task = self._tasks.spawn(self._carry_out(entry))
         return entry
 
     def _note_step(self, model_id: str) -> None:
@@ -256,7 +234,7 @@ class Execution:
                 continue
             begun = await self._attempt(request, partial(self._begin, entry, request))
             if begun is not None:
-                settling = self._spawn(self._settle(request, begun))
+                settling = self._tasks.spawn(self._settle(request, begun))
                 if begun.next_waits:
                     await settling
             elif request.id in self._given_up:
@@ -286,7 +264,7 @@ class Execution:
             raise
         entry.begun(request)
         if request.kind == "save_weights_for_sampler":
-            self._spawn(self._note_answered(entry, request.seq_id))
+            self._keeper.note_answered(entry.model.id, request.seq_id)
         if request.kind == "optim_step":
             self._keeper.take_if_due(entry, request.seq_id)
         return begun
@@ -295,13 +273,6 @@ class Execution:
         settled = await self._attempt(request, begun.outcome, request.kind in CHANGES_STATE)
         if settled is not None:
             self._finish(request, settled)
-
-    async def _note_answered(self, entry: ModelLine, seq_id: int) -> None:
-        """Versions that were only kept for the case of a crash are not needed any more."""
-        with contained(f"noting what {entry.model.id} has saved"):
-            if await self._keeper.are_stored(entry.model.id, seq_id):
-                self._versions.answered(entry.model.id, seq_id)
-                self._work.set()
 
     async def _attempt(
         self, request: Request, work: Callable[[], Awaitable[Result]], counts: bool = False
@@ -352,7 +323,7 @@ class Execution:
 
     def _discard(self, folders: list[Path]) -> None:
         if folders:
-            self._spawn(self._delete(folders))
+            self._tasks.spawn(self._delete(folders))
 
     async def _delete(self, folders: list[Path]) -> None:
         """Delete what commands that are in flight may still read."""
@@ -368,18 +339,6 @@ class Execution:
         if self._loss:
             raise self._loss
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._notice_bug)
-        return task
-
-    def _notice_bug(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._bug = task.exception()
-            self._work.set()
-
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
         self._loss, dispatcher = error, self._dispatcher
@@ -392,8 +351,7 @@ class Execution:
         for entry in self.lines.values():
             entry.lose(error)
         self._keeper.abandon()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     def _unanswered(self) -> dict[str, SampleJob]:
         """Samples, with the tokens that are known; also those that have not joined the batch again yet."""
@@ -407,5 +365,4 @@ class Execution:
         if self._alarm:
             self._alarm.cancel()
         self._keeper.abandon()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()

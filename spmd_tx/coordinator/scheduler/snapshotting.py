@@ -1,4 +1,4 @@
-"""Takes the snapshots of one generation of workers, and makes those count that are complete."""
+"""Takes the snapshots of one generation of workers, and records those that are complete."""
 
 import asyncio
 import logging
@@ -10,7 +10,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.runtime.containment import report
+from spmd_tx.coordinator.runtime.containment import contained, report
+from spmd_tx.coordinator.sampling.versions import Versions
+from spmd_tx.coordinator.scheduler.tasks import Tasks
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.line import ModelLine
@@ -21,15 +23,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class SnapshotKeeper:
-    """Behind optimizer steps, one snapshot of a model at a time."""
+    """Takes snapshots after optimizer steps, one of a model at a time."""
 
     log: RequestQueue
     snapshots: Snapshots
     training: Training
+    versions: Versions
     unfinished: Unfinished
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    tasks: Tasks
     is_lost: Callable[[], bool]
-    notice_bug: Callable[[asyncio.Task[None]], None]
+    wake: Callable[[], None]
     _keeping: set[asyncio.Task[None]] = field(default_factory=set)  # snapshots that are being taken
     _waiting: set[asyncio.Task[None]] = field(default_factory=set)  # for outcomes: they end with the workers
 
@@ -37,7 +40,7 @@ class SnapshotKeeper:
         """The model has begun an optimizer step."""
         if self.snapshots.is_due(entry.model.id):
             taking = self.training.take_snapshot(entry.model, seq_id)
-            keeping = self.spawn(self._keep(entry, seq_id, taking))
+            keeping = self.tasks.spawn(self._keep(entry, seq_id, taking))
             self._keeping.add(keeping)
             keeping.add_done_callback(self._keeping.discard)
 
@@ -50,6 +53,10 @@ class SnapshotKeeper:
             if seq_id is not None and not self.snapshots.is_behind(entry.model.id, seq_id):
                 await self._keep(entry, seq_id, self.training.take_snapshot(entry.model, seq_id))
 
+    def note_answered(self, model_id: str, seq_id: int) -> None:
+        """Give up older versions once a save of weights to sample from is answered."""
+        self.tasks.spawn(self._note_answered(model_id, seq_id))
+
     def abandon(self) -> None:
         """The workers are lost: some outcomes will not come."""
         for task in self._waiting:
@@ -61,7 +68,7 @@ class SnapshotKeeper:
         try:
             problem = await taking
             if problem is None:
-                if not await self.are_stored(model.id, seq_id):
+                if not await self._are_stored(model.id, seq_id):
                     return
                 path = self.snapshots.staged(model.id, seq_id)
                 await self.snapshots.record(model.id, seq_id, path, adapter)
@@ -74,7 +81,13 @@ class SnapshotKeeper:
         if problem is not None:
             logger.warning("no snapshot of %s behind request %d: %s", model.id, seq_id, problem)
 
-    async def are_stored(self, model_id: str, last: int) -> bool:
+    async def _note_answered(self, model_id: str, seq_id: int) -> None:
+        with contained(f"noting what {model_id} has saved"):
+            if await self._are_stored(model_id, seq_id):
+                self.versions.answered(model_id, seq_id)
+                self.wake()
+
+    async def _are_stored(self, model_id: str, last: int) -> bool:
         """Wait until a model's requests up to a number are answered durably; False: the workers are lost."""
         if self.is_lost():  # nobody would cancel the waiting
             return False
@@ -82,6 +95,6 @@ class SnapshotKeeper:
         storing = asyncio.create_task(self.log.stored(ids))
         self._waiting.add(storing)
         storing.add_done_callback(self._waiting.discard)
-        storing.add_done_callback(self.notice_bug)
+        storing.add_done_callback(self.tasks.notice)
         await asyncio.wait([storing])
         return not storing.cancelled()

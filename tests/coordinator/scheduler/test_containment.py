@@ -266,7 +266,7 @@ async def test_finding_the_guilty_is_no_crash_loop(monkeypatch, suspicion, loops
             LossSign(suspicion, 0, "internal error", by_command=False), "internal error"
         ), False
 
-    monkeypatch.setattr(Generations, "_one", one)
+    monkeypatch.setattr(Generations, "_run_one", one)
     monkeypatch.setattr(generations, "FIRST_DELAY", 0.0)
     with pytest.raises(CrashLoop if loops else StopAsyncIteration):
         await Generations.run(object.__new__(Generations), lambda ready: None)

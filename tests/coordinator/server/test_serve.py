@@ -143,7 +143,7 @@ def test_the_event_loop_of_a_server_is_watched(server):
     server.process.send_signal(signal.SIGPROF)  # what the kernel does when nobody has looked for long
     code, errors = server.end()
     assert code == -signal.SIGPROF
-    assert "in look_again_and_again" in errors
+    assert "in keep_looking" in errors
 
 
 def test_two_workers_serve_as_one(model_dir, tmp_path):
