@@ -1,7 +1,7 @@
-"""What brings a model back to where it was: a snapshot, and the requests behind it, to be run again.
+"""Plans how to restore a model: from which snapshot, and which requests after it run again.
 
 A model's state is a pure function of its adapter's seed and its executed requests, in the order of their
-seq_id. What ran in other company before, or in another slot, gives the same bits.
+seq_id. Requests that ran in other company, or in another slot, give the same bits.
 """
 
 from collections.abc import Collection, Mapping
@@ -55,7 +55,7 @@ async def plan(
 def refused(
     model_id: str, session_id: str, refusal: str, first_open: int | None, history: History
 ) -> Restoration:
-    """A model that takes its place in line, but whose requests all fail."""
+    """Plan a model that takes its place in line, but whose requests all fail."""
     answered = history.closed | {each.request.seq_id for each in history.executed}
     next_seq_id = max(answered, default=0) + 1 if first_open is None else first_open
     return Restoration(model_id, session_id, refusal, next_seq_id=next_seq_id, closed=frozenset(answered))

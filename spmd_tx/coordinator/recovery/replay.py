@@ -1,4 +1,4 @@
-"""Requests whose outcome is known are run again for their effect; a stored result never changes."""
+"""Runs requests whose outcome is known again, for their effect; a stored result never changes."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replay:
-    """Runs requests again, one model at a time each, and compares what comes out."""
+    """Runs requests of a model again, one after the other, and compares their outcomes."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Replay:
         self._marks = at_work
 
     async def run_again(self, entry: ModelLine, request: Request) -> None:
-        """Begin with a request; its outcome is compared later. What has no effect is passed over."""
+        """Begin a request; its outcome is compared later. A request without effect is passed over."""
         if request.kind in WITHOUT_EFFECT:
             self._done(entry, request)
             return

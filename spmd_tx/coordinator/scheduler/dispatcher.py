@@ -1,4 +1,4 @@
-"""Which command is sent next, and what becomes of its reply. Synchronous: it never waits."""
+"""Decides which command is sent next, and passes on what its reply brings. Synchronous: it never waits."""
 
 import asyncio
 import time
@@ -59,11 +59,11 @@ class _Sent:
 class Dispatcher:
     """Keeps a few commands in flight, shared fairly between training and sampling, and among sessions.
 
-    As long as there are suspects, requests whose commands may have ended a generation, one command runs at
-    a time, and a suspect's runs without company, so that it is known which one ends the next generation.
+    While there are suspects, requests whose commands may have ended a generation, one command runs at a time,
+    and a suspect's runs alone, so that it is known which one ends the next generation.
 
-    A step is sent only if its programs are ready on all workers. Until then its model is passed over, which
-    keeps its share, and what it needs is compiled beside the commands of others.
+    A step is sent only if its programs are ready on all workers. Until then its model is passed over but
+    keeps its share, and the programs are compiled beside the commands of others.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Dispatcher:
         suspects: set[str] | None = None,
         compilation: Compilation | None = None,
     ) -> None:
-        """Without a ``compilation`` all programs are there."""
+        """``compilation`` is None when all programs are ready."""
         self.suspects = suspects or set()
         self._workers = workers
         self._programs = StepPrograms(compilation, slots)
@@ -97,7 +97,7 @@ class Dispatcher:
 
     @property
     def last_reply(self) -> asyncio.Future[Reply] | None:
-        """When it is there, everything sent so far has been carried out; None: it has been."""
+        """A future that is done when everything sent so far has been carried out; None: it has been."""
         return self._sent[-1].reply if self._sent else None
 
     @property
@@ -107,16 +107,16 @@ class Dispatcher:
 
     @property
     def blamed(self) -> set[str]:
-        """The requests whose command, or whose program, may be why the workers are lost."""
+        """The requests whose command, or whose program, may have caused the loss of the workers."""
         return self._programs.blamed.union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
 
     @property
     def at_work_for(self) -> set[str]:
-        """If ``absorb`` or ``dispatch`` has raised: the requests that it was at work for just then."""
+        """The requests that ``absorb`` or ``dispatch`` worked on when it raised."""
         return {request_id for request_id in self._at_work_for() if request_id}
 
     def lose(self, error: MeshError) -> None:
-        """There will be no more replies."""
+        """Fail what is in flight: there will be no more replies."""
         for step in self._taken:
             step.lose(error)
         while self._sent:
@@ -124,7 +124,7 @@ class Dispatcher:
                 step.lose(error)
 
     def absorb(self) -> Outcomes:
-        """Take in the replies that are there. Raises MeshError when there will be no more."""
+        """Take in the replies that have come. Raises MeshError when there will be no more."""
         outcomes: Outcomes = []
         while self._sent and self._sent[0].reply.done():
             outcomes += self._absorb(self._sent[0])
@@ -177,10 +177,10 @@ class Dispatcher:
         return False
 
     def _send_training(self, models: list[TrainedModel]) -> float | None:
-        """Send the next step of the model whose turn it is, with chunks of others where there is room.
+        """Send the next step of the model whose turn it is, with chunks of others where there is space.
 
-        Who has no slot, and gets none before others have had their turns in theirs, is passed over, and so
-        is who waits for a program.
+        A model without a slot, which gets none before others have had their turns, is passed over, and so
+        is one that waits for a program.
         """
         is_place = self._slots.has_place(at_once=not any(sent.side == TRAINING for sent in self._sent))
         ranked = self._in_order(models)  # all of them: who is passed over is owed his share
@@ -222,7 +222,7 @@ class Dispatcher:
         return command.rows.tokens.size + sum(swapping.values())
 
     def _seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> int:
-        """See that a model has a slot; what that costs."""
+        """Give a model a slot, and return what that costs."""
         commands = self._slots.seat(model, beside)
         for command in commands:
             self._send(TRAINING, command, _nothing)
@@ -276,7 +276,7 @@ class Dispatcher:
             _measure(command, reply.result(), self._replied_at - began_at)
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
-        """By what their sessions are owed; the models of a session take turns."""
+        """Sort models by what their sessions are owed; the models of a session take turns."""
         sessions = list(dict.fromkeys(model.session_id for model in models))
         place = {session_id: place for place, session_id in enumerate(self._sessions.ranking(sessions))}
         return sorted(models, key=lambda model: (place[model.session_id], self._last_turn.get(model.id, 0)))

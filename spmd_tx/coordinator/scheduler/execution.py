@@ -1,4 +1,4 @@
-"""Requests and one generation of workers: lines move on, commands go out, outcomes are stored."""
+"""Carries out requests on one generation of workers: moves lines on, sends commands, stores outcomes."""
 
 import asyncio
 import shutil
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class Execution:
-    """Requests of one model begin one after the other; their commands are in flight together.
+    """Begins the requests of a model one after the other, while their commands are in flight together.
 
     Workers keep the order. A restored model's line starts with the requests that have to be run again.
     """
@@ -130,7 +130,7 @@ class Execution:
         return self._view.status(request_id, self._workers.busy)
 
     async def run(self, restorations: Iterable[Restoration]) -> NoReturn:
-        """Carry out requests until the workers are lost: a MeshError. All tasks have ended by then."""
+        """Carry out requests until a MeshError: the workers are lost. All tasks have ended by then."""
         in_line = set[str]()
         for restoration in restorations:
             in_line.update(request.id for request in restoration.requests)
@@ -152,7 +152,7 @@ class Execution:
         await self._keeper.take_all(list(self.lines.values()))
 
     def _advance_or_fail(self) -> None:
-        """An error that nobody foresaw ends the generation: the next one finds out whose fault it is."""
+        """End the generation on an error that nobody foresaw; the next one finds out whose fault it is."""
         try:
             self._advance()
         except BaseException as error:
@@ -211,7 +211,7 @@ class Execution:
         self._work.set()
 
     def _release(self) -> None:
-        """Move the lines on that can, and set the alarm for the first gap that may have to be closed."""
+        """Move lines on, and set the alarm for the first gap that may have to be closed."""
         now = self._clock()
         wake_at = self._waiting.release(now)
         if self._alarm is not None:
@@ -241,7 +241,7 @@ class Execution:
                 entry.pass_over(request, self._given_up.pop(request.id))
 
     async def _begin(self, entry: ModelLine, request: Request) -> Begun | None:
-        """None for one that the operator has given up meanwhile."""
+        """Begin a request; None if the operator has given it up meanwhile."""
         model, effects = entry.model, entry.model.effects
         self._log.note("began", [request.id])
         try:
@@ -279,7 +279,7 @@ class Execution:
     ) -> Result | None:
         """Do a part of a request; None when the request has failed because of it, or the workers are lost.
 
-        ``counts``: its commands are out, so that it has an effect whatever becomes of it.
+        ``counts`` says that its commands are out, so that it has an effect whatever becomes of it.
         """
         layout = self._training.shapes.layout if counts and request.kind in CHUNKED_KINDS else None
         try:
@@ -354,7 +354,7 @@ class Execution:
         await self._tasks.wait()
 
     def _unanswered(self) -> dict[str, SampleJob]:
-        """Samples, with the tokens that are known; also those that have not joined the batch again yet."""
+        """Unanswered samples, with their known tokens, including those that wait to join the batch again."""
         jobs = self._jobs | self._sampling.unanswered()
         return {request_id: job for request_id, job in jobs.items() if request_id in self._unfinished}
 

@@ -1,4 +1,4 @@
-"""What a generation of workers is driven with, and what it leaves behind."""
+"""The parts that drive one generation of workers, and what it leaves behind."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from spmd_tx.coordinator.training.execute import Training
 
 @dataclass(frozen=True)
 class GenerationParts:
-    """What is made anew for each generation."""
+    """Holds the parts that are made anew for each generation."""
 
     workers: Hub
     training: Training
@@ -28,7 +28,7 @@ class GenerationParts:
 
 
 class GenerationEnd(NamedTuple):
-    """What a generation leaves behind."""
+    """Holds what a generation leaves behind."""
 
     in_flight: set[str]  # requests whose commands were out
     blamed: set[str]  # those whose command may have ended the generation

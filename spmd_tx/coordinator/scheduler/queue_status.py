@@ -1,4 +1,4 @@
-"""What a client is told about a request that is not finished: how much is before it, and what goes on."""
+"""Tells clients why an unfinished request waits: how much is ahead of it, and what the workers do."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -27,10 +27,9 @@ WORDS = {
 
 @dataclass(frozen=True)
 class QueueStatus:
-    """``paused_capacity``: nothing of it runs for want of room, of its program, or of workers.
+    """Says why a request waits. ``paused_capacity``: for space, for its program, or for workers.
 
-    The third state of the wire, ``paused_rate_limit``, is not used: nothing that was accepted waits for a
-    rate.
+    The third state of the wire, ``paused_rate_limit``, is not used: what was accepted waits for no rate.
     """
 
     queue_state: Literal["active", "paused_capacity"]
@@ -39,7 +38,7 @@ class QueueStatus:
 
 @dataclass(frozen=True)
 class QueueView:
-    """One generation's queue, as far as it explains why somebody waits."""
+    """Explains the queue of one generation."""
 
     unfinished: Unfinished
     lines: Mapping[str, ModelLine]  # by model
@@ -83,7 +82,7 @@ class QueueView:
         return _joined([mine, self._of_others(entry)])
 
     def _of_others(self, entry: ModelLine) -> str | None:
-        """Their steps take turns with this model's; only those that are ready to be sent are counted."""
+        """Describe the steps of other models that are ready to be sent; models take turns."""
         others = [each.model.unsent for each in self.lines.values() if each is not entry]
         chunks = sum(isinstance(step, ChunkStep) for unsent in others for step in unsent)
         models = sum(1 for unsent in others if unsent)
@@ -97,7 +96,7 @@ def counted(number: int, thing: str, things: str | None = None) -> str:
 
 
 def in_words(busy: str) -> str:
-    """What the workers compile, for people who do not know the shapes of programs."""
+    """Describe what the workers compile to people who do not know the shapes of programs."""
     return COMPILING.sub(_words, busy)
 
 

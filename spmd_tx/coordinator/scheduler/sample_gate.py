@@ -1,4 +1,4 @@
-"""Lets samples join the batch: all that wait, but those under suspicion first, each alone on the device."""
+"""Admits samples to the batch: all that wait, but suspects first, each alone on the device."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Attempt(Protocol):
 
 @dataclass
 class SampleGate:
-    """Of one generation of workers."""
+    """Admits the samples of one generation of workers."""
 
     log: RequestQueue
     versions: Versions
@@ -44,7 +44,7 @@ class SampleGate:
         self._held.append(request)
 
     def ended(self, request: Request) -> None:
-        """It has its outcome."""
+        """Note that a request has its outcome."""
         if self._alone == request.id:
             self._alone = None
             self.wake()

@@ -1,7 +1,7 @@
-"""What outlives the workers: the unfinished requests, and what to make of the loss of a generation.
+"""Holds what outlives the workers: the unfinished requests, and the verdict on the loss of a generation.
 
 One asyncio loop. The log is the truth: each generation starts from what is in it (recovery/plan.py), so
-that a lost worker and a restart of this process are the same thing.
+that a lost worker and a restart of this process are handled alike.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ MOST_LOSSES = 20  # generations that may end for other reasons while a request's
 
 
 class Scheduler:
-    """Takes requests from the moment it is made; they are carried out while ``run`` runs."""
+    """Takes requests from its creation on, and carries them out while ``run`` runs."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Scheduler:
         return bool(self._unfinished)
 
     def arrive(self, request: Request) -> None:
-        """A new request is in the log."""
+        """Take a new request, which is in the log."""
         if self._is_settled(request):
             return
         self._unfinished.add(request)
@@ -77,12 +77,12 @@ class Scheduler:
             self._execution.arrive(request)
 
     def consume(self, model_id: str, seq_id: int) -> None:
-        """A request with this number was refused before it got into the log."""
+        """Note that a request with this number was refused before it got into the log."""
         if self._execution is not None:
             self._execution.consume(model_id, seq_id)
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for this sample any more. Other requests cannot be cancelled."""
+        """End a sample that nobody waits for any more. Other requests cannot be cancelled."""
         request = self._unfinished.get(request_id)
         if request is None or request.kind != "sample":
             return
@@ -94,10 +94,10 @@ class Scheduler:
             self._log.resolve(request_id, cancelled)
 
     def give_up(self, request_id: str, why: str) -> bool:
-        """Fail a request, as the operator wants it; False when it is too late.
+        """Fail a request on behalf of the operator; False when it is too late.
 
-        Of a request that changes a model, commands may be out: then its result stands, if it comes. It is not
-        begun a second time.
+        Commands of a request that changes a model may be out; then its result stands, if it comes, and it
+        is not begun a second time.
         """
         request = self._unfinished.get(request_id)
         if request is None:
@@ -114,13 +114,13 @@ class Scheduler:
         return True
 
     def session_ended(self, session_id: str) -> None:
-        """Free what the session holds, as soon as the work that it has given is done."""
+        """Free what the session holds as soon as its work is done."""
         self._ended.add(session_id)
         if self._execution is not None:
             self._execution.session_ended(session_id)
 
     def retire(self, samplers: Collection[str]) -> None:
-        """Give up the versions of samplers that were not used for long; without workers, the next time."""
+        """Give up the versions of samplers that were not used for long; without workers, do so later."""
         if self._execution is not None:
             self._execution.retire(samplers)
 
@@ -164,7 +164,7 @@ class Scheduler:
             self._execution = None
 
     def _is_settled(self, request: Request) -> bool:
-        """A custom loss is ready once it is written down; and some requests are not begun any more."""
+        """Whether nothing is left to do: a custom loss is written down, or a request must not begin again."""
         verdict = self._quarantine.verdict(request.id)
         if verdict is not None:
             logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, verdict.error)
@@ -180,14 +180,14 @@ class Scheduler:
         return True
 
     async def _fail_those_given_up(self) -> None:
-        """Before anything is begun with these workers."""
+        """Fail what the operator has given up, before anything begins with these workers."""
         given_up = await self._log.given_up()
         for request_id, why in given_up.items():
             self.give_up(request_id, why)
         await self._log.stored(given_up)
 
     async def _judge(self) -> None:
-        """Give up requests that keep ending generations, and be careful with those that may.
+        """Give up requests that keep ending generations, and treat those that may do so as suspects.
 
         Only a request that was alone on the device is given up for what its command did.
         """
@@ -219,7 +219,7 @@ class Scheduler:
         )
 
     async def _plan(self) -> list[Restoration]:
-        """How the models go on whose sessions are open or have work left, be it a sample from a version."""
+        """Plan the models whose sessions are open or have work left, also samples of their versions."""
         at_work = {request.session_id for request in self._unfinished}
         restorations = []
         for model in await self._models.open_models(at_work):
@@ -231,7 +231,7 @@ class Scheduler:
         return restorations
 
     async def _restoration(self, model: Model) -> Restoration | None:
-        """What cannot even be planned is a model that cannot be used."""
+        """Plan one model; one that cannot be planned cannot be used."""
         unfinished = self._unfinished.of_line(model.id)
         try:
             return await plan(

@@ -37,7 +37,7 @@ class SnapshotKeeper:
     _waiting: set[asyncio.Task[None]] = field(default_factory=set)  # for outcomes: they end with the workers
 
     def take_if_due(self, entry: ModelLine, seq_id: int) -> None:
-        """The model has begun an optimizer step."""
+        """Take a snapshot if one is due; the model has just begun an optimizer step."""
         if self.snapshots.is_due(entry.model.id):
             taking = self.training.take_snapshot(entry.model, seq_id)
             keeping = self.tasks.spawn(self._keep(entry, seq_id, taking))
@@ -45,7 +45,7 @@ class SnapshotKeeper:
             keeping.add_done_callback(self._keeping.discard)
 
     async def take_all(self, entries: Iterable[ModelLine]) -> None:
-        """Of every model whose state is that behind an optimizer step; one after the other."""
+        """Take one of every model whose state is that after an optimizer step, one after the other."""
         for entry in entries:
             while self._keeping:  # perhaps the very one that is wanted
                 await asyncio.wait(self._keeping)
@@ -58,12 +58,12 @@ class SnapshotKeeper:
         self.tasks.spawn(self._note_answered(model_id, seq_id))
 
     def abandon(self) -> None:
-        """The workers are lost: some outcomes will not come."""
+        """Stop waiting for outcomes: the workers are lost, and some will not come."""
         for task in self._waiting:
             task.cancel()
 
     async def _keep(self, entry: ModelLine, seq_id: int, taking: Coroutine[Any, Any, str | None]) -> None:
-        """Make a snapshot count once its files are complete and nobody waits for a request in it."""
+        """Record a snapshot once its files are complete and every request in it is answered."""
         model, adapter = entry.model, entry.model.adapter  # a load that comes in between may change it
         try:
             problem = await taking

@@ -1,4 +1,4 @@
-"""The requests that have no outcome yet, by session and by model. They outlive the workers."""
+"""The requests without an outcome, by session and by model. They outlive the workers."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,7 +6,7 @@ from spmd_tx.coordinator.requests.records import Request
 
 
 class Unfinished:
-    """In the order of their acceptance."""
+    """Holds requests in the order of their acceptance."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._requests: dict[str, Request] = {}

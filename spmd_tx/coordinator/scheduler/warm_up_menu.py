@@ -1,7 +1,7 @@
-"""All programs that requests of any size can need, in the order in which they are likely to. Pure.
+"""Lists the programs that requests of any size can need, the likeliest first. Pure.
 
-Not among them are those of rare kinds of requests: losses of whole sequences, several targets per position,
-scores of prompts besides log-probabilities, and custom losses. They are compiled when they are wanted.
+Programs of rare kinds of requests are left out: losses of whole sequences, several targets per position,
+scores of prompts besides log-probabilities, and custom losses. They are compiled when they are needed.
 """
 
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
@@ -17,7 +17,7 @@ SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests ne
 
 
 def program_menu(shapes: TrainingShapes, sampling: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
-    """Every program once; the first few are enough to begin with."""
+    """List every program once; the first few are enough to begin with."""
     of_adapters = [ProgramShape(step=step) for step in (*FIRST, *LAST)]
     of_rows = [*_training(shapes), *_prefills(sampling), *_decodes(sampling, bank_slots)]
     return sorted([*of_adapters, *of_rows], key=lambda shape: _rank(shape, sampling))

@@ -236,7 +236,7 @@ async def make_plan(config: ServerConfig, model: ServedModel, database: Database
 
 
 async def next_generation(database: Database) -> int:
-    """Count up to a number that no generation has had, so that messages of older ones can be told apart."""
+    """Count up to a number that no generation has had, which tells its messages from older ones."""
     count = (
         update(ServerState).values(generation=ServerState.generation + 1).returning(ServerState.generation)
     )
@@ -266,7 +266,7 @@ class GenerationBuilder:
     at_work: AtWork
 
     def make(self, workers: Hub, plan: MemoryPlan) -> GenerationParts:
-        """Make them for workers that hold nothing yet; the model's text must be loaded."""
+        """Make the parts for workers that hold nothing yet; the model's text must be loaded."""
         config, model = self.config, self.model
         check_pages(plan.pages, config.page_size, model.max_context)
         bank = VersionBank(bank_slots(config), config.data_dir / "versions")
@@ -315,20 +315,20 @@ class GenerationBuilder:
 
 
 def sampling_shapes(config: ServerConfig, max_context: int, decode_rows: int) -> SamplingShapes:
-    """The sizes of sampling commands."""
+    """Decide the sizes of sampling commands."""
     return SamplingShapes(config.data_shards, max_context, config.page_size, decode_rows)
 
 
 def training_shapes(
     config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
 ) -> TrainingShapes:
-    """The sizes of training commands."""
+    """Decide the sizes of training commands."""
     return TrainingShapes(config.data_shards, plan.train_tokens, max_context, attention_share(model))
 
 
 def make_menu(
     config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
 ) -> list[ProgramShape]:
-    """What is to be compiled ahead of need."""
+    """List what is to be compiled ahead of need."""
     shapes = training_shapes(config, model, max_context, plan)
     return program_menu(shapes, sampling_shapes(config, max_context, plan.decode_rows), bank_slots(config))

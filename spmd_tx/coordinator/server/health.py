@@ -7,7 +7,7 @@ from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 
 
 class ServerHealth:
-    """Set by the server as it starts, runs and ends."""
+    """Holds what the server sets as it starts, runs and ends."""
 
     def __init__(self, workers: Hub) -> None:
         self.ready = False  # whether workers run commands
@@ -22,6 +22,6 @@ class ServerHealth:
 
     @property
     def programs(self) -> ProgramsHealth | None:
-        """What is ready of all that is compiled ahead; None without a warm-up."""
+        """How much of what is compiled ahead is ready; None without a warm-up."""
         now = self._workers.programs.shown
         return now and ProgramsHealth(now.ready, now.planned, ", ".join(now.compiling) or None)

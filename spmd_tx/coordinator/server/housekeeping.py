@@ -1,4 +1,4 @@
-"""What has to be done from time to time: look at the disk, end silent sessions, delete what is old."""
+"""Does what is due from time to time: checks the disk, ends silent sessions, deletes what is old."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ SECONDS_BETWEEN_MEASUREMENTS = 300.0  # of the whole data directory
 
 
 async def run_housekeeping(services: Services) -> NoReturn:
-    """Run for ever. What cannot be done now, as the database is gone, is tried again the next time.
+    """Run for ever. What fails because the database is gone is tried again the next time.
 
     Raises StartError when the database must not be used any more.
     """

@@ -1,4 +1,4 @@
-"""What can be refused before anything is started: sizes that do not fit, and a port that is taken."""
+"""Refuses what cannot work before anything is started: sizes that do not fit, and a port that is taken."""
 
 import errno
 import ipaddress
@@ -56,7 +56,7 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
 
 
 def check_hosts(config: ServerConfig, secret: str | None) -> None:
-    """Refuse workers from elsewhere without a secret that they could know."""
+    """Refuse workers on other hosts without a secret that they can know."""
     if config.agents_here > config.num_processes:
         raise StartError(
             f"--local-processes is {config.agents_here}, but --num-processes is {config.num_processes}; "
@@ -77,9 +77,9 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
 
 
 def check_keys(config: ServerConfig, address: str, is_open: bool) -> str | None:
-    """Refuse to serve everyone on a network; what is dangerous all the same is returned, for the log.
+    """Refuse to serve everyone on a network; return what is dangerous all the same, for the log.
 
-    ``address`` is what the server listens on; it is open when there have never been keys.
+    ``address`` is what the server listens on; the server is open when there have never been keys.
     """
     if not is_open:
         return None
@@ -122,7 +122,7 @@ def check_pages(pages: int, page_size: int, max_context: int) -> None:
 def listen(host: str, port: int, open_files: int) -> socket.socket:
     """Take the port, so that a second server fails at once; 0 takes a free one.
 
-    All that wait for it may be let in at once, before they are counted; they must leave files for others.
+    The backlog may be accepted at once, before connections are counted; it must leave files for others.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -142,6 +142,6 @@ def listen(host: str, port: int, open_files: int) -> socket.socket:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now."""
+    """Find a port that is free now."""
     with socket.create_server((host, 0)) as taken:
         return taken.getsockname()[1]

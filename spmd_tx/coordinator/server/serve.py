@@ -1,4 +1,4 @@
-"""The coordinator's life: check, start, serve, and end in order, whatever ends it."""
+"""Runs the coordinator's life: checks, starts, serves, and ends in order, whatever ends it."""
 
 import asyncio
 import logging
@@ -85,7 +85,7 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
 
 
 class _Server:
-    """A server whose parts are there."""
+    """Runs a server whose parts are built."""
 
     def __init__(self, config: ServerConfig, parts: Parts, agents: Sequence[Agent], http: HttpServer) -> None:
         self._config = config
@@ -97,7 +97,7 @@ class _Server:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def run(self) -> int:
-        """Start everything, and wait for the first thing that ends."""
+        """Start everything, and wait for the first part that ends."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
         generations = self._parts.generations
@@ -155,7 +155,7 @@ class _Server:
             parts.health.ready = False
 
     async def _end_in_order(self, answering: asyncio.Task[None]) -> None:
-        """Finish what can be finished in time; the rest is in the log, for the next start."""
+        """Finish what can be finished in time; the log keeps the rest for the next start."""
         logger.info("shutting down")
         parts = self._parts
         parts.health.refusal = STOPPING
@@ -176,13 +176,13 @@ class _Server:
         await asyncio.wait([self._spawn(self._parts.services.queue.flush())], timeout=FLUSH_SECONDS)
 
     async def _close_api(self, answering: asyncio.Task[None]) -> None:
-        """Answer who waits, and take no more requests."""
+        """Answer the clients that wait, and take no more requests."""
         self._parts.health.closing.set_result(None)
         self._http.stop()
         await asyncio.wait([answering])
 
     async def _finish(self, deadline: float) -> None:
-        """Wait until there is no unfinished work, but not for ever."""
+        """Wait until there is no unfinished work, within a limit."""
         try:
             async with asyncio.timeout_at(deadline):
                 while self._parts.scheduler.has_unfinished:

@@ -1,4 +1,4 @@
-"""What the workers are told: options of the server, in the words of the protocol."""
+"""Translates the options of the server into what the workers are told."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Limits:
-    """Limits of the rendering at work."""
+    """Holds the limits of the rendering under way."""
 
     characters: int
     seconds: float
@@ -52,7 +52,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], options: Mapping[str, Any], most_characters: int, seconds: float
     ) -> str:
-        """The prompt for the assistant's next message. Raises InvalidRequest."""
+        """Render the prompt for the assistant's next message. Raises InvalidRequest."""
         if not self._tokenizer.chat_template:
             raise InvalidRequest(
                 f"this model has no chat template; use /completions, or the operator adds {TEMPLATE} to the "
@@ -76,7 +76,7 @@ class ChatTemplate:
             _limits.reset(limited)
 
     def _limit_template(self, tools: Any) -> None:
-        """transformers keeps what it has compiled, so that apply_chat_template uses the same environment."""
+        """Put the limits into the environment that apply_chat_template uses: transformers keeps it."""
         from transformers.utils import chat_template_utils
 
         source = self._tokenizer.get_chat_template(tools=tools)
@@ -91,7 +91,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _concat(pieces: Iterable[str]) -> str:
-    """What jinja2 makes one text of all pieces with, as they are rendered."""
+    """Join the pieces of a template's output, as jinja2 does, within the limits."""
     limits = _limits.get()
     if limits is None:
         return "".join(pieces)

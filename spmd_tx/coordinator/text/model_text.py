@@ -1,6 +1,6 @@
-"""Reads with transformers what a model's directory says about text: tokenizer, chat template, end of text.
+"""Reads what a model's directory says about text, with transformers: tokenizer, chat template, end of text.
 
-Importing transformers takes a second or so, hence it is imported here only, when the first model is read.
+Importing transformers takes a second or so; it happens only here, when the first model is read.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ def load_model_text(directory: Path) -> ModelText:
 
 
 def _eos_token_ids(directory: Path) -> tuple[int, ...]:
-    """Of the generation config, or else of ``config.json``."""
+    """Read them from the generation config, or else from ``config.json``."""
     transformers = _import_transformers()
     ids = None
     if (directory / GENERATION).is_file():

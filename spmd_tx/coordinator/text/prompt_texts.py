@@ -1,7 +1,7 @@
-"""From the text of prompts to tokens, whatever its size: short texts in a thread, others in a child process.
+"""Turns the text of prompts into tokens: short texts in a thread, others in a child process.
 
-A text may be as large as a body, and a token of memory and time is spent on every one or two bytes of it.
-So texts are measured in bytes first, and what takes long has limits on both.
+A text may be as large as a body, and a token takes memory and time for every one or two bytes. So texts are
+measured in bytes first, and long ones have limits on both.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class PromptTexts:
             await child.close()
 
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Of prompts, as the tokenizer does it by default. Raises InvalidRequest."""
+        """Tokenize prompts as the tokenizer does by default. Raises InvalidRequest."""
         if not texts:
             return []
         model = await self._text.get()
@@ -59,7 +59,7 @@ class PromptTexts:
         return await self._outside("tokenize_outside", texts=list(texts))
 
     async def of_conversation(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
-        """The tokens of what the chat template makes of it; it writes all special tokens itself."""
+        """Tokenize what the chat template makes of a conversation; it writes all special tokens itself."""
         conversation = msgspec.json.encode((messages, options))
         self._check_total(len(conversation))
         if len(conversation) > SHORT_BYTES:
@@ -75,7 +75,7 @@ class PromptTexts:
         return tokens
 
     def _check_sizes(self, texts: Sequence[str], model: ModelText) -> int:
-        """The bytes of all of them."""
+        """Return the bytes of all texts. Raises InvalidRequest."""
         sizes = [_size(text, self._bounds.prompt_text_bytes) for text in texts]
         most = self._max_context * model.longest_token * (SHRINKS if model.tokenizer.normalizer else 1)
         if max(sizes) > most:
@@ -121,21 +121,21 @@ class PromptTexts:
 
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
-    """Blocks, but lets other threads run, which ``Tokenizer.encode`` does not."""
+    """Tokenize texts. Blocks, but lets other threads run, which ``Tokenizer.encode`` does not."""
     found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
     return [encoding.ids for encoding in found]
 
 
 @functools.cache
 def _model_text(directory: str) -> ModelText:
-    """Of a child process, which lasts."""
+    """Load the model's text once in a child process that lasts."""
     return load_model_text(Path(directory))
 
 
 def tokenize_outside(
     directory: str, texts: list[str], most_tokens: int, special_tokens: bool = True, **_: object
 ) -> list[bytes]:
-    """What a child process does: the tokens of each text, int32."""
+    """Tokenize texts in a child process; returns the tokens of each, int32."""
     tokenizer = _model_text(directory).tokenizer
     found = []
     for text in texts:
@@ -152,12 +152,12 @@ def tokenize_outside(
 def converse_outside(
     directory: str, conversation: str, most_tokens: int, most_bytes: int, seconds: float
 ) -> list[bytes]:
-    """What a child process does: the tokens of a conversation."""
+    """Render and tokenize a conversation in a child process; returns its tokens, int32."""
     messages, options = msgspec.json.decode(conversation)
     text = _model_text(directory).template.render(messages, options, most_bytes, seconds)
     return tokenize_outside(directory, [text], most_tokens, special_tokens=False)
 
 
 def _size(text: str, enough: int) -> int:
-    """In UTF-8; of a text that is too long anyway, in characters."""
+    """Bytes of the text in UTF-8; if it is too long anyway, its characters."""
     return len(text) if len(text) > enough else len(text.encode(errors="replace"))

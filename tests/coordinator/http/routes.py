@@ -211,7 +211,7 @@ OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
 
 TRACE = ("GET", "/api/v1/sessions/{session_id}/trace")
 
-# They need a signature instead of a key; test_api_downloads.py tries those of others.
+# They need a signature instead of a key; tinker/test_downloads.py tries those of others.
 SIGNED = {
     (method, "/api/v1/downloads/" + address)
     for method in ("GET", "HEAD")

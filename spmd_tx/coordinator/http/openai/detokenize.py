@@ -1,4 +1,4 @@
-"""The text of a sample as its tokens come: no half characters, nothing from a stop string on. Pure."""
+"""Turns tokens of a sample into text as they come: no half characters, nothing after a stop string. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from spmd_tx.coordinator.sampling.stops import HALF_CHARACTER, MOST_OPEN, Decode
 
 
 class Detokenizer:
-    """Text of tokens, without special tokens. A character whose bytes are not all there is held back."""
+    """Decodes tokens, without special tokens. A character whose bytes are not all there is held back."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -40,7 +40,7 @@ class Detokenizer:
 
 
 class TextUntilStop:
-    """Text up to the first stop string. What may be the beginning of one is held back."""
+    """Passes text on up to the first stop string. What may be the beginning of one is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -72,7 +72,7 @@ class TextUntilStop:
 
 
 class SampleText:
-    """Both of the above."""
+    """Decodes tokens and ends the text at a stop string."""
 
     def __init__(self, decoder: Decoder, stops: Sequence[str]) -> None:
         self.length = 0  # characters, with those that are held back as they may begin a stop string
