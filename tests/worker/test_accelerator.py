@@ -150,7 +150,7 @@ def test_a_machine_is_described_without_a_gpu():
 
 
 def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
-    model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512, ())
+    model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
     gpu = FakeGpu(wrong=["cudnn"], unknown=[accelerator.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)

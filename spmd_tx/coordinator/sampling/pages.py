@@ -87,9 +87,8 @@ class PagePool:
     def is_held(self, page: int) -> bool:
         return page in self._holders
 
-    def held_once(self, pages: Sequence[int]) -> int:
-        """Return how many of these pages have one holder only."""
-        return sum(self._holders[page] == 1 for page in pages)
+    def holders(self, page: int) -> int:
+        return self._holders.get(page, 0)
 
     def _reuse(self) -> int:
         page = next(iter(self._idle))

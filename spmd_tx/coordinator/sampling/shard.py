@@ -171,9 +171,13 @@ class Shard:
         return True
 
     def drop_a_prompt(self) -> bool:
-        """Give up a kept prompt that frees pages; False if there is none."""
+        """Give up the youngest kept prompt with pages that no sample holds; False if there is none.
+
+        Its pages are free once no other kept prompt, of the same tokens, holds them.
+        """
+        kept = Counter(page for pages in self._prompts.values() for page in pages)
         for job in sorted(self._prompts, key=lambda job: job.number, reverse=True):
-            if self.pool.held_once(self._prompts[job]):
+            if any(self.pool.holders(page) == kept[page] for page in self._prompts[job]):
                 self.forget_prompt(job)
                 return True
         return False

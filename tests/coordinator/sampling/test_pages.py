@@ -18,11 +18,11 @@ def test_a_page_is_free_again_only_when_its_last_holder_lets_go():
     assert pool.free == 2
 
 
-def test_pages_with_one_holder_are_counted():
+def test_holders_of_pages_are_counted():
     pool = PagePool(4)
     pages = pool.take(3)
     pool.hold(pages[:1])
-    assert pool.held_once(pages) == 2
+    assert [pool.holders(page) for page in pages] == [2, 1, 1]
 
 
 def test_taking_more_than_is_free_is_a_bug_of_the_caller():

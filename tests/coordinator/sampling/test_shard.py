@@ -63,6 +63,20 @@ def test_kept_prompts_go_before_samples_but_only_if_that_helps(shard):
     assert shard.pool.free == 20
 
 
+def test_equal_prompts_that_are_kept_for_two_requests_go_one_after_the_other(shard):
+    for number in range(2):
+        part = samples_of(number, "a", prompt=9, count=3)
+        part[0].job.scope = "the same"
+        start = shard.start(part[:1], keep_prompt=True)
+        shard.remember_read(part[0], start.pages, 8)
+        shard.leave(part[0])
+    assert shard.pool.free == 18, "both hold the same two pages"
+    assert shard.drop_a_prompt()
+    assert shard.drop_a_prompt()
+    assert shard.pool.free == 20
+    assert not shard.drop_a_prompt()
+
+
 def test_a_later_part_copies_only_the_page_that_is_filled_in_part(shard):
     part = samples_of(0, "a", prompt=7, count=3)
     first = shard.start(part[:1], keep_prompt=True)
