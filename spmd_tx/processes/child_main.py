@@ -31,7 +31,7 @@ LATE_SECONDS = 5  # of processor time beyond the limit, until the kernel ends a 
 
 
 def main(parent: int) -> None:
-    """Run one call. ``parent`` is the id of the process that has started this one."""
+    """Answer calls until there are no more. ``parent`` is the id of the process that has started this one."""
     _end_with(parent)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # foreign code may print

@@ -47,7 +47,7 @@ class Execution:
         self,
         log: RequestQueue,
         snapshots: Snapshots,
-        equipment: GenerationParts,
+        parts: GenerationParts,
         unfinished: Unfinished,
         ended: set[str],
         clock: Callable[[], float],
@@ -61,9 +61,9 @@ class Execution:
         self.remains = GenerationEnd(set(), set(), {})
         self._log = log
         self._snapshots = snapshots
-        self._workers = equipment.workers
-        self._training = equipment.training
-        self._versions, self._sampling = versions, sampling = equipment.versions, equipment.sampling
+        self._workers = parts.workers
+        self._training = parts.training
+        self._versions, self._sampling = versions, sampling = parts.versions, parts.sampling
         self._unfinished = unfinished
         self._ended = ended
         self._clock = clock
@@ -86,10 +86,10 @@ class Execution:
         self._loss: MeshError | None = None
         shards, slots = self._training.shapes.data_shards, self._training.slots
         self._dispatcher = Dispatcher(
-            self._workers, sampling, slots, shards, self._wake, log.note, suspects, equipment.compilation
+            self._workers, sampling, slots, shards, self._wake, log.note, suspects, parts.compilation
         )
         self._replay = Replay(log, self._training, tasks.spawn, self._is_lost, at_work)
-        self._view = QueueView(unfinished, self.lines, self._sampling, slots, equipment.orders)
+        self._view = QueueView(unfinished, self.lines, self._sampling, slots, parts.orders)
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)

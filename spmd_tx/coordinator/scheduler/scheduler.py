@@ -43,7 +43,7 @@ class Scheduler:
         log: RequestQueue,
         models: Catalog,
         snapshots: Snapshots,
-        equip: Callable[[Hub, MemoryPlan], GenerationParts],
+        make_parts: Callable[[Hub, MemoryPlan], GenerationParts],
         clock: Callable[[], float],
         quarantine: Quarantine | None = None,
         phase: Callable[[], str | None] = lambda: None,
@@ -52,7 +52,7 @@ class Scheduler:
         self._log = log
         self._models = models
         self._snapshots = snapshots
-        self._equip = equip
+        self._make_parts = make_parts
         self._clock = clock
         self._quarantine = quarantine or Quarantine()
         self._phase = phase
@@ -143,11 +143,11 @@ class Scheduler:
         restorations = await retry_through_outages(self._plan)
         again = (request_id for restoration in restorations for request_id in restoration.again)
         self._quarantine.watch([*again, *(request.id for request in self._unfinished)])
-        equipment = self._equip(workers, plan)
+        parts = self._make_parts(workers, plan)
         self._execution = Execution(
             self._log,
             self._snapshots,
-            equipment,
+            parts,
             self._unfinished,
             self._ended,
             self._clock,
