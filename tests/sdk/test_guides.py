@@ -43,11 +43,8 @@ def test_training_lowers_the_loss_of_held_out_data_and_goes_on_where_it_was_save
     assert answer.startswith("the model says: The capital of Greece is")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [[], pytest.param(["--off-policy"], marks=pytest.mark.slow)],
-    ids=["on_policy", "off_policy"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--off-policy"]], ids=["on_policy", "off_policy"])
 def test_a_student_comes_close_to_its_teacher(run_example, options):
     first, last = numbers(run_example("distil.py", *options).splitlines()[-1])
     assert last < first / 2

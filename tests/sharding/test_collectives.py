@@ -120,7 +120,12 @@ def test_no_training_step_of_processes_on_cpus_has_a_reduce_scatter(engine, on_g
 
 
 @pytest.mark.parametrize(
-    "engine", [((2, 1, 4), "dense", False), ((2, 2, 2), "mixture", True)], ids=engine_name
+    "engine",
+    [
+        ((2, 1, 4), "dense", False),
+        pytest.param(((2, 2, 2), "mixture", True), marks=pytest.mark.slow),
+    ],
+    ids=engine_name,
 )
 def test_gradients_are_the_same_without_a_reduce_scatter(engine, on_gloo):
     shape, kind, split_base = engine

@@ -13,8 +13,16 @@ from tests.support.tiny_engine import (
 )
 
 
-@pytest.mark.parametrize("kind", ["dense", "mixture"])
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)], ids=mesh_name)
+@pytest.mark.parametrize(
+    "shape, kind",
+    [
+        ((8, 1, 1), "dense"),
+        ((2, 2, 2), "mixture"),
+        pytest.param((8, 1, 1), "mixture", marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), "dense", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else mesh_name(value),
+)
 def test_training_does_not_depend_on_where_weights_lie(shape, kind):
     rows = [(random_datum(seed, seed % 3, 64 - seed),) for seed in range(8)]
     results = []

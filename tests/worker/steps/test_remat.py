@@ -24,8 +24,8 @@ def rows():
 @pytest.mark.parametrize(
     "shape, kind, level",
     [
-        ((1, 1, 1), "dense", "none"),
-        ((1, 1, 1), "dense", "light"),
+        pytest.param((1, 1, 1), "dense", "none", marks=pytest.mark.slow),
+        pytest.param((1, 1, 1), "dense", "light", marks=pytest.mark.slow),
         ((1, 1, 1), "dense", "mlp"),
         ((2, 2, 2), "mixture", "mlp"),
     ],
