@@ -62,10 +62,10 @@ def create(
     from spmd_tx.coordinator.tenancy.callers import KeyLimits
 
     limits = KeyLimits(adapters, queued_requests, queued_tokens, requests_per_second)
-    wish = rows.NewKeyOptions(owner, role, None if expires_days is None else expires_days * DAY, limits)
+    options = rows.NewKeyOptions(owner, role, None if expires_days is None else expires_days * DAY, limits)
 
     async def work(db: Any) -> rows.NewKey | None:
-        return None if if_none and await rows.listed(db) else await rows.create(db, wish)
+        return None if if_none and await rows.listed(db) else await rows.create(db, options)
 
     new = asyncio.run(rows.in_database(database_url, data_dir, work))
     if new is None:

@@ -72,8 +72,8 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes) -> Choice:
     A restarted worker must choose the same even if a new test came out differently, because requests that
     it runs again must give the same bits.
     """
-    question = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
-    kept = Path(folder) / f"accelerator-{hashlib.sha256(question).hexdigest()[:16]}.json"
+    key = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
+    kept = Path(folder) / f"accelerator-{hashlib.sha256(key).hexdigest()[:16]}.json"
     if kept.exists():
         return msgspec.json.decode(kept.read_bytes(), type=Choice)
     known, verdicts = try_out(flags, sizes, partial(run_self_test, folder))

@@ -21,7 +21,7 @@ class Scheduler(Protocol):
     def give_up(self, request_id: str, why: str) -> bool: ...
 
 
-class OperatorsWishes:
+class GivenUpWatcher:
     """Passes given-up requests on to the scheduler, and logs once when one comes too late."""
 
     def __init__(self, database: Database, log: RequestQueue, scheduler: Scheduler) -> None:

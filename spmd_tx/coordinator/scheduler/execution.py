@@ -2,10 +2,10 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,7 +24,7 @@ from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
 from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
 from spmd_tx.coordinator.scheduler.tasks import Tasks
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
-from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages, uninterrupted
+from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun
@@ -143,7 +143,7 @@ class Execution:
                 self._work.clear()
         except (MeshError, asyncio.CancelledError) as end:
             error = end if isinstance(end, MeshError) else MeshError("the workers were stopped")
-            await uninterrupted(self._wind_down(error))
+            await _uninterrupted(self._wind_down(error))
             raise
         finally:
             self._stop()
@@ -366,3 +366,13 @@ class Execution:
             self._alarm.cancel()
         self._keeper.abandon()
         self._tasks.cancel()
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Do work to its end, even when the caller is cancelled."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue

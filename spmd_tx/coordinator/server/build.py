@@ -31,7 +31,7 @@ from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.mesh.roster import AgentRoster
-from spmd_tx.coordinator.requests.given_up import OperatorsWishes
+from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
@@ -102,7 +102,7 @@ class Parts:
     hub: Hub
     health: ServerHealth
     generations: Generations
-    wishes: OperatorsWishes
+    given_up: GivenUpWatcher
 
 
 def open_model(config: ServerConfig) -> ServedModel:
@@ -149,8 +149,8 @@ async def open_parts(
         stores.queue, stores.catalog, snapshots, builder.make, clock, quarantine, lambda: health.phase
     )
     services = await open_services(config, model, stores, scheduler, health, progress, stack)
-    wishes = OperatorsWishes(database, stores.queue, scheduler)
-    return Parts(services, scheduler, hub, health, generations, wishes)
+    given_up = GivenUpWatcher(database, stores.queue, scheduler)
+    return Parts(services, scheduler, hub, health, generations, given_up)
 
 
 async def open_stores(config: ServerConfig, stack: AsyncExitStack) -> Stores:

@@ -111,7 +111,7 @@ class _Server:
             run_housekeeping(self._parts.services),
             self._parts.services.keyring.watch(),
             self._parts.services.text.run(),
-            self._parts.wishes.watch(),
+            self._parts.given_up.watch(),
             *(agent.run() for agent in self._agents),
         ):
             self._spawn(lasting)

@@ -3,8 +3,8 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from sqlalchemy.exc import (
     DataError,
@@ -82,13 +82,3 @@ async def read_before_deadline(seconds: float, read: Callable[[], Awaitable[Resu
         if asyncio.get_running_loop().time() + READ_AGAIN_SECONDS > deadline:
             return None
         await asyncio.sleep(READ_AGAIN_SECONDS)
-
-
-async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Do work to its end, even when the caller is cancelled."""
-    task = asyncio.create_task(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            continue

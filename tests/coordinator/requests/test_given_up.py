@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator.requests import overview
-from spmd_tx.coordinator.requests.given_up import OperatorsWishes
+from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import beside
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
@@ -282,13 +282,13 @@ async def test_wishes_are_passed_on_and_who_comes_too_late_is_told_so_once(queue
         db.add(Session(id="alice", created_at=1.0, tags=[], owner="alice"))
     in_time, late = await add(queue, 1), await add(queue, 2)
     scheduler = Told({late})
-    wishes = OperatorsWishes(database, queue, scheduler)
-    await wishes.look()
+    watcher = GivenUpWatcher(database, queue, scheduler)
+    await watcher.look()
     assert scheduler.heard == []
     for request_id in (in_time, late):
         await give_up(database, request_id)
-    await wishes.look()
-    await wishes.look()
+    await watcher.look()
+    await watcher.look()
     assert scheduler.heard[:2] == [(in_time, WHY), (late, WHY)]
     assert caplog.text.count(f"request {late} was given up by the operator, but has begun") == 1
     async with database.reading() as db:
