@@ -21,6 +21,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     step_needs: dict[str, int] = {}  # bytes for the largest batch of each step: "train light 4 x 2048"
     remat: dict[str, str] = {}  # what training computes twice, by micro-batch: "4 x 2048" -> "light"
     splits_base: bool = False  # whether fsdp splits the base weights
+    on_cpu: bool = False  # whether the devices are CPUs: blocks of rows are small then
 
     @property
     def cache_tokens(self) -> int:

@@ -73,6 +73,7 @@ def of_host(share: float, agreed: Callable[[int], int] = int) -> Memory:
         most_cache_tokens=CPU_CACHE_TOKENS,
         most_resident=agreed(int(FREE_SHARE * share * free)),
         most_saved=CPU_SAVED_BYTES,
+        is_host=True,
     )
 
 

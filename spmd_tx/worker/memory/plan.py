@@ -28,6 +28,7 @@ class Memory:
     most_cache_tokens: int | None = None  # per data shard; None: all that fit
     most_resident: int | None = None  # bytes of all permanent arrays, the cache included
     most_saved: int | None = None  # bytes that a training step should keep for its backward pass
+    is_host: bool = False  # whether it is host memory, that of CPUs
 
 
 @dataclass(frozen=True)
@@ -215,4 +216,5 @@ def report(plan: Plan) -> MemoryPlan:
         step_needs={f"{step} {rows} x {length}": size for step, ((rows, length), size) in needs},
         remat={f"{rows} x {length}": plan.level(rows, length) for rows, length in shapes},
         splits_base=plan.splits_base,
+        on_cpu=plan.memory.is_host,
     )
