@@ -17,7 +17,7 @@ from jaxtyping import Int
 from spmd_tx.models.attention import attend_keys, segment_attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend
-from spmd_tx.models.page_loop import attend_row_by_row
+from spmd_tx.models.page_loop import attend_pages, attend_row_by_row
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -61,16 +61,22 @@ def prefill_attend(
 
 
 def continue_attend(
-    tables_BN: Int[Array, "B N"], pages_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"]
+    tables_BN: Int[Array, "B N"],
+    pages_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    *,
+    in_loop: bool = False,
 ) -> Attend:
     """Write every token's keys and values to its page, then attend to the row's tokens up to it.
 
-    Each row has one segment, whose first tokens may have been written before. Where there are many scores
-    the queries are processed in blocks.
+    Each row has one segment, whose first tokens may have been written before. With ``in_loop`` pages are read
+    a few at a time, else all at once; then, where there are many scores, the queries are processed in blocks.
     """
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
+        if in_loop:
+            return attend_pages(q, (cache.keys, cache.values), index, tables_BN, positions_BT), cache
         order_S = jnp.arange(tables_BN.shape[1] * cache.keys.shape[2])
         # A page's earlier owner may have left infinities, and zero times infinity is not zero.
         is_written_BS = order_S[None] <= jnp.max(positions_BT, axis=1, keepdims=True)

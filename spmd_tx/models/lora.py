@@ -13,7 +13,7 @@ Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O outpu
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +117,8 @@ def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
     return rows.reshape(shape)
 
 
-ApplyLora = Callable[[Float[Array, "B T I"], Lora[Array]], Float[Array, "B T O"]]
+# Takes rows and a map's Lora, or what stands for it (grouped_lora.Place).
+ApplyLora = Callable[[Float[Array, "B T I"], Any], Float[Array, "B T O"]]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

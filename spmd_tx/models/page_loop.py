@@ -1,10 +1,11 @@
-"""Attention from one token per row to its row's pages, for CPUs: row by row, a few pages at a time.
+"""Attention to the pages of a row, a few pages at a time, at a cost that the width of tables does not change.
 
-If all rows' pages were gathered first, the copy would cost more than the attention, and every row as much as
-the longest one. Here each row reads its own pages once. The sum over pages is rescaled when a higher score is
-found (Milakov and Gimelshein 2018), so positions after a row's last token add exactly nothing.
+The sum over pages is rescaled when a higher score is found (Milakov and Gimelshein 2018), so positions after
+a token add exactly nothing. Blocks of pages begin at fixed positions: a token's result has the same bits
+however wide the tables are, and whatever else its row or other rows hold.
 
-Dimension key as in kv_cache.py; W tokens in a block of pages, X all key-value heads side by side (K times E).
+Dimension key as in kv_cache.py; W tokens in a block of pages, G query heads per key-value head, X all
+key-value heads side by side (K times E).
 """
 
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ from jaxtyping import Float, Int
 
 from spmd_tx.sharding.collectives import varying
 
-BLOCK_PAGES = 8  # pages read at once
+BLOCK_PAGES = 8  # pages read at once for one token per row
+SEVERAL_PAGES = 16  # the same for several tokens per row
 LOWEST = -1e30  # a large finite number, as in attention.attend_keys
 
 
@@ -25,6 +27,9 @@ def attend_row_by_row(
     positions_B: Int[Array, " B"],
 ) -> Float[Array, "B N E"]:
     """Attend from each row's token to the tokens up to its position; the pools hold keys and values.
+
+    For CPUs: each row reads its own pages once. If all rows' pages were gathered first, the copy would cost
+    more than the attention, and every row as much as the longest one.
 
     A row that nobody reads has position -1: it costs next to nothing, and its result is zero.
     """
@@ -72,3 +77,55 @@ def attend_row_by_row(
         return (mine_NE / jnp.maximum(total_N, 1.0)[:, None]).astype(q_NE.dtype)  # the highest score adds 1
 
     return lax.map(row, (q_BNE, tables_BN, positions_B))
+
+
+def attend_pages(
+    q_BTNE: Float[Array, "B T N E"],
+    pools_LPSKE: tuple[Array, Array],
+    index: Array,
+    tables_BN: Int[Array, "B _"],
+    positions_BT: Int[Array, "B T"],
+) -> Float[Array, "B T N E"]:
+    """Attend from all tokens of a row to the tokens up to their positions; all rows at once.
+
+    It reads as many pages of every row as the highest position needs.
+    """
+    b, t, n, e = q_BTNE.shape
+    page_size, heads = pools_LPSKE[0].shape[2:4]
+    block_pages = min(SEVERAL_PAGES, tables_BN.shape[1])
+    width = block_pages * page_size
+    tables_BN = jnp.pad(tables_BN, ((0, 0), (0, -tables_BN.shape[1] % block_pages)))
+    q_BKGTE = q_BTNE.reshape(b, t, heads, n // heads, e).transpose(0, 2, 3, 1, 4)
+    q_BKQE = q_BKGTE.reshape(b, heads, n // heads * t, e)
+    positions_BQ = jnp.tile(positions_BT, (1, n // heads))
+
+    def read(pool: Array, pages: Array) -> Array:
+        """Return [B, K, W, E]."""
+        paged = pool[index, pages]  # [B, N, S, K, E]
+        return paged.reshape(b, width, heads, e).swapaxes(1, 2)
+
+    def block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        highest, total, summed = carry
+        pages = lax.dynamic_slice_in_dim(tables_BN, number * block_pages, block_pages, axis=1)
+        keys, values = (read(pool, pages) for pool in pools_LPSKE)
+        order_W = number * width + jnp.arange(width)
+        is_seen_BQW = order_W[None, None] <= positions_BQ[:, :, None]
+        # A page's earlier owner may have left infinities, and zero times infinity is not zero.
+        is_there_BW = jnp.any(is_seen_BQW, axis=1)
+        values = jnp.where(is_there_BW[:, None, :, None], values, jnp.zeros((), values.dtype))
+        scores = jnp.einsum("BKQE,BKWE->BKQW", q_BKQE, keys, preferred_element_type=jnp.float32) * e**-0.5
+        scores = jnp.where(is_seen_BQW[:, None], scores, LOWEST)
+        new_highest = jnp.maximum(highest, jnp.max(scores, axis=-1))
+        scale = jnp.exp(highest - new_highest)
+        shares = jnp.exp(scores - new_highest[..., None])
+        added = jnp.einsum(
+            "BKQW,BKWE->BKQE", shares.astype(values.dtype), values, preferred_element_type=jnp.float32
+        )
+        total = total * scale + jnp.sum(shares, axis=-1)
+        return new_highest, total, summed * scale[..., None] + added
+
+    nothing = (jnp.full(q_BKQE.shape[:3], LOWEST), jnp.zeros(q_BKQE.shape[:3]), jnp.zeros(q_BKQE.shape))
+    start = tuple(varying(x) for x in nothing)
+    _, total, summed = lax.fori_loop(0, jnp.max(positions_BT) // width + 1, block, start)
+    y_BKGTE = (summed / jnp.maximum(total, 1.0)[..., None]).reshape(q_BKGTE.shape)
+    return y_BKGTE.transpose(0, 3, 1, 2, 4).reshape(b, t, n, e).astype(q_BTNE.dtype)

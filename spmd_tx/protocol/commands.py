@@ -251,6 +251,9 @@ class Prefill(Command, frozen=True, tag="prefill"):
     # int32 [B, N]: the pages of each row's only segment, whose positions need not begin at 0: earlier ones
     # are written by earlier commands or by this one. None: all segments are complete.
     tables: np.ndarray | None = None
+    # Rows of each data shard that the program takes at once; 0: all. One block may read what those before it
+    # have written.
+    block: int = 0
 
 
 class Decode(Command, frozen=True, tag="decode"):

@@ -19,6 +19,7 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices, to_host
 from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.accelerator import agreed_attention
+from spmd_tx.worker.blocks import joined
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
@@ -159,8 +160,14 @@ class Engine:
         return {}, {}
 
     def prefill(self, command: commands.Prefill) -> Result:
-        self.state.cache, scores, experts = self._run(self._calls.prefill(self.state, command))
-        return _present(**scores, experts=experts), {}
+        replies = []
+        calls = self._calls.prefill(self.state, command) if command.rows.segments.any() else ()
+        for call in calls:
+            self.state.cache, scores, experts = self._run(call)
+            replies.append(_present(**scores, experts=experts))
+        if command.copies.any():
+            self.state.cache = self._run(self._calls.copy_pages(self.state, command.copies))
+        return joined(replies, self._plan.sizes.data_shards), {}
 
     def decode(self, command: commands.Decode) -> Result:
         self.state.cache, self.state.rows, drawn = self._run(self._calls.decode(self.state, command))

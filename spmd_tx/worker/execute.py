@@ -27,9 +27,10 @@ from spmd_tx.protocol.commands import (
     SwapIn,
     SwapOut,
 )
+from spmd_tx.worker.blocks import Joined
 
 # Arrays and metrics of a reply, which the device may still be computing.
-Result = tuple[Mapping[str, jax.Array | np.ndarray], Mapping[str, Any]]
+Result = tuple[Mapping[str, jax.Array | np.ndarray | Joined], Mapping[str, Any]]
 
 NOTHING: Result = ({}, {})
 

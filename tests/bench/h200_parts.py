@@ -219,8 +219,7 @@ def prefill(meter: Meter, scale: Scale) -> None:
         declared = dummy.declared_cache(rows, length)
         packed, _ = dummy.batch(rows, length)
         pages = 1 + np.arange(rows)[:, None] * (length // PAGE) + packed.positions // PAGE
-        copies = np.zeros((8, 2), np.int32)
-        batch = rows_to_devices(dummy.mesh, (packed, pages.astype(np.int32), copies, None, None))
+        batch = rows_to_devices(dummy.mesh, (packed, pages.astype(np.int32), None, None))
         flops = rows * length * prefill_flops(dummy.model, dummy.rank, length)
         for logprobs in (False, True):
             step = make_prefill(

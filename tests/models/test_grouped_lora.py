@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.grouped_lora import LEAST_ROWS, block_rows, grouped_lora
-from spmd_tx.models.lora import Lora, bank_lora
+from spmd_tx.models.grouped_lora import LEAST_ROWS, Place, block_rows, grouped_lora
+from spmd_tx.models.lora import Adapters, Lora, bank_lora
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
 RANK, WIDTH_IN, WIDTH_OUT = 4, 16, 24
@@ -19,6 +19,7 @@ def apply(make, slots, adapters, broken=None):
     x = np.stack([np.random.default_rng(row).normal(size=(1, WIDTH_IN)) for row in range(len(slots))])
     chance = np.random.default_rng(100)
     a, b = (chance.normal(size=(adapters, RANK, width)).astype(np.float32) for width in (WIDTH_IN, WIDTH_OUT))
+    a[0] = b[0] = 0  # the base model
     scale = np.arange(1, adapters + 1, dtype=np.float32)
     if broken is not None:
         b[broken] = np.nan
@@ -26,7 +27,12 @@ def apply(make, slots, adapters, broken=None):
     @jax.jit
     @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(x, slots, scale, a, b):
-        return make(slots, scale)(x, Lora(a, b))
+        if make is bank_lora:
+            return make(slots, scale)(x, Lora(a, b))
+        bank = Adapters({"q": Lora(*(jnp.stack([0 * f, f]) for f in (a, b)))}, Lora(a, b))
+        in_layer = make(bank, slots, scale)(x, Place(layer=jnp.int32(1), name="q"))
+        in_head = make(bank, slots, scale)(x, Place())
+        return jnp.where(in_layer == in_head, in_layer, jnp.inf)
 
     arrays = (x.astype(np.float32), np.array(slots, np.int32), scale, a, b)
     return np.asarray(run(*map(jnp.asarray, arrays)))[:, 0]

@@ -1,4 +1,4 @@
-"""The two ways to attend to pages are one function, and neither sees what is behind a row's last token."""
+"""All ways to attend to pages are one function, and none sees what is behind a row's last token."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.kv_cache import KvCache, decode_attend
+from spmd_tx.models.kv_cache import KvCache, continue_attend, decode_attend
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
 PAGES, PAGE_SIZE, HEADS, GROUP, WIDTH = 60, 4, 2, 3, 8
@@ -67,3 +67,48 @@ def test_a_row_that_nobody_reads_gets_zeros_and_changes_no_other_bit():
     alone, beside = attend(some, True), attend(POSITIONS, True)
     assert not alone[1].any()
     np.testing.assert_array_equal(np.delete(alone, 1, axis=0), np.delete(beside, 1, axis=0))
+
+
+LENGTH = 6  # tokens of a row that come at once
+
+
+def attend_several(first, in_loop, *, table=40, count=LENGTH, stale=0.0):
+    """[T, N, E] of one row whose tokens from position ``first`` on come at once, in a table of any width."""
+    pools = []
+    tables = 1 + np.arange(table, dtype=np.int32)[None]
+    for seed in (2, 3):
+        pool = np.full((2, table + 1, PAGE_SIZE, HEADS, WIDTH), stale, np.float32)
+        order = np.arange(first)
+        pool[LAYER, tables[0][order // PAGE_SIZE], order % PAGE_SIZE] = random(100, HEADS, WIDTH, seed=seed)[
+            :first
+        ]
+        pools.append(jnp.asarray(pool))
+    # Each token has its own numbers, whatever comes before it in the row.
+    q = random(1, 100, HEADS * GROUP, WIDTH, seed=5)[:, first : first + count]
+    k, v = (random(1, 100, HEADS, WIDTH, seed=seed)[:, first : first + count] for seed in (2, 3))
+    positions = first + np.arange(count, dtype=np.int32)[None]
+    pages = tables[:, positions[0] // PAGE_SIZE]
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(AXES), out_specs=jax.P(AXES))
+    def run(q, k, v, keys, values, tables, pages, positions):
+        step = continue_attend(tables, pages, positions, in_loop=in_loop)
+        return step(jnp.int32(LAYER), q, k, v, KvCache(keys, values))[0][0]
+
+    return np.asarray(run(*map(jnp.asarray, (q, k, v)), *pools, tables, pages, positions))
+
+
+@pytest.mark.parametrize("first", [0, 1, 60, 64, 90])
+def test_pages_in_a_loop_are_what_they_are_at_once(first):
+    """Blocks of 16 pages have 64 tokens; one row's tokens lie in two of them."""
+    gathered, looped = (attend_several(first, in_loop) for in_loop in (False, True))
+    assert np.abs(gathered).max() > 0.3
+    np.testing.assert_allclose(looped, gathered, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("stale", [np.nan, np.inf, 3e38], ids=str)
+def test_in_a_loop_neither_stale_pages_nor_wider_tables_change_a_bit(stale):
+    for first in (0, 62):
+        expected = attend_several(first, True)
+        assert np.array_equal(attend_several(first, True, stale=stale), expected)
+        assert np.array_equal(attend_several(first, True, table=100), expected)

@@ -16,7 +16,7 @@ from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
+from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_copy_pages, make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows
 from tests.support.tiny_engine import (
     BOTH_SCALES,
@@ -35,7 +35,6 @@ MOST_ROWS, MOST_STEPS = 16, 8  # of one data shard; of one dispatch
 PREFILL_ROWS = 4  # of one data shard
 COPIES = 2  # of one data shard
 BANK_SLOTS = SLOTS
-ALL_SLOTS = np.arange(BANK_SLOTS, dtype=np.int32)
 
 
 def sampler_weights(model: ModelConfig = MODEL) -> Any:
@@ -114,6 +113,7 @@ class TinySampler:
         self._rows = RowState(row, row, row)
         declared = (model, self.mesh, engine.declared_base, self._bank, self._cache)
         self._prefill = make_prefill(*declared, logprobs=True)
+        self._copy_pages = make_copy_pages(self.mesh, self._cache)
         self._scored_prefill = functools.cache(
             lambda widths: make_prefill(*declared, logprobs=True, widths=widths)
         )
@@ -139,9 +139,10 @@ class TinySampler:
         self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = (), first: int = 0
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """The same, and the experts [T, L, k] that the tokens went through; of those from ``first`` on."""
-        batch, shape = self._prompts(places, copies, first), self.prefill_shape
+        batch, shape = self._prompts(places, first), self.prefill_shape
         batch = (*batch, self.tables(places) if first else None, None)
         self.cache, scores, experts = self._prefill(self.engine.base, self.bank, self.cache, *batch)
+        self.cache = self._copy_pages(self.cache, self._copies(copies))
         logprobs = np.asarray(scores["logprobs"])
         experts = np.zeros(shape) if experts is None else np.asarray(experts)
         return [(logprobs[place], experts[place]) for place in self.prefill_places(places, first)]
@@ -179,10 +180,14 @@ class TinySampler:
             used[place.shard] += 1
         return where
 
-    def _prompts(
-        self, places: Sequence[Place], copies: Sequence[tuple[int, int, int]] = (), first: int = 0
-    ) -> Any:
-        """Put rows, pages and copies on the device."""
+    def _copies(self, copies: Sequence[tuple[int, int, int]]) -> Any:
+        copy_pages = np.zeros((self.data_shards, COPIES, 2), np.int32)
+        for number, (shard, *from_to) in enumerate(copies):
+            copy_pages[shard, number] = from_to
+        return rows_to_devices(self.mesh, copy_pages.reshape(-1, 2))
+
+    def _prompts(self, places: Sequence[Place], first: int = 0) -> Any:
+        """Put rows and pages on the device."""
         shape = self.prefill_shape
         tokens, targets, segments, positions, pages = np.zeros((5, *shape), np.int32)
         slots = np.zeros(shape[0], np.int32)
@@ -191,14 +196,11 @@ class TinySampler:
             tokens[row, columns], targets[row, columns] = prompt[first:-1], prompt[first + 1 :]
             segments[row, columns], positions[row, columns] = 1, order
             pages[row, columns], slots[row] = place.pages[order // PAGE_SIZE], place.sample.slot
-        copy_pages = np.zeros((self.data_shards, COPIES, 2), np.int32)
-        for number, (shard, *from_to) in enumerate(copies):
-            copy_pages[shard, number] = from_to
         model, experts = self.engine.model, None
         if model.n_experts:
             experts = np.full((*shape, model.n_layers, model.experts_per_token), -1, np.int16)
         rows = Rows(tokens, targets, segments, positions, slots, experts)
-        return rows_to_devices(self.mesh, (rows, pages, copy_pages.reshape(-1, 2)))
+        return rows_to_devices(self.mesh, (rows, pages))
 
     def decode(
         self, places: Sequence[Place], rows: int = 4, width: int = 8, steps: int = MOST_STEPS
@@ -236,7 +238,7 @@ class TinySampler:
                 batch.remaining[row] = sample.max_tokens
         placed = rows_to_devices(self.mesh, batch)
         self.cache, self.rows, drawn = self._decode(top)(
-            self.engine.base, self.bank, self.cache, self.rows, placed, ALL_SLOTS, np.int32(steps)
+            self.engine.base, self.bank, self.cache, self.rows, placed, None, np.int32(steps)
         )
         parts = [np.zeros(drawn.tokens.shape) if part is None else part for part in vars(drawn).values()]
         parts = to_numpy(parts)

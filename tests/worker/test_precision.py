@@ -52,8 +52,8 @@ def prefilling(dummy):
     sampling = (dummy.declared_base, dummy.declared_bank, cache)
     step = make_prefill(TINY, dummy.mesh, *sampling, logprobs=True)
     packed, _ = dummy.batch(ROWS, LENGTH)
-    pages, copies = np.ones((ROWS, LENGTH), np.int32), np.zeros((2, 2), np.int32)
-    return traced(step, dummy, sampling, packed, pages, copies, None, None)
+    pages = np.ones((ROWS, LENGTH), np.int32)
+    return traced(step, dummy, sampling, packed, pages, None, None)
 
 
 @pytest.fixture(params=["training", "decoding", "prefilling"])

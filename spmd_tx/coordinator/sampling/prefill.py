@@ -9,7 +9,7 @@ from spmd_tx.coordinator.sampling import prompt_scores
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.sampling.prompt_scores import PromptScoring, Scores
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_four
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW, PackedRows, Prefill
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -95,8 +95,12 @@ class PrefillPlan:
     @property
     def program(self) -> ProgramShape:
         """The program that the Prefill needs."""
-        rows = power_of_four(max(len(rows) for rows in self._rows))
-        return self._program(rows, self._row_length, self._table, self._scores)
+        return self._program(self._used_rows, self._row_length, self._table, self._scores)
+
+    @property
+    def _used_rows(self) -> int:
+        """The rows of the data shard that has most of them."""
+        return max(len(rows) for rows in self._rows)
 
     def _size_with(self, chunk: PrefillChunk) -> tuple[int, int, int]:
         """Return rows per data shard, their length and the width of their tables, if a chunk joins."""
@@ -105,12 +109,12 @@ class PrefillPlan:
         if chunk.length:
             counts[chunk.shard] += self._row_for(chunk, row_length) is None
             table = self._wide_enough(chunk, row_length) if self._table or chunk.first else 0
-        return power_of_four(max(counts)), row_length, table
+        return self._shapes.rows_of_prefill(max(counts)), row_length, table
 
     def _program(self, rows: int, row_length: int, table: int, scores: Scores) -> ProgramShape:
         return ProgramShape(
             step="prefill",
-            rows=rows * self._shapes.shards,
+            rows=(self._shapes.prefill_block or self._shapes.rows_of_prefill(rows)) * self._shapes.shards,
             row_length=row_length,
             table=table,
             **scores._asdict(),
@@ -139,7 +143,13 @@ class PrefillPlan:
 
     def row_of(self, segment: Segment, program: ProgramShape) -> int:
         """Return the segment's row in the command for a program, once all segments are placed."""
-        return segment.chunk.shard * (program.rows // self._shapes.shards) + segment.row
+        return segment.chunk.shard * self._command_rows(program) + segment.row
+
+    def _command_rows(self, program: ProgramShape) -> int:
+        """Return the rows of each data shard in the command for a program."""
+        if self._shapes.prefill_block:
+            return self._shapes.rows_of_prefill(self._used_rows)
+        return program.rows // self._shapes.shards
 
     def command(
         self, scored: Sequence[tuple[PromptScoring, Segment]], program: ProgramShape, vocab_size: int
@@ -148,7 +158,8 @@ class PrefillPlan:
 
         ``scored`` are the segments whose scores are wanted besides keys and values.
         """
-        shape, width = (program.rows, program.row_length), program.table
+        shape = (self._command_rows(program) * self._shapes.shards, program.row_length)
+        width = program.table
         tokens, targets, segments, positions, pages = (np.zeros(shape, np.int32) for _ in range(5))
         pages[:] = TRASH_PAGE
         numbers = np.zeros(shape[0], np.int32)
@@ -179,6 +190,7 @@ class PrefillPlan:
             logprobs=bool(scored),
             wishes=prompt_scores.for_device(shape, placed, vocab_size),
             tables=tables,
+            block=self._shapes.prefill_block,
         )
 
     def _wide_enough(self, chunk: PrefillChunk, row_length: int) -> int:

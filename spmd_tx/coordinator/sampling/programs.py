@@ -11,7 +11,6 @@ from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, PromptScoring, Scores, width
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_two
-from spmd_tx.protocol.commands import active_sizes
 from spmd_tx.protocol.programs import ProgramShape
 
 
@@ -94,7 +93,7 @@ class SamplingPrograms:
             step="decode",
             rows=rows,
             table=self.shapes.decode_table(max(pages[sample] for sample in everybody)),
-            active=next(size for size in active_sizes(rows, self.bank_slots) if size >= used),
+            active=next(size for size in self.shapes.active_sizes(rows, self.bank_slots) if size >= used),
             top=width(max(sample.job.top for sample in everybody), self.vocab_size),
         )
 

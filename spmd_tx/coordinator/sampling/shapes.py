@@ -1,4 +1,8 @@
-"""The few shapes of sampling commands; each combination is compiled once. Pure."""
+"""The few shapes of sampling commands; each combination is compiled once. Pure.
+
+On CPUs the pages of a row are read in a loop, so all tables have one width, and a Prefill runs row by row, so
+one program serves any number of rows.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +30,7 @@ class SamplingShapes:
     page_size: int  # tokens
     decode_rows: int  # most rows of one Decode
     chunk_tokens: int = CHUNK_TOKENS
+    on_cpu: bool = False
 
     @cached_property
     def row_lengths(self) -> list[int]:
@@ -43,9 +48,12 @@ class SamplingShapes:
 
     @cached_property
     def tables(self) -> list[int]:
-        """Widths of page tables, in pages: up to the whole context, each a quarter of the next."""
+        """Widths of page tables, in pages: up to the whole context, each a quarter of the next.
+
+        On CPUs there is one.
+        """
         widths = [pages_for(self.context, self.page_size)]
-        while widths[0] * self.page_size >= GROWTH * NARROWEST_TABLE:
+        while not self.on_cpu and widths[0] * self.page_size >= GROWTH * NARROWEST_TABLE:
             widths.insert(0, pages_for(widths[0], GROWTH))
         return widths
 
@@ -67,18 +75,29 @@ class SamplingShapes:
         least = pages_for(max(NARROWEST_CONTINUED_TABLE, row_length), self.page_size)
         return _smallest(self.tables, min(max(pages, least), self.tables[-1]))
 
+    @property
+    def prefill_block(self) -> int:
+        """The rows that a Prefill's program takes at once; 0: all."""
+        return 1 if self.on_cpu else 0
+
+    def rows_of_prefill(self, used: int) -> int:
+        """Return the rows of a Prefill with so many that hold anything."""
+        return max(1, used) if self.on_cpu else power_of_four(used)
+
     def may_prefill(self, rows: int, row_length: int, table: int) -> bool:
         """Return whether a Prefill may have this shape; ``table`` is 0 where rows do not continue."""
         is_short = rows * row_length <= self.chunk_tokens
-        return rows == 1 or (is_short and rows * table * self.page_size <= MOST_SEEN * self.chunk_tokens)
+        sees_few = self.on_cpu or rows * table * self.page_size <= MOST_SEEN * self.chunk_tokens
+        return rows == 1 or (is_short and sees_few)
 
     def prefills(self) -> list[tuple[int, int, int]]:
-        """Return (rows of all data shards, row length, width of tables or 0) of every possible Prefill."""
+        """Return (rows of all data shards, row length, width of tables or 0) of every Prefill's program."""
+        counts = [1] if self.on_cpu else _powers_of_four(self.chunk_tokens // self.row_lengths[0])
         return [
             (rows * self.shards, length, table)
             for length in self.row_lengths
             for table in [0, *sorted({self.prefill_table(pages, length) for pages in self.tables})]
-            for rows in _powers_of_four(self.chunk_tokens // self.row_lengths[0])
+            for rows in counts
             if self.may_prefill(rows, length, table)
         ]
 
@@ -88,8 +107,17 @@ class SamplingShapes:
             (rows * self.shards, table, active)
             for rows in self.decode_sizes
             for table in self.tables
-            for active in active_sizes(rows * self.shards, bank_slots)
+            for active in self.active_sizes(rows * self.shards, bank_slots)
         ]
+
+    def active_sizes(self, rows: int, bank_slots: int) -> list[int]:
+        """Return the numbers of adapters for which a Decode of so many rows is compiled, ascending.
+
+        On CPUs adapters without rows cost nothing.
+        """
+        if not self.on_cpu:
+            return active_sizes(rows, bank_slots)
+        return [1, bank_slots] if rows > 1 else [1]
 
     def rows_of_decode(self, samples: int) -> int:
         return _smallest(self.decode_sizes, samples)

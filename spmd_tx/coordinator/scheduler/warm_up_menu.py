@@ -50,6 +50,8 @@ def _rank(shape: ProgramShape, menu: SamplingShapes) -> tuple[int, ...]:
     """First one row, or one per data shard, of few tokens; then common sizes, large batches before small
     ones; and at the end what is long or rare."""
     tokens = shape.row_length if shape.step != "decode" else menu.page_size * shape.table
+    if shape.step == "decode" and menu.on_cpu:
+        tokens = SMALL_TOKENS  # its only table is as wide as the context
     is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0) or shape.step in LAST
     if tokens > COMMON_TOKENS or is_rare:
         stage = 2

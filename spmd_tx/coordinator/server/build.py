@@ -305,7 +305,7 @@ class GenerationBuilder:
     def _sampling(self, bank: VersionBank, orders: ProgramOrders, plan: MemoryPlan) -> SampleBatch:
         config, model = self.config, self.model
         limits = SamplingLimits(
-            shapes=sampling_shapes(config, model.max_context, plan.decode_rows),
+            shapes=sampling_shapes(config, model.max_context, plan),
             pages_per_shard=plan.pages,
             decode_steps=config.decode_steps,
         )
@@ -314,9 +314,11 @@ class GenerationBuilder:
         return SampleBatch(sampled, bank, limits, self.progress.hear, self.at_work, orders)
 
 
-def sampling_shapes(config: ServerConfig, max_context: int, decode_rows: int) -> SamplingShapes:
+def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) -> SamplingShapes:
     """Decide the sizes of sampling commands."""
-    return SamplingShapes(config.data_shards, max_context, config.page_size, decode_rows)
+    return SamplingShapes(
+        config.data_shards, max_context, config.page_size, plan.decode_rows, on_cpu=plan.on_cpu
+    )
 
 
 def training_shapes(
@@ -331,4 +333,4 @@ def make_menu(
 ) -> list[ProgramShape]:
     """List what is to be compiled ahead of need."""
     shapes = training_shapes(config, model, max_context, plan)
-    return program_menu(shapes, sampling_shapes(config, max_context, plan.decode_rows), bank_slots(config))
+    return program_menu(shapes, sampling_shapes(config, max_context, plan), bank_slots(config))

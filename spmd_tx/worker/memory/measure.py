@@ -71,7 +71,6 @@ class _Programs:
         )
         self._bank = Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32))
         self._cache = cache_weights(sizes.model, sizes.mesh, plan.pages, setup.page_size, sizes.dtype)
-        self._decode_rows = plan.decode_rows
         self._attention = plan.steps.attention
         self._shards = setup.fsdp * setup.ep
 
@@ -96,8 +95,7 @@ class _Programs:
     def prefill(self, shape: Shape) -> Any:
         arrays = (self._base, self._bank, self._cache)
         step: Any = make_prefill(self._model, self._mesh, *arrays, logprobs=True, attention=self._attention)
-        pages, copies = self._rows(*shape), self._rows(self._decode_rows, 2)
-        return step.lower(*self._sampling(), self._packed(shape), pages, copies, None, None)
+        return step.lower(*self._sampling(), self._packed(shape), self._rows(*shape), None, None)
 
     def decode(self, shape: Shape) -> Any:
         setup, rows = self._setup, shape.rows
@@ -112,9 +110,8 @@ class _Programs:
             "tables": self._rows(rows, shape.length // setup.page_size),
         }
         state = RowState(*(self._rows(rows) for _ in range(3)))
-        active = jax.ShapeDtypeStruct((setup.bank_slots,), jnp.int32)
         steps = jax.ShapeDtypeStruct((), jnp.int32)
-        return step.lower(*self._sampling(), state, DecodeRows(**numbers), active, steps)
+        return step.lower(*self._sampling(), state, DecodeRows(**numbers), None, steps)
 
     def _sampling(self) -> tuple[Any, Any, Any]:
         return self._place(self._base), self._place(self._bank), self._place(self._cache)

@@ -1,5 +1,6 @@
 """The program and arguments of each command, both to run it and to compile it ahead."""
 
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import lora
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, Setup, active_sizes
+from spmd_tx.worker.blocks import blocks
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.compiled import Call
 from spmd_tx.worker.state import WorkerState
@@ -19,7 +21,7 @@ from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.steps.sample import DecodeRows, make_decode, make_prefill
+from spmd_tx.worker.steps.sample import DecodeRows, make_copy_pages, make_decode, make_prefill
 from spmd_tx.worker.steps.swap import make_swap_steps
 from spmd_tx.worker.steps.train import Rows, make_forward, make_forward_backward
 
@@ -42,6 +44,7 @@ class Calls:
         prefill = partial(make_prefill, *sampling, attention=attention)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
         self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
+        self._copy_pages = make_copy_pages(mesh, declared.cache)
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
     def create_adapter(self, state: WorkerState, command: commands.CreateAdapter) -> Call:
@@ -101,8 +104,12 @@ class Calls:
     def gather(self, one: Any) -> Call:
         return Call("gather", (), self._gather, (one,))
 
-    def prefill(self, state: WorkerState, command: commands.Prefill) -> Call:
-        name, shape = "prefill with logprobs" if command.logprobs else "prefill", command.rows.tokens.shape
+    def prefill(self, state: WorkerState, command: commands.Prefill) -> Iterator[Call]:
+        """Yield the call of each block. It takes the cache that the one before has left in ``state``."""
+        shards = self._plan.sizes.data_shards
+        rows, length = command.rows.tokens.shape
+        name = "prefill with logprobs" if command.logprobs else "prefill"
+        shape = (shards * command.block or rows, length)
         widths = inputs = None
         wishes = command.wishes
         if wishes is not None:
@@ -111,15 +118,20 @@ class Calls:
             name, shape = "prefill with scores", (*shape, wishes.top, wishes.targets.shape[2], wishes.draws)
         if command.tables is not None:
             name, shape = f"continued {name}", (*shape, command.tables.shape[1])
-        batch = (self._rows(command.rows), command.pages, command.copies, command.tables, inputs)
+        batch = (self._rows(command.rows), command.pages, command.tables, inputs)
         step = self._prefill(command.logprobs, widths)
-        return Call(name, shape, step, (state.base, state.bank, state.cache), batch, variant=widths)
+        for block in blocks(batch, shards, command.block):
+            yield Call(name, shape, step, (state.base, state.bank, state.cache), block, variant=widths)
+
+    def copy_pages(self, state: WorkerState, copies: np.ndarray) -> Call:
+        return Call("copy_pages", copies.shape[:1], self._copy_pages, (state.cache,), (copies,))
 
     def decode(self, state: WorkerState, command: commands.Decode) -> Call:
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
         top = command.top
-        shape = (*command.tables.shape, active.size, *([top] if top else []))
+        adapters = self._setup.bank_slots if active is None else active.size
+        shape = (*command.tables.shape, adapters, *([top] if top else []))
         arrays = (state.base, state.bank, state.cache, state.rows)
         rows, rest = (DecodeRows(**fields),), (active, _i32(command.steps))
         return Call("decode", shape, self._decode(top), arrays, rows, rest, variant=top)
@@ -155,8 +167,8 @@ class Calls:
         return np.array([adapter.scale, experts], np.float32)
 
 
-def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bank slots that live rows use, and every row's index among them.
+def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the bank slots that live rows use, and every row's index among them; None: the whole bank.
 
     Their number comes from a short menu, because each number needs its own program.
     """
@@ -164,6 +176,8 @@ def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray
     used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
     sizes = [command.active] if command.active else active_sizes(is_used.size, bank_slots)
     size = next(size for size in sizes if size >= used.size)
+    if size == bank_slots:
+        return None, np.where(is_used, command.slots, 0).astype(np.int32)
     index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
 

@@ -57,7 +57,8 @@ class Menu:
                 command = commands.ForwardBackward(rows=_rows(shape), loss=_loss(shape))
                 return [calls.forward_backward(state, command)]
             case "prefill":
-                return [calls.prefill(state, self._prefill(shape))]
+                command = self._prefill(shape)
+                return [*calls.prefill(state, command), calls.copy_pages(state, command.copies)]
             case "decode":
                 return [calls.decode(state, self._decode(shape))]
             case _:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import head
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend, Pass
-from spmd_tx.models.grouped_lora import grouped_lora
+from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, row_lora
 from spmd_tx.models.qwen3 import Weights, backbone
@@ -109,14 +109,15 @@ def make_prefill(
     widths: Widths | None = None,
     attention: str = "reference",
 ) -> Callable[..., Any]:
-    """Make (weights, bank, cache, rows, pages, copies, tables, inputs) -> (cache, scores, experts).
+    """Make (weights, bank, cache, rows, pages, tables, inputs) -> (cache, scores, experts).
 
     ``tables`` is None, or int32 [B, N] for rows that continue after what their pages hold. ``scores`` are
     the reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of chunked_scores;
     without, ``inputs`` is None. ``experts`` [B, T, L, k] are those used; None without any. ``cache`` is
     donated.
     """
-    in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 5)
+    in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 4)
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
 
     @partial(jax.jit, donate_argnums=2)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(), P()))
@@ -126,7 +127,6 @@ def make_prefill(
         cache: KvCache,
         rows: Rows,
         pages: Array,
-        copies: Array,
         tables: Array | None,
         inputs: ScoreInputs | None,
     ) -> Any:
@@ -134,10 +134,9 @@ def make_prefill(
         adapters = jax.tree.map(varying, bank.w)
         attend = prefill_attend(attention, rows.segments, pages, rows.positions)
         if tables is not None:
-            attend = continue_attend(tables, pages, rows.positions)
+            attend = continue_attend(tables, pages, rows.positions, in_loop=is_cpu)
         how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts)
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
-        cache = copy_pages(cache, copies)
         if experts_BTLC is not None:
             # All devices of tp chose the same; the maximum only marks it as replicated.
             experts_BTLC = replicate_rows(compact(model, lax.pmax(experts_BTLC, TP)))
@@ -157,6 +156,17 @@ def make_prefill(
     return prefill
 
 
+def make_copy_pages(mesh: Mesh, cache: KvCache) -> Callable[..., Any]:
+    """Make (cache, copies) -> cache, which copies pages (from, to), int32 [C, 2]. Donates ``cache``."""
+
+    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.shard_map, mesh=mesh, in_specs=(specs(cache), P(DATA)), out_specs=specs(cache))
+    def copy(cache: KvCache, copies: Array) -> KvCache:
+        return copy_pages(cache, copies)
+
+    return copy
+
+
 def compact(model: ModelConfig, experts: Array) -> Array:
     """Cast numbers of experts to the smallest type that holds them."""
     return experts.astype(jnp.uint8 if model.n_experts <= 256 else jnp.int16)
@@ -174,8 +184,8 @@ def make_decode(
     """Make (weights, bank, cache, state, rows, active, steps) -> (cache, state, Drawn [K, B, ...]).
 
     ``active`` int32 [A] lists the bank slots in use, and ``rows.slots`` are indices into it: every step
-    reads all adapters in it. ``cache`` and ``state`` are donated. The cache is carried through the loops: as
-    a scanned input it would be copied for every layer.
+    reads all adapters in it. None: the whole bank. ``cache`` and ``state`` are donated. The cache is carried
+    through the loops: as a scanned input it would be copied for every layer.
     """
     in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(), P())
     is_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -188,13 +198,10 @@ def make_decode(
         cache: KvCache,
         previous: RowState,
         rows: DecodeRows,
-        active: Array,
+        active: Array | None,
         steps: Array,
     ) -> Any:
-        adapters = jax.tree.map(lambda x: varying(jnp.take(x, active, axis=x.ndim - 3)), bank.w)
-        loras = both_loras(bank_lora, rows.slots, bank.scale[active])
-        if is_cpu and active.size > 1:
-            loras = grouped_lora(rows.slots, bank.scale[active][:, 0]), loras[1]
+        adapters, loras = _adapters(model, bank, rows.slots, active, grouped=is_cpu)
         state = rows.resume(previous)
         b = rows.source.shape[0]
         drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b, top))
@@ -219,6 +226,19 @@ def make_decode(
         return cache, padded, jax.tree.map(lambda x: replicate_rows(x.swapaxes(0, 1)).swapaxes(0, 1), drawn)
 
     return decode
+
+
+def _adapters(
+    model: ModelConfig, bank: Bank, slots_B: Array, active: Array | None, *, grouped: bool
+) -> tuple[Adapters[Any], tuple[ApplyLora, ApplyLora]]:
+    """Return the adapters in use, or the whole bank, and how they apply to rows and in experts."""
+    w, scale_S2 = jax.tree.map(varying, bank.w), bank.scale
+    if active is not None:
+        w, scale_S2 = jax.tree.map(lambda x: jnp.take(x, active, axis=x.ndim - 3), w), scale_S2[active]
+    loras = both_loras(bank_lora, slots_B, scale_S2)
+    if active is not None or not grouped:
+        return w, loras
+    return places(model, w), (grouped_lora(w, slots_B, scale_S2[:, 0]), loras[1])
 
 
 def _step(

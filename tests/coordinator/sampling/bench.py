@@ -60,9 +60,10 @@ class Bench:
         listener=ignore,
         model=MODEL,
         programs=None,
+        on_cpu=False,
     ):
         limits = SamplingLimits(
-            shapes=SamplingShapes(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens),
+            shapes=SamplingShapes(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu=on_cpu),
             pages_per_shard=pages,
             decode_steps=decode_steps,
         )
@@ -73,6 +74,7 @@ class Bench:
         self.prefills = set(limits.shapes.prefills())
         self.decodes = {(rows, table) for rows, table, _ in limits.shapes.decodes(slots)}
         self.device = FakeDevice(shards, pages, PAGE_SIZE)
+        self.shards = shards
         self.rows = rows
         self.in_flight = deque()
         self.commands = []
@@ -112,7 +114,8 @@ class Bench:
         """Check that every command has one of the expected shapes."""
         if isinstance(command, Prefill):
             table = 0 if command.tables is None else command.tables.shape[1]
-            assert (*command.rows.tokens.shape, table) in self.prefills
+            rows, length = command.rows.tokens.shape
+            assert (command.block * self.shards or rows, length, table) in self.prefills
         elif isinstance(command, Decode):
             assert command.tables.shape in self.decodes
 

@@ -98,14 +98,9 @@ class FakeDevice:
         rows = command.rows
         per_shard = len(rows.tokens) // len(self.rows)
         logprobs = np.zeros(rows.tokens.shape, np.float32)
-        for row, column in np.argwhere(rows.segments > 0):
-            position, page = rows.positions[row, column], command.pages[row, column]
-            assert page, "a prompt token goes to the trash page"
-            place = row // per_shard, page, position % self.page_size
-            self.tokens[place], self.versions[place] = rows.tokens[row, column], self.bank[rows.slots[row]]
-        for row, column in np.argwhere(rows.segments > 0):
-            seen = self._seen(command, row, column, row // per_shard)
-            logprobs[row, column] = score(self.bank[rows.slots[row]], seen, rows.targets[row, column])
+        for start in range(0, per_shard, command.block or per_shard):
+            end = start + (command.block or per_shard)
+            self._prefill_block(command, slice(start, end), logprobs)
         copies_per_shard = len(command.copies) // len(self.rows)
         before = self.tokens.copy(), self.versions.copy()
         for number, (source, target) in enumerate(command.copies):
@@ -114,6 +109,22 @@ class FakeDevice:
             self.versions[shard, target] = before[1][shard, source]
         scores = {} if command.wishes is None else self._scores(command, logprobs)
         return {"logprobs": logprobs, **scores} if command.logprobs else {}
+
+    def _prefill_block(self, command, block, logprobs):
+        """Read the prompts in these rows of every data shard."""
+        rows = command.rows
+        per_shard = len(rows.tokens) // len(self.rows)
+        is_here = np.zeros((len(self.rows), per_shard, 1), bool)
+        is_here[:, block] = True
+        used = (rows.segments > 0) & is_here.reshape(-1, 1)
+        for row, column in np.argwhere(used):
+            position, page = rows.positions[row, column], command.pages[row, column]
+            assert page, "a prompt token goes to the trash page"
+            place = row // per_shard, page, position % self.page_size
+            self.tokens[place], self.versions[place] = rows.tokens[row, column], self.bank[rows.slots[row]]
+        for row, column in np.argwhere(used):
+            seen = self._seen(command, row, column, row // per_shard)
+            logprobs[row, column] = score(self.bank[rows.slots[row]], seen, rows.targets[row, column])
 
     def _seen(self, command, row, column, shard):
         """Return the tokens up to this one, from its row or its pages."""

@@ -331,9 +331,11 @@ def test_a_listener_hears_of_tokens_as_they_come_also_when_another_batch_goes_on
 class Sampling(RuleBasedStateMachine):
     """Requests come, go and are cancelled at any moment; tokens stay what they must be."""
 
+    on_cpu = False
+
     def __init__(self):
         super().__init__()
-        self.bench = Bench(shards=2, rows=3, pages=MAX_CONTEXT // PAGE_SIZE + 4)
+        self.bench = Bench(shards=2, rows=3, pages=MAX_CONTEXT // PAGE_SIZE + 4, on_cpu=self.on_cpu)
         for version in ("v1", "v2", "v3", "v4"):
             self.bench.register(version)
         self.wanted = {}
@@ -385,5 +387,12 @@ class Sampling(RuleBasedStateMachine):
         assert free_pages(self.bench) == [MAX_CONTEXT // PAGE_SIZE + 3] * 2
 
 
-Sampling.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
-TestSampling = Sampling.TestCase
+class SamplingOnCpu(Sampling):
+    """The same where a Prefill runs row by row and all tables have one width."""
+
+    on_cpu = True
+
+
+for machine in (Sampling, SamplingOnCpu):
+    machine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestSampling, TestSamplingOnCpu = Sampling.TestCase, SamplingOnCpu.TestCase

@@ -203,9 +203,11 @@ TestPages = Pages.TestCase
 class Conversations(RuleBasedStateMachine):
     """Texts that share beginnings, in little room; tokens stay what they must be, and no page is lost."""
 
+    on_cpu = False
+
     def __init__(self):
         super().__init__()
-        self.bench = Bench(shards=2, rows=3, pages=MAX_CONTEXT // PAGE_SIZE + 4)
+        self.bench = Bench(shards=2, rows=3, pages=MAX_CONTEXT // PAGE_SIZE + 4, on_cpu=self.on_cpu)
         self.bench.register("v1")
         self.wanted = {}
 
@@ -252,5 +254,12 @@ class Conversations(RuleBasedStateMachine):
         assert free_pages(self.bench) == [MAX_CONTEXT // PAGE_SIZE + 3] * 2
 
 
-Conversations.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
-TestConversations = Conversations.TestCase
+class ConversationsOnCpu(Conversations):
+    """The same where a Prefill runs row by row and all tables have one width."""
+
+    on_cpu = True
+
+
+for machine in (Conversations, ConversationsOnCpu):
+    machine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestConversations, TestConversationsOnCpu = Conversations.TestCase, ConversationsOnCpu.TestCase

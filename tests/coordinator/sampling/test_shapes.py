@@ -10,18 +10,20 @@ from spmd_tx.protocol.commands import active_sizes
 
 BANK_SLOTS = 10
 MENUS = [
-    SamplingShapes(shards, context, page_size, rows)
+    SamplingShapes(shards, context, page_size, rows, on_cpu=on_cpu)
     for shards, context, page_size, rows in [
         (1, 2048, 16, 64),
         (8, 32768, 16, 64),
         (2, 700, 15, 13),
         (1, 40, 16, 1),
     ]
+    for on_cpu in (False, True)
 ]
 
 
 def menu_name(menu):
-    return f"{menu.shards} x {menu.context}, pages of {menu.page_size}"
+    where = ", on CPUs" if menu.on_cpu else ""
+    return f"{menu.shards} x {menu.context}, pages of {menu.page_size}{where}"
 
 
 @pytest.mark.parametrize("menu", MENUS, ids=menu_name)
@@ -58,7 +60,7 @@ def test_every_decode_has_a_size(menu):
         assert rows >= count
         assert table >= pages
         for used in range(1, min(count * menu.shards, BANK_SLOTS) + 1):
-            active = next(size for size in active_sizes(rows, BANK_SLOTS) if size >= used)
+            active = next(size for size in menu.active_sizes(rows, BANK_SLOTS) if size >= used)
             assert (rows, table, active) in sizes
 
 
@@ -67,6 +69,20 @@ def test_there_are_few_sizes(context, prefills, decodes):
     menu = SamplingShapes(shards=1, context=context, page_size=16, decode_rows=128)
     assert len(set(menu.prefills())) == len(menu.prefills()) <= prefills
     assert len(set(menu.decodes(BANK_SLOTS))) == len(menu.decodes(BANK_SLOTS)) <= decodes
+
+
+@pytest.mark.parametrize("context", [2048, 32768, 131072])
+def test_on_cpus_there_are_as_many_sizes_for_every_context(context):
+    menu = SamplingShapes(shards=1, context=context, page_size=16, decode_rows=128, on_cpu=True)
+    assert len(menu.prefills()) == 6
+    assert len(menu.decodes(BANK_SLOTS)) == 11
+
+
+def test_on_cpus_a_prefill_has_as_many_rows_as_it_uses():
+    menu = SamplingShapes(shards=1, context=2048, page_size=16, decode_rows=128, on_cpu=True)
+    assert [menu.rows_of_prefill(count) for count in (0, 1, 5, 16)] == [1, 1, 5, 16]
+    assert menu.may_prefill(16, 64, menu.tables[-1])
+    assert not menu.may_prefill(17, 64, 0)
 
 
 def test_no_row_is_longer_than_a_short_context_needs():

@@ -7,8 +7,8 @@ from spmd_tx.coordinator.training.packing import TrainingShapes
 BANK_SLOTS = 10
 
 
-def menu_of(context, shards=1):
-    sampling = SamplingShapes(shards, context, page_size=16, decode_rows=128)
+def menu_of(context, shards=1, on_cpu=False):
+    sampling = SamplingShapes(shards, context, page_size=16, decode_rows=128, on_cpu=on_cpu)
     return program_menu(TrainingShapes(shards, 8192, context, 5e-4), sampling, BANK_SLOTS)
 
 
@@ -19,8 +19,17 @@ def test_the_menu_is_bounded_and_has_no_program_twice(context, most, shards):
     assert len(set(menu)) == len(menu) <= most
 
 
-def test_a_first_answer_and_a_first_step_need_the_beginning_of_the_menu_only():
-    beginning = {shape.step for shape in menu_of(32768)[:15]}
+@pytest.mark.parametrize("context", [4096, 131072])
+@pytest.mark.parametrize("shards", [1, 8])
+def test_on_cpus_sampling_needs_few_programs_whatever_the_context(context, shards):
+    menu = menu_of(context, shards, on_cpu=True)
+    assert len(set(menu)) == len(menu)
+    assert len([shape for shape in menu if shape.step in ("prefill", "decode")]) <= 24
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_a_first_answer_and_a_first_step_need_the_beginning_of_the_menu_only(on_cpu):
+    beginning = {shape.step for shape in menu_of(32768, on_cpu=on_cpu)[:15]}
     assert beginning == {"create_adapter", "save_sampler", "optim_step"} | {
         *("forward_backward", "forward", "prefill", "decode")
     }

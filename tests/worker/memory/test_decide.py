@@ -11,7 +11,7 @@ from spmd_tx.worker.memory import decide
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.steps.sample import DecodeRows
 from tests.support.tiny_engine import BOTH_SCALES, MODEL, random_adapters, random_datum, tiny_engine
-from tests.support.tiny_sampler import ALL_SLOTS, tiny_sampler
+from tests.support.tiny_sampler import tiny_sampler
 from tests.support.tiny_setup import tiny_setup
 
 MESH = (4, 1, 2)
@@ -84,6 +84,6 @@ def test_training_gathers_split_weights_and_decode_does_not():
     )
     placed_rows = rows_to_devices(sampler.mesh, rows)
     state = (engine.base, sampler.bank, sampler.cache, sampler.rows)
-    brought = gathered(sampler._decode(0).lower(*state, placed_rows, ALL_SLOTS, np.int32(1)))
+    brought = gathered(sampler._decode(0).lower(*state, placed_rows, None, np.int32(1)))
     assert brought
     assert all(np.prod(shape) <= count * MODEL.d_ff for shape in brought)

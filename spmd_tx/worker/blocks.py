@@ -1,0 +1,52 @@
+"""Cuts the rows of a command into blocks, and joins the replies of blocks.
+
+A program runs on one block of few rows, and a command has any number of blocks: so one program serves
+commands of all sizes, and what it computes of a row does not depend on how many there are.
+Dimension key as in protocol/commands.py: B row, over all data shards.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import struct
+from flax.struct import PyTreeNode
+
+
+def blocks(tree: Any, shards: int, rows: int) -> Iterator[Any]:
+    """Yield host arrays [B, ...] in parts of ``rows`` rows of every data shard; 0: all at once."""
+    count = jax.tree.leaves(tree)[0].shape[0] // shards
+    if not rows or count == rows:
+        yield tree
+        return
+    assert count % rows == 0, f"{count} rows in blocks of {rows}"
+    for start in range(0, count, rows):
+        yield jax.tree.map(lambda x, start=start: _part(x, shards, start, rows), tree)
+
+
+def _part(x: np.ndarray, shards: int, start: int, rows: int) -> np.ndarray:
+    by_shard = x.reshape(shards, -1, *x.shape[1:])
+    return by_shard[:, start : start + rows].reshape(-1, *x.shape[1:])
+
+
+class Joined(PyTreeNode):
+    """Holds an array whose blocks are computed one after the other, perhaps still. np.asarray joins them."""
+
+    parts: Sequence[Any]  # of each block, with the rows of all data shards along ``axis``
+    shards: int = struct.field(pytree_node=False)
+    axis: int = struct.field(pytree_node=False)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        parts = [np.asarray(part) for part in self.parts]
+        before, after = parts[0].shape[: self.axis], parts[0].shape[self.axis + 1 :]
+        by_shard = [part.reshape(*before, self.shards, -1, *after) for part in parts]
+        whole = np.concatenate(by_shard, axis=self.axis + 1).reshape(*before, -1, *after)
+        return whole if dtype is None else whole.astype(dtype)
+
+
+def joined(replies: Sequence[Mapping[str, Any]], shards: int, axis: int = 0) -> dict[str, Any]:
+    """Join the arrays of the replies to a command's blocks, by name."""
+    if len(replies) <= 1:
+        return dict(*replies)
+    return {name: Joined([reply[name] for reply in replies], shards, axis) for name in replies[0]}

@@ -1,0 +1,30 @@
+"""Rows are cut into blocks of each data shard, and the replies put together again."""
+
+import numpy as np
+
+from spmd_tx.worker.blocks import blocks, joined
+
+SHARDS = 2
+
+
+def test_blocks_have_rows_of_every_shard_and_join_in_order():
+    rows = np.arange(SHARDS * 6 * 5).reshape(SHARDS * 6, 5)
+    tree = {"tokens": rows, "slots": rows[:, 0], "none": None}
+    parts = list(blocks(tree, SHARDS, 2))
+    assert [part["slots"].tolist() for part in parts] == [[0, 5, 30, 35], [10, 15, 40, 45], [20, 25, 50, 55]]
+    reply = joined([{"tokens": part["tokens"]} for part in parts], SHARDS)
+    assert np.array_equal(np.asarray(reply["tokens"]), rows)
+
+
+def test_rows_may_be_the_second_dimension_of_a_reply():
+    steps = np.arange(3 * SHARDS * 4).reshape(3, SHARDS * 4)
+    by_shard = steps.reshape(3, SHARDS, 4)
+    parts = [{"tokens": by_shard[:, :, start : start + 2].reshape(3, -1)} for start in (0, 2)]
+    assert np.array_equal(np.asarray(joined(parts, SHARDS, axis=1)["tokens"]), steps)
+
+
+def test_a_single_block_is_all_rows():
+    (whole,) = blocks({"tokens": np.arange(4)}, SHARDS, 0)
+    assert whole["tokens"].tolist() == [0, 1, 2, 3]
+    assert joined([whole], SHARDS) == whole
+    assert joined([], SHARDS) == {}
