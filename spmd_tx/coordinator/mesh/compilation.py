@@ -18,7 +18,7 @@ class Settled:
 
     program: ProgramShape
     error: str | None  # for the requests that wait for it
-    costs: dict[str, float]  # tokens, by session that waited for it
+    costs: dict[str, float]  # seconds, by session that waited for it
 
 
 class Compilation:

@@ -13,8 +13,6 @@ from spmd_tx.protocol.programs import ProgramShape
 
 AWAITED, AHEAD = range(COMPILE_LANES)
 
-COST_OF_A_SECOND = 4096  # tokens of training: about what devices train while a program is compiled
-
 
 @dataclass(frozen=True)
 class ProgramRequest:
@@ -121,7 +119,7 @@ class ProgramOrders:
         return not self._to_come and not self._better
 
     def settled(self, order: Order, seconds: float, error: str | None) -> dict[str, float]:
-        """Note that all workers have answered an order. The result is its cost in tokens, by session."""
+        """Note that all workers have answered an order. The result is its cost in seconds, by session."""
         self._out.remove(order)
         self._better.pop(order.program, None)
         if error is None:
@@ -129,7 +127,7 @@ class ProgramOrders:
             self._ready.setdefault(order.program.step, {})[order.program] = None
         else:
             self._failed.add(order.program)
-        costs = {session: seconds * COST_OF_A_SECOND / len(order.sessions) for session in order.sessions}
+        costs = {session: seconds / len(order.sessions) for session in order.sessions}
         self._shares.charge(costs)
         return costs
 

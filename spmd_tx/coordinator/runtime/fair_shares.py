@@ -1,35 +1,66 @@
-"""Decides whose turn it is, by deficit round robin over tokens. Pure."""
+"""Decides whose turn it is, by start-time fair queueing (Goyal, Vin and Cheng 1996) over seconds. Pure."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-MAX_DEFICIT = 1 << 20  # tokens; bounds what one name saves up, and its debt
+MOST_OWED = 60.0  # seconds that a waiting name is behind or ahead of the others, at most
+MOST_AWAY = 1024  # names that do not wait and whose use is remembered
+
+
+@dataclass
+class _Account:
+    used: float  # seconds by weight, counted from the same moment for all names
+    last_turn: int = 0
 
 
 class FairShares:
-    """Tracks the deficit of each waiting name, in tokens. A name that stops waiting loses its deficit."""
+    """Counts the seconds that names have used. The waiting name that has used least has its turn.
+
+    A name that begins to wait saves up nothing: it starts at the level of those whom it joins. But what it
+    has used beyond that level is remembered while it does not wait.
+    """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = weights or {}  # 1 for names without a weight
-        self._deficits: dict[str, float] = {}
-        self._last_turn: dict[str, int] = {}
+        self._accounts: dict[str, _Account] = {}
+        self._waiting: frozenset[str] = frozenset()  # as of the last ranking
+        self._level = 0.0  # what the last one served had used when its turn came
         self._turns = 0
 
     def ranking(self, waiting: Collection[str]) -> list[str]:
-        """The waiting names in the order in which to serve them; equals take turns."""
-        self._deficits = {name: self._deficits.get(name, 0.0) for name in waiting}
-        self._last_turn = {name: self._last_turn.get(name, 0) for name in waiting}
-        return sorted(waiting, key=lambda name: (-self._deficits[name], self._last_turn[name]))
+        """Return the waiting names in the order in which to serve them; equals take turns."""
+        accounts = self._accounts
+        if len(accounts) > len(waiting) + MOST_AWAY:
+            accounts = self._accounts = {name: accounts[name] for name in waiting if name in accounts}
+        staying = [accounts[name].used for name in waiting if name in self._waiting]
+        if staying:
+            self._level = min(max(self._level, min(staying)), max(staying))
+        for name in waiting:
+            account = accounts.setdefault(name, _Account(self._level))
+            least = self._level - MOST_OWED if name in self._waiting else self._level
+            account.used = max(account.used, least)
+        self._waiting = frozenset(waiting)
+        return sorted(waiting, key=lambda name: (accounts[name].used, accounts[name].last_turn))
+
+    def owed(self, name: str) -> float:
+        """Return how much less a waiting name has used than all others that wait, in seconds by weight."""
+        others = [self._accounts[other].used for other in self._waiting if other != name]
+        return min(others) - self._accounts[name].used if others else 0.0
 
     def charge(self, costs: Mapping[str, float]) -> None:
-        """Charge names for the tokens they have used, and credit every name of the last ranking its share."""
-        total_weight = sum(self._weight(name) for name in self._deficits)
-        total = sum(costs.values())
+        """Charge names for the seconds that they use in a turn."""
+        if not costs:
+            return
+        accounts = [self._accounts.setdefault(name, _Account(self._level)) for name in costs]
+        self._level = max(self._level, min(account.used for account in accounts))
         self._turns += 1
-        for name in self._deficits:
-            if name in costs:
-                self._last_turn[name] = self._turns
-            earned = total * self._weight(name) / total_weight - costs.get(name, 0.0)
-            self._deficits[name] = max(-MAX_DEFICIT, min(MAX_DEFICIT, self._deficits[name] + earned))
+        for account in accounts:
+            account.last_turn = self._turns
+        self.correct(costs)
 
-    def _weight(self, name: str) -> float:
-        return self._weights.get(name, 1.0)
+    def correct(self, costs: Mapping[str, float]) -> None:
+        """Charge names for seconds that an earlier turn took longer than it was charged for, or less."""
+        for name, cost in costs.items():
+            account = self._accounts.setdefault(name, _Account(self._level))
+            used = account.used + cost / self._weights.get(name, 1.0)
+            account.used = min(used, self._level + MOST_OWED)

@@ -71,6 +71,13 @@ SNAPSHOT_SECONDS = Histogram(
     registry=REGISTRY,
 )
 
+DEVICE_SECONDS = Counter(
+    "spmd_tx_device_seconds",
+    "Seconds in which devices worked on commands, by what for: training or sampling.",
+    ["use"],
+    registry=REGISTRY,
+)
+
 SWAP_SECONDS = Histogram(
     "spmd_tx_swap_seconds",
     "Seconds in which workers moved an adapter off the device (out) or back to it (in), from host or disk.",

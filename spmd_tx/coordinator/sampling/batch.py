@@ -45,7 +45,6 @@ class Dispatch:
     """Holds a command that is ready to be sent."""
 
     command: AnyCommand
-    tokens: int  # its cost, for fair shares
     absorb: Absorb
     requests: frozenset[str] = frozenset()  # ids of the requests whose samples it works on
 
@@ -197,7 +196,7 @@ class SampleBatch:
         admitted = self._admission.admit()
         metrics.PROMPT_TOKENS.inc(admitted.tokens)
         metrics.CACHED_PROMPT_TOKENS.inc(admitted.found)
-        self._planned.extend(Dispatch(command, 0, _nothing) for command in admitted.before)
+        self._planned.extend(Dispatch(command, _nothing) for command in admitted.before)
         if admitted.plan.is_empty:
             return
         scored = [
@@ -213,7 +212,7 @@ class SampleBatch:
         jobs = admitted.started | {prefill.job for prefill, _, _ in admitted.chunks}
         requests = frozenset(job.request_id for job in jobs)
         absorb = partial(self._absorb_prefill, written)
-        self._planned.append(Dispatch(command, command.rows.tokens.size, absorb, requests))
+        self._planned.append(Dispatch(command, absorb, requests))
 
     def _plan_decode(self) -> None:
         candidates = [shard.candidates(self._decodes) for shard in self._shards]
@@ -238,9 +237,8 @@ class SampleBatch:
             for number, samples in enumerate(chosen)
             for row, sample in enumerate(samples)
         ]
-        tokens = steps * len(command.tokens)
         requests = frozenset(each.sample.job.request_id for each in drawn)
-        self._planned.append(Dispatch(command, tokens, partial(self._absorb_decode, drawn), requests))
+        self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn), requests))
 
     def _choose(self, candidates: list[list[Sample]], steps: int) -> Choice:
         """Choose rows that have a program, assuming that each gets the pages for ``steps`` steps."""

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
@@ -13,6 +13,7 @@ from spmd_tx.coordinator.requests.records import Outcome, Stage
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.sampling.batch import SampleBatch
+from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, Work, work_of
 from spmd_tx.coordinator.training.batching import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training.programs import StepPrograms
@@ -20,7 +21,6 @@ from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.errors import MeshError, WorkerLost
 from spmd_tx.protocol.commands import (
     AnyCommand,
-    Decode,
     Forward,
     ForwardBackward,
     LoadSampler,
@@ -36,11 +36,33 @@ MOST_MICRO_BATCHES = 2  # of them: one runs, the next is there, and a new sample
 TRAINING, SAMPLING = "training", "sampling"
 SHARES = {TRAINING: 0.5, SAMPLING: 0.5}  # of the device, when both wait
 
-# In tokens of training. A decode step reads all weights, however few its rows.
-DECODE_STEP_COST = 64
-COMMAND_COST = 256  # of a command without rows, and of moving an adapter
+# A side that is owed more than this, and whose last commands are under way, may have more to send when one
+# of them is answered; until then the other side sends nothing.
+PATIENCE = 0.1  # seconds
+FIRST_GUESS = 0.01  # seconds that a command takes of which there was none yet
+
+# Tokens that a command without rows, and moving an adapter, take from a model's turn in its slot.
+COMMAND_COST = 256
 
 Outcomes = list[tuple[str, Outcome]]
+
+
+@dataclass(frozen=True)
+class _Payer:
+    """Says whose share of the devices' time a command takes."""
+
+    side: str
+    sessions: Mapping[str, float] = field(default_factory=dict)  # the part of each; of training only
+
+
+@dataclass(frozen=True)
+class _Charge:
+    """Holds what a command was charged for when it was sent."""
+
+    payer: _Payer
+    work: Work
+    seconds: float  # estimated
+    sent_at: float
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,9 @@ class Dispatcher:
 
     A step is sent only if its programs are ready on all workers. Until then its model is passed over but
     keeps its share, and the programs are compiled beside the commands of others.
+
+    Shares are of time. A command is charged for when it is sent, by the time that others like it took, and
+    its reply corrects this.
     """
 
     def __init__(
@@ -76,9 +101,12 @@ class Dispatcher:
         note: Callable[[Stage, Iterable[str]], None],
         suspects: set[str] | None = None,
         compilation: Compilation | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``compilation`` is None when all programs are ready."""
         self.suspects = suspects or set()
+        self.seconds = CommandSeconds()
+        self._clock = clock
         self._workers = workers
         self._programs = StepPrograms(compilation, slots)
         self._sampling = sampling
@@ -144,7 +172,7 @@ class Dispatcher:
     def dispatch(self, models: list[TrainedModel]) -> None:
         """Send what may be sent now."""
         for command in self._slots.take_dropped():
-            self._send(TRAINING, command, _nothing)
+            self._send(_Payer(TRAINING), command, _nothing)
         self._programs.look(models)
         most = 1 if self.suspects else MOST_IN_FLIGHT
         is_held_up = bool(self.suspects) and self._programs.is_compiling  # what may be as bad as a command
@@ -162,22 +190,26 @@ class Dispatcher:
         return [] if settled.error is None else self._sampling.not_compiled(settled.program, settled.error)
 
     def _send_next(self, models: list[TrainedModel]) -> bool:
-        sides = [TRAINING] if any(not model.missing for model in models) else []
+        waiting = {TRAINING} if any(not model.missing for model in models) else set[str]()
         if self._sampling.waiting():
-            sides.append(SAMPLING)
-        for place, side in enumerate(self._sides.ranking(sides)):
-            cost = self._send_training(models) if side == TRAINING else self._send_sampling()
-            if cost is not None:
-                if place:  # the other one can do nothing, so this takes nothing from it
+            waiting.add(SAMPLING)
+        in_flight = {sent.side for sent in self._sent}
+        ranking = self._sides.ranking([side for side in SHARES if side in waiting | in_flight])
+        for side in ranking:
+            if side in waiting and (
+                self._send_training(models) if side == TRAINING else self._send_sampling()
+            ):
+                if ranking[0] not in in_flight | {side}:  # it can do nothing, so this takes nothing from it
                     self._sides.ranking([side])
-                self._sides.charge({side: cost})
                 return True
-            if any(sent.side == side for sent in self._sent):
+            if side in in_flight and (side in waiting or self._sides.owed(side) > PATIENCE):
                 return False  # it goes on as soon as there is a reply: its turn is not given away
         return False
 
-    def _send_training(self, models: list[TrainedModel]) -> float | None:
+    def _send_training(self, models: list[TrainedModel]) -> bool:
         """Send the next step of the model whose turn it is, with chunks of others where there is space.
+
+        Returns whether anything could be sent.
 
         A model without a slot, which gets none before others have had their turns, is passed over, and so
         is one that waits for a program.
@@ -187,17 +219,16 @@ class Dispatcher:
         able = (each for each in ranked if not each.missing)
         order = [each for each in able if is_place or each.has_slot or not each.unsent[0].needs_slot]
         if not order:
-            return None  # there is a reply to wait for
+            return False  # there is a reply to wait for
         step = order[0].unsent[0]
         heads = {step.request_id}
         self._at_work_for = lambda: heads
         if isinstance(step, CommandStep):
             cost = COMMAND_COST + (self._seat(order[0]) if step.needs_slot else 0)
-            self._charge({order[0]: cost})
-            self._send_step(order[0])
-            return cost
+            self._send_step(self._payer({order[0]: cost}), order[0])
+            return True
         if sum(sent.is_micro_batch for sent in self._sent) >= MOST_MICRO_BATCHES:
-            return None
+            return False
         swapping = {order[0]: self._seat(order[0])}
         batch = MicroBatch(step.chunk.in_slot(order[0].slot), self._data_shards)
         for model in () if batch.is_full else order[1:]:
@@ -213,67 +244,81 @@ class Dispatcher:
             else:
                 heads.discard(head.request_id)
         trained = zip(swapping.items(), batch.chunks, strict=True)
-        self._charge({model: cost + chunk.tokens for (model, cost), chunk in trained})
+        payer = self._payer({model: cost + chunk.tokens for (model, cost), chunk in trained})
         self._taken = steps = [model.take() for model in swapping]
         make = Forward if step.chunk.forward_only else ForwardBackward
         command = make(rows=batch.rows(), loss=batch.loss())
         parts = [step for step in steps if isinstance(step, ChunkStep)]
-        self._send(TRAINING, command, partial(_absorb_batch, batch, parts), parts)
-        return command.rows.tokens.size + sum(swapping.values())
+        self._send(payer, command, partial(_absorb_batch, batch, parts), parts)
+        return True
 
     def _seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> int:
-        """Give a model a slot, and return what that costs."""
+        """Give a model a slot, and return the tokens that this takes from its turn."""
         commands = self._slots.seat(model, beside)
         for command in commands:
-            self._send(TRAINING, command, _nothing)
+            self._send(_Payer(TRAINING, {model.session_id: 1.0}), command, _nothing)
         return COMMAND_COST * len(commands)
 
-    def _send_step(self, model: TrainedModel) -> None:
+    def _send_step(self, payer: _Payer, model: TrainedModel) -> None:
         step = model.take()
         self._taken = [step]
         assert isinstance(step, CommandStep)
         *before, command = step.make()
         for other in before:
-            self._send(TRAINING, other, _nothing)
-        self._send(TRAINING, command, partial(_absorb_step, step), [step])
+            self._send(payer, other, _nothing)
+        self._send(payer, command, partial(_absorb_step, step), [step])
 
     def _may_meet(self, *steps: ChunkStep) -> bool:
         return not self.suspects.intersection(step.request_id for step in steps)
 
-    def _send_sampling(self) -> float | None:
-        """Send the next command of the sample batch, after those that it takes to prepare it."""
-        cost = None
+    def _send_sampling(self) -> bool:
+        """Send the next command of the sample batch, after those that it takes to prepare it.
+
+        Returns whether there was one.
+        """
+        is_sent = False
         self._at_work_for = self._sampling.unanswered
         while (dispatch := self._sampling.next_dispatch()) is not None:
-            self._send(SAMPLING, dispatch.command, dispatch.absorb, requests=dispatch.requests)
-            command, cost = dispatch.command, (cost or 0) + dispatch.tokens
-            if isinstance(command, Decode):
-                return max(cost, command.steps * DECODE_STEP_COST)
-            if not isinstance(command, PageOut | LoadSampler):
+            self._send(_Payer(SAMPLING), dispatch.command, dispatch.absorb, requests=dispatch.requests)
+            is_sent = True
+            if not isinstance(dispatch.command, PageOut | LoadSampler):
                 break
-        return cost
+        return is_sent
 
     def _send(
         self,
-        side: str,
+        payer: _Payer,
         command: AnyCommand,
         absorb: Callable[[Reply], Outcomes],
         steps: Sequence[Step] = (),
         requests: frozenset[str] = frozenset(),
     ) -> None:
-        reply = self._workers.send(command)
-        reply.add_done_callback(partial(self._replied, command, time.monotonic()))
+        reply, work = self._workers.send(command), work_of(command)
+        charged = self.seconds.estimate(work) or FIRST_GUESS
+        self._sides.charge({payer.side: charged})
+        self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
+        charge = _Charge(payer, work, charged, self._clock())
+        swap = command if isinstance(command, SwapOut | SwapIn) else None
+        reply.add_done_callback(partial(self._replied, charge, swap))
         requests |= {step.request_id for step in steps}
         self._note("sent", requests)
-        self._sent.append(_Sent(reply, absorb, side, requests, tuple(steps)))
+        self._sent.append(_Sent(reply, absorb, payer.side, requests, tuple(steps)))
         if steps:
             self._taken = []
 
-    def _replied(self, command: AnyCommand, sent_at: float, reply: asyncio.Future[Reply]) -> None:
+    def _replied(self, charge: _Charge, swap: SwapOut | SwapIn | None, reply: asyncio.Future[Reply]) -> None:
         self._on_reply()
-        began_at, self._replied_at = max(sent_at, self._replied_at), time.monotonic()
-        if isinstance(command, SwapOut | SwapIn) and not reply.cancelled() and reply.exception() is None:
-            _measure(command, reply.result(), self._replied_at - began_at)
+        began_at, self._replied_at = max(charge.sent_at, self._replied_at), self._clock()
+        if reply.cancelled() or reply.exception() is not None:
+            return
+        seconds, payer = self._replied_at - began_at, charge.payer
+        self.seconds.learn(charge.work, seconds)
+        metrics.DEVICE_SECONDS.labels(payer.side).inc(seconds)
+        missing = seconds - charge.seconds
+        self._sides.correct({payer.side: missing})
+        self._sessions.correct({session: part * missing for session, part in payer.sessions.items()})
+        if swap is not None:
+            _measure(swap, reply.result(), seconds)
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """Sort models by what their sessions are owed; the models of a session take turns."""
@@ -281,15 +326,16 @@ class Dispatcher:
         place = {session_id: place for place, session_id in enumerate(self._sessions.ranking(sessions))}
         return sorted(models, key=lambda model: (place[model.session_id], self._last_turn.get(model.id, 0)))
 
-    def _charge(self, costs: dict[TrainedModel, int]) -> None:
-        by_session: dict[str, float] = {}
+    def _payer(self, tokens: dict[TrainedModel, int]) -> _Payer:
+        """Note that models have their turn; their sessions pay by the tokens of each."""
+        parts: dict[str, float] = {}
         self._turns += 1
-        for model, cost in costs.items():
+        for model, mine in tokens.items():
             if model.has_slot:
-                self._slots.used(model, cost)
+                self._slots.used(model, mine)
             self._last_turn[model.id] = self._turns
-            by_session[model.session_id] = by_session.get(model.session_id, 0.0) + cost
-        self._sessions.charge(by_session)
+            parts[model.session_id] = parts.get(model.session_id, 0.0) + mine / sum(tokens.values())
+        return _Payer(TRAINING, parts)
 
 
 def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Outcomes:

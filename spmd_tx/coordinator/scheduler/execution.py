@@ -89,7 +89,9 @@ class Execution:
             self._workers, sampling, slots, shards, self._wake, log.note, suspects, parts.compilation
         )
         self._replay = Replay(log, self._training, tasks.spawn, self._is_lost, at_work)
-        self._view = QueueView(unfinished, self.lines, self._sampling, slots, parts.orders)
+        self._view = QueueView(
+            unfinished, self.lines, self._sampling, slots, self._dispatcher.seconds, parts.orders
+        )
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.sampling.batch import SampleBatch
+from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_of_chunk
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.model import ChunkStep, TrainedModel
@@ -44,6 +46,7 @@ class QueueView:
     lines: Mapping[str, ModelLine]  # by model
     samples: SampleBatch
     slots: TrainingSlots
+    seconds: CommandSeconds
     programs: ProgramOrders | None = None  # None: all are ready
 
     def status(self, request_id: str, busy: str | None) -> QueueStatus:
@@ -79,7 +82,7 @@ class QueueView:
         line = self.unfinished.of_line(request.line)
         ahead = sum(other.seq_id < request.seq_id for other in line)
         mine = f"behind {counted(ahead, 'earlier request')} of this model" if ahead else None
-        return _joined([mine, self._of_others(entry)])
+        return _joined([mine, self._of_others(entry), self._time_before(request, entry)])
 
     def _of_others(self, entry: ModelLine) -> str | None:
         """Describe the steps of other models that are ready to be sent; models take turns."""
@@ -89,6 +92,15 @@ class QueueView:
         if not chunks:
             return None
         return f"{counted(chunks, 'micro-batch', 'micro-batches')} of {counted(models, 'other model')} ready"
+
+    def _time_before(self, request: Request, entry: ModelLine) -> str | None:
+        """Tell how long the micro-batches take that are ready and may be sent before a request's own."""
+        others = [step for each in self.lines.values() if each is not entry for step in each.model.unsent]
+        earlier = list(takewhile(lambda step: step.request_id != request.id, entry.model.unsent))
+        works = [work_of_chunk(step.chunk) for step in others + earlier if isinstance(step, ChunkStep)]
+        seconds = sum(self.seconds.estimate(work) or 0.0 for work in works)
+        seconds *= 2 if self.samples.waiting() else 1  # half of the time is theirs
+        return f"about {counted(round(seconds), 'second')} of work before it" if seconds >= 1 else None
 
 
 def counted(number: int, thing: str, things: str | None = None) -> str:

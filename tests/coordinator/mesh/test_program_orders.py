@@ -3,7 +3,6 @@ import pytest
 from spmd_tx.coordinator.mesh.program_orders import (
     AHEAD,
     AWAITED,
-    COST_OF_A_SECOND,
     ProgramOrders,
     ProgramRequest,
     Progress,
@@ -111,7 +110,7 @@ def test_those_who_wait_pay_for_the_seconds_together_and_nobody_for_the_menu(ord
     ahead = order(orders)
     assert orders.settled(ahead, 9.0, None) == {}
     awaited = order(orders, request(500, "alice"), request(500, "bob"), request(600, "carol"))
-    assert orders.settled(awaited, 3.0, None) == dict.fromkeys(("alice", "bob"), 1.5 * COST_OF_A_SECOND)
+    assert orders.settled(awaited, 3.0, None) == dict.fromkeys(("alice", "bob"), 1.5)
 
 
 def test_what_cannot_be_compiled_is_tried_again_when_somebody_wants_it_only(orders):

@@ -43,10 +43,10 @@ class FakeSampling:
         if self._is_out or not self._left:
             return None
         if self.before:
-            return Dispatch(self.before.pop(0), 0, lambda _: [])
+            return Dispatch(self.before.pop(0), lambda _: [])
         self._is_out = True
         request_id = next(iter(self._left))
-        return Dispatch(decode(self.rows), 8 * self.rows, lambda _: self._absorb(request_id))
+        return Dispatch(decode(self.rows), lambda _: self._absorb(request_id))
 
     def _absorb(self, request_id):
         self._is_out = False

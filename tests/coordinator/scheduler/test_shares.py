@@ -1,4 +1,3 @@
-from collections import Counter
 from itertools import pairwise
 
 from spmd_tx.protocol.commands import (
@@ -41,28 +40,6 @@ async def test_the_models_of_a_session_take_turns(bench):
         await bench.result(request_id)
     order = [slots(command) for command in bench.workers.sent(ForwardBackward)]
     assert all(before != after for before, after in pairwise(order))
-
-
-async def test_training_and_sampling_share_the_tokens(bench, sampling):
-    sampling.decodes = 80
-    bench.create(A)
-    seq_id = await bench.hold(A, 1)
-    trained = bench.train(A, seq_id, *[250] * 16 * 10)  # ten micro-batches of 4096 tokens
-    sampled = await sample(bench)
-    await bench.prepared(A, 10)
-    await bench.until(sampling.waiting)
-    start = len(bench.workers.commands)
-    bench.let_go()
-    for request_id in (trained, sampled):
-        await bench.outcome(request_id)
-    used = Counter()
-    for command in bench.workers.commands[start:]:
-        if isinstance(command, ForwardBackward):
-            used["training"] += command.rows.tokens.size
-        elif isinstance(command, Decode):
-            used["sampling"] += command.steps * len(command.tokens)
-        if 0 < used["training"] < 10 * 4096:  # while both wait
-            assert abs(used["training"] - used["sampling"]) <= 2 * 4096
 
 
 async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, sampling):
