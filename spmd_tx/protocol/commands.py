@@ -285,7 +285,10 @@ class Decode(Command, frozen=True, tag="decode"):
     active: int = 0  # adapters that the program is for, one of ``active_sizes``; 0: the fewest that suffice
 
 
-COMPILE_LANES = 2  # threads of a worker
+# Threads of a worker that compile: what somebody waits for; what is not urgent, or is awaited by another
+# session; and what nobody waits for, in a process of the lowest priority (Ready.compiles_aside).
+AWAITED, AHEAD, ASIDE = range(3)
+COMPILE_LANES = 3
 
 
 class Compile(Command, frozen=True, tag="compile"):
@@ -297,7 +300,7 @@ class Compile(Command, frozen=True, tag="compile"):
 
     number: int  # of the order
     program: ProgramShape
-    lane: int
+    lane: int  # AWAITED, AHEAD or ASIDE
     is_last: bool = False  # no more are planned: memory that compiling has left behind may be freed
 
 

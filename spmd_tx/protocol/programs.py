@@ -44,11 +44,15 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return " ".join(filter(None, [name, "x".join(str(size) for size in sizes + scores if size)]))
 
 
+# Where a program comes from: XLA; its persistent cache, after tracing; or a file, without tracing.
+Source = Literal["compiler", "cache", "store"]
+
+
 class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what XLA has compiled for one program, or loaded from the cache, since the worker started."""
+    """Counts what was compiled for one program, or loaded instead, since the worker started."""
 
     program: str  # "forward_backward"
-    is_cached: bool
+    source: Source
     count: int
     seconds: float
 

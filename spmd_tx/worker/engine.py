@@ -25,7 +25,8 @@ from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
-from spmd_tx.worker.memory.plan import Plan, report
+from spmd_tx.worker.memory.plan import Plan, engine_setup, report
+from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.calls import Calls
 from spmd_tx.worker.programs.compiled import Call, Order, Programs
 from spmd_tx.worker.programs.examples import Menu
@@ -46,8 +47,7 @@ class Engine:
         state: WorkerState,
         programs: Programs,
     ) -> None:
-        rows = plan.decode_rows * plan.sizes.data_shards
-        self.setup = setup = msgspec.structs.replace(plan.sizes.setup, decode_rows=rows)
+        self.setup = setup = engine_setup(plan)
         self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
         self._plan, self.declared, self.attention = plan, declared, setup.attention
         self._calls = Calls(plan, setup, mesh, declared)
@@ -68,6 +68,7 @@ class Engine:
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
         plan = plan_memory(setup, model, mesh, progress)
+        programs.use(*ahead_of_need(plan, mesh))
         return cls(plan, mesh, *allocate(plan, progress), programs)
 
     @property
@@ -82,7 +83,7 @@ class Engine:
         return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
     def compile(self, command: commands.Compile) -> Result:
-        order = Order(command.number, str(command.program), partial(self._menu.calls, command.program))
+        order = Order(command.number, command.program, partial(self._menu.calls, command.program))
         self.programs.order(order, self.mesh, lane=command.lane, is_last=command.is_last)
         return {}, {}
 

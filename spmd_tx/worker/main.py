@@ -109,7 +109,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
     engine = start_engine(setup, programs, progress)
     engine.on_snapshot_end = written
     engine.report_aside = inbox.report_aside
-    inbox.report(Ready, device=engine.device, plan=engine.plan)
+    inbox.report(Ready, device=engine.device, plan=engine.plan, compiles_aside=programs.compiles_aside)
     Loop(engine, inbox, is_leader).run()
 
 

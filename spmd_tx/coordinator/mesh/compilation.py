@@ -8,6 +8,7 @@ from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
 from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, ProgramRequest
 from spmd_tx.errors import WorkerLost
+from spmd_tx.protocol.commands import ASIDE
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Compiled
 
@@ -32,8 +33,8 @@ class Compilation:
 
     @property
     def is_out(self) -> bool:
-        """Whether anything is being compiled."""
-        return bool(self._out)
+        """Whether anything is being compiled by the workers themselves."""
+        return any(order.lane != ASIDE for order, _ in self._out)
 
     @property
     def waiting(self) -> set[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
-from spmd_tx.protocol.commands import AnyCommand, Compile, Envelope, Setup, encode
+from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile, Envelope, Setup, encode
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import (
     PROTOCOL_VERSION,
@@ -50,6 +50,7 @@ class _Order:
     """Follows one program that is being compiled."""
 
     program: ProgramShape
+    lane: int
     reply: asyncio.Future[Reply]  # done when all workers know of the order
     missing: int  # workers that have not reported the outcome
     answer: asyncio.Future[Compiled]
@@ -78,6 +79,7 @@ class Hub:
         """``on_written`` hears that the files of a Snapshot are complete, or that they never will be."""
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
+        self.compiles_aside = False  # as Ready says
         self.programs = CompileProgress()
         self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
         self._send = send
@@ -116,6 +118,7 @@ class Hub:
         assert self._generation is not None
         ready = await asyncio.shield(self._generation.all_ready)
         self.loss = self.busy = None
+        self.compiles_aside = ready.compiles_aside
         return ready
 
     def take(self, identity: bytes, report: AnyReport) -> None:
@@ -188,7 +191,7 @@ class Hub:
         return None if self._generation is None else self._generation.current(worker)
 
     def compiling(self) -> dict[int, str]:
-        """The programs of orders that all workers know of and not all have settled, by number."""
+        """The programs of urgent orders that all workers know of and not all have settled, by number."""
         return {} if self._generation is None else self._generation.compiling()
 
     def name_of(self, sequence: int) -> str:
@@ -224,12 +227,17 @@ class _Generation:
         self._ordered += 1
         command = Compile(number=self._ordered, program=program, lane=lane, is_last=is_last)
         answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
-        order = _Order(program, self.send(command), self.setup.num_processes, answer)
+        order = _Order(program, lane, self.send(command), self.setup.num_processes, answer)
         self._orders[self._ordered] = order
         return answer
 
     def compiling(self) -> dict[int, str]:
-        return {number: str(order.program) for number, order in self._orders.items() if order.reply.done()}
+        """Leave out what is compiled aside, which may take as long as others need the processor."""
+        return {
+            number: str(order.program)
+            for number, order in self._orders.items()
+            if order.reply.done() and order.lane != ASIDE
+        }
 
     def take_compiled(self, report: Compiled) -> None:
         order = self._orders.get(report.number)

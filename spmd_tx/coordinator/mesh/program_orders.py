@@ -8,10 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
-from spmd_tx.protocol.commands import COMPILE_LANES
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED
 from spmd_tx.protocol.programs import ProgramShape
-
-AWAITED, AHEAD = range(COMPILE_LANES)
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,13 @@ class Progress:
 class ProgramOrders:
     """Knows which programs are ready on all workers of a generation, and decides which is compiled next.
 
-    Each of two lanes compiles at most one program at a time. The first is for awaited programs. The other is
-    for programs ahead of need, and for sessions that would otherwise wait for another session's program.
+    Each lane compiles at most one program at a time. The first is for awaited programs. The second is for
+    sessions that would otherwise wait for another session's program. Programs ahead of need have the third
+    one if workers compile ``aside``, at nobody's expense; otherwise they have the second, while nobody waits.
     """
 
-    def __init__(self, menu: Iterable[ProgramShape]) -> None:
+    def __init__(self, menu: Iterable[ProgramShape], *, aside: bool = False) -> None:
+        self._aside = aside
         self._menu = dict.fromkeys(menu)
         self._to_come = list(reversed(self._menu))
         self._better: dict[ProgramShape, None] = {}  # than those used in their place; oldest first
@@ -82,7 +82,7 @@ class ProgramOrders:
             if not self.is_ready(request.program):
                 by_session.setdefault(request.session, []).append(request.program)
         queues = [by_session[session] for session in self._shares.ranking(list(by_session))]
-        out = {order.program for order in self._out}
+        out = {order.program for order in self._out if order.lane != ASIDE}
         turns = max(map(len, queues), default=0)
         in_turns = [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)]
         self._awaited = [program for program in dict.fromkeys(in_turns) if program not in out]
@@ -97,12 +97,15 @@ class ProgramOrders:
         order = None
         if self._awaited and (AWAITED not in busy or (AHEAD not in busy and not only_awaited)):
             order = self._next_awaited(AWAITED if AWAITED not in busy else AHEAD)
-        elif not self._awaited and not busy and not only_awaited:
+        if order is None and not only_awaited and self._may_go_ahead(busy):
             program = self._next_ahead()
-            order = Order(program, AHEAD) if program is not None else None
+            order = Order(program, ASIDE if self._aside else AHEAD) if program is not None else None
         if order is not None:
             self._out.append(order)
         return order
+
+    def _may_go_ahead(self, busy: set[int]) -> bool:
+        return ASIDE not in busy if self._aside else not self._awaited and not busy
 
     def _next_awaited(self, lane: int) -> Order | None:
         served = frozenset[str]().union(*(order.sessions for order in self._out))
@@ -125,7 +128,7 @@ class ProgramOrders:
         if error is None:
             self._failed.discard(order.program)
             self._ready.setdefault(order.program.step, {})[order.program] = None
-        else:
+        elif not self.is_ready(order.program):
             self._failed.add(order.program)
         costs = {session: seconds / len(order.sessions) for session in order.sessions}
         self._shares.charge(costs)
@@ -147,12 +150,13 @@ class ProgramOrders:
         return Progress(ready, len(self._menu), tuple(str(order.program) for order in self._out))
 
     def _next_ahead(self) -> ProgramShape | None:
+        taken = {order.program for order in self._out}
         for program in list(self._better):
             del self._better[program]
-            if not self.is_ready(program):
+            if not self.is_ready(program) and program not in taken:
                 return program
         while self._to_come:
             program = self._to_come.pop()
-            if not self.is_ready(program) and program not in self._failed:
+            if not self.is_ready(program) and program not in self._failed and program not in taken:
                 return program
         return None

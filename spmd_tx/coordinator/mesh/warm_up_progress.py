@@ -31,10 +31,10 @@ class CompileProgress:
 
     def take(self, report: CompileReport) -> None:
         """Add the news of the next report of process 0, whose counts are since the workers started."""
-        before = {(each.program, each.is_cached): each for each in self._last.counts}
+        before = {(each.program, each.source): each for each in self._last.counts}
         for each in report.counts:
-            last = before.get((each.program, each.is_cached))
-            labels = each.program, "cache" if each.is_cached else "compiler"
+            last = before.get((each.program, each.source))
+            labels = each.program, each.source
             metrics.COMPILES.labels(*labels).inc(each.count - (last.count if last else 0))
             metrics.COMPILE_SECONDS.labels(*labels).inc(each.seconds - (last.seconds if last else 0.0))
         metrics.UNFORESEEN_COMPILES.inc(report.unforeseen - self._last.unforeseen)

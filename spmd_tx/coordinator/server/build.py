@@ -276,7 +276,9 @@ class GenerationBuilder:
         ahead = (
             make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
         )
-        orders = ProgramOrders(program for program in ahead if program not in workers.avoided)
+        orders = ProgramOrders(
+            (program for program in ahead if program not in workers.avoided), aside=workers.compiles_aside
+        )
         return GenerationParts(
             workers=workers,
             training=self._training(versions, plan),

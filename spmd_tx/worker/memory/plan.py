@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import msgspec
 
-from spmd_tx.protocol.commands import PREFILL_TOKENS
+from spmd_tx.protocol.commands import PREFILL_TOKENS, Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.steps import LEVELS, Shape, Step, StepMemory
@@ -197,6 +198,12 @@ class Planner:
             *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
             steps.prefill(Shape(1, min(PREFILL_TOKENS, sizes.longest_row)), sizes.widest_table),
         )
+
+
+def engine_setup(plan: Plan) -> Setup:
+    """Return the setup with the rows of decode that were planned, over all data shards."""
+    rows = plan.decode_rows * plan.sizes.data_shards
+    return msgspec.structs.replace(plan.sizes.setup, decode_rows=rows)
 
 
 def report(plan: Plan) -> MemoryPlan:

@@ -58,9 +58,9 @@ class Calls:
         batch, train = self._batch(command.rows, command.loss), state.train
         weights = (state.base, train.w, train.grad_sum, train.scale)
         rows, length = command.rows.tokens.shape
-        step = self._forward_backward[self._plan.level(rows // self._plan.sizes.data_shards, length)]
-        shape = command.rows.targets.shape
-        return Call(_name("forward_backward", command.loss), shape, step, weights, batch)
+        level = self._plan.level(rows // self._plan.sizes.data_shards, length)
+        name, shape = _name("forward_backward", command.loss), command.rows.targets.shape
+        return Call(name, shape, self._forward_backward[level], weights, batch, variant=level)
 
     def forward(self, state: WorkerState, command: commands.Forward) -> Call:
         batch = self._batch(command.rows, command.loss)

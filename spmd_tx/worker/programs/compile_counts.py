@@ -1,4 +1,4 @@
-"""Counts what XLA compiles in this process, or loads from the persistent cache, by program."""
+"""Counts the programs that this process compiles, or loads instead, by name and source."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from functools import cache
 
 from jax import monitoring
 
-from spmd_tx.protocol.programs import CompileCount
+from spmd_tx.protocol.programs import CompileCount, Source
 
 # JAX's events about a compilation, in the thread that waits for it.
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
@@ -22,22 +22,28 @@ class CompileCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._here = threading.local()
-        self._counts: dict[tuple[str, bool], tuple[int, float]] = {}
+        self._counts: dict[tuple[str, Source], tuple[int, float]] = {}
 
     @contextmanager
-    def of(self, program: str) -> Iterator[None]:
-        """Attribute to the program what this thread compiles inside."""
-        self._here.program = program
+    def of(self, program: str) -> Iterator[list[Source]]:
+        """Attribute to the program what this thread compiles inside; the list gets its sources."""
+        self._here.program, self._here.sources = program, []
         try:
-            yield
+            yield self._here.sources
         finally:
-            self._here.program = OTHER
+            self._here.program, self._here.sources = OTHER, []
+
+    def add(self, program: str, source: Source, seconds: float) -> None:
+        """Count a program. JAX's events count those that it compiles in this process."""
+        with self._lock:
+            count, total = self._counts.get((program, source), (0, 0.0))
+            self._counts[program, source] = count + 1, total + seconds
 
     def all(self) -> list[CompileCount]:
         with self._lock:
             return [
-                CompileCount(program=program, is_cached=is_cached, count=count, seconds=seconds)
-                for (program, is_cached), (count, seconds) in self._counts.items()
+                CompileCount(program=program, source=source, count=count, seconds=seconds)
+                for (program, source), (count, seconds) in self._counts.items()
             ]
 
     def hear(self, event: str, **_: object) -> None:
@@ -47,11 +53,11 @@ class CompileCounts:
     def hear_duration(self, event: str, duration_secs: float, **_: object) -> None:
         if event != COMPILED:
             return
-        key = getattr(self._here, "program", OTHER), getattr(self._here, "is_cached", False)
+        source: Source = "cache" if getattr(self._here, "is_cached", False) else "compiler"
         self._here.is_cached = False
-        with self._lock:
-            count, total = self._counts.get(key, (0, 0.0))
-            self._counts[key] = count + 1, total + duration_secs
+        if hasattr(self._here, "sources"):
+            self._here.sources.append(source)
+        self.add(getattr(self._here, "program", OTHER), source, duration_secs)
 
 
 @cache

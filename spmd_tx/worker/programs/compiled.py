@@ -2,8 +2,9 @@
 
 A step is compiled ahead of time for the shapes of its arguments, and then called as that executable. The
 coordinator orders programs, and sends a command only when its programs are ready on all workers, so that the
-thread that runs commands never compiles. Two more threads compile, so that a program that somebody waits for
-does not queue behind programs compiled ahead of need.
+thread that runs commands never compiles. More threads compile: one for programs that somebody waits for, one
+for those of other sessions, and one for programs ahead of need, which leaves the work to a child process if
+there is one (aside.py). Programs that an earlier start has left in the store are loaded instead.
 
 Processes that compile the same program may have to meet (on GPUs they share autotuning results), so two of
 them must never wait for each other's programs. They do not: orders arrive everywhere in the same order, and
@@ -12,71 +13,30 @@ ordered is compiled by the command that needs it, which is the same command in e
 """
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
-from spmd_tx.protocol.commands import COMPILE_LANES
-from spmd_tx.protocol.programs import CompileReport
-from spmd_tx.sharding.mesh import DATA
-from spmd_tx.sharding.transfer import rows_to_devices
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, COMPILE_LANES
+from spmd_tx.protocol.programs import CompileReport, ProgramShape
 from spmd_tx.worker.memory.allocator import free_memory
+from spmd_tx.worker.programs.aside import AsideCompiler
+from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.compile_counts import compile_counts
+from spmd_tx.worker.programs.lane import Lane
+from spmd_tx.worker.programs.store import ProgramStore
 
 logger = logging.getLogger(__name__)
 
-STACK_BYTES = 64 << 20  # XLA recurses deeply, and the stacks of threads are small by default
-AWAITED = 0  # the lane of programs that somebody waits for
-NICENESS = 5  # of the thread that compiles ahead, so that commands go first
-STOP_SECONDS = 5.0  # for a program that is being compiled when the worker has to end
-
-
-@dataclass(frozen=True)
-class Call:
-    """Holds a program and its arguments. ``state`` are arrays on the devices, or ShapeDtypeStructs."""
-
-    name: str  # "forward_backward"
-    shape: tuple[int, ...]  # identifies the program of this name, in messages
-    step: Any  # jitted
-    state: tuple[Any, ...]
-    rows: tuple[Any, ...] = ()  # host arrays, to be split over the data shards
-    rest: tuple[Any, ...] = ()  # host arrays that every device has whole
-    variant: Hashable = None  # what else ``step`` depends on
-
-    @property
-    def key(self) -> Hashable:
-        """Identifies the program: everything that may differ between two; the state never does."""
-        leaves, structure = jax.tree.flatten((self.rows, self.rest))
-        return self.name, self.variant, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-    def placed(self, mesh: Mesh) -> tuple[Any, ...]:
-        """Return the arguments to run with. A process that has all devices leaves host arrays to JAX."""
-        rows = self.rows if jax.process_count() == 1 else rows_to_devices(mesh, self.rows)
-        return (*self.state, *rows, *self.rest)
-
-    def abstract(self, mesh: Mesh) -> tuple[Any, ...]:
-        """Return abstract arguments to compile for."""
-        split = NamedSharding(mesh, P(DATA))
-
-        def row(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)
-
-        return (*self.state, *jax.tree.map(row, self.rows), *self.rest)
-
-    def __str__(self) -> str:
-        return " ".join([self.name, "x".join(map(str, self.shape))]).rstrip()
+NICENESS = 5  # of threads that compile what is not urgent, so that commands go first
+IDLE_SECONDS = 20.0  # after which the child process ends
 
 
 @dataclass(frozen=True)
@@ -84,7 +44,7 @@ class Order:
     """Holds an order of the coordinator: compile the programs of one kind of command."""
 
     number: int
-    what: str  # in messages
+    program: ProgramShape
     calls: Callable[[], Sequence[Call]]  # with abstract state
 
 
@@ -99,37 +59,6 @@ class _Program:
     is_settled: threading.Event = field(default_factory=threading.Event)
 
 
-class _Lane:
-    """Compiles one thing after the other in its own thread, started with the first."""
-
-    def __init__(self, name: str, niceness: int) -> None:
-        self._niceness = niceness
-        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._has_begun = False
-
-    def put(self, work: Callable[[], None]) -> None:
-        self._waiting.put(work)
-        if not self._has_begun:
-            self._has_begun = True
-            usual = threading.stack_size(STACK_BYTES)
-            self._thread.start()
-            threading.stack_size(usual)
-
-    def stop(self) -> bool:
-        """Start nothing more; return whether nothing is being compiled."""
-        self._waiting.put(None)
-        if self._has_begun:
-            self._thread.join(STOP_SECONDS)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        if sys.platform == "linux" and self._niceness:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
-        while (work := self._waiting.get()) is not None:
-            work()
-
-
 class Programs:
     """Compiles, keeps and runs all programs of this process."""
 
@@ -140,11 +69,24 @@ class Programs:
         self._counts = compile_counts()
         self._lock = threading.Lock()
         self._programs: dict[Hashable, _Program] = {}
+        self._store: ProgramStore | None = None
+        self._aside: AsideCompiler | None = None
         self._unforeseen = 0
         self._is_ending = False
         self._lanes = [
-            _Lane(f"programs {lane}", 0 if lane == AWAITED else NICENESS) for lane in range(COMPILE_LANES)
+            Lane("programs awaited", niceness=0),
+            Lane("programs ahead", NICENESS),
+            Lane("programs aside", NICENESS, self._rest, IDLE_SECONDS),
         ]
+        assert len(self._lanes) == COMPILE_LANES
+
+    def use(self, store: ProgramStore | None, aside: AsideCompiler | None) -> None:
+        """Keep programs in the store, and have those that nobody waits for compiled aside."""
+        self._store, self._aside = store, aside
+
+    @property
+    def compiles_aside(self) -> bool:
+        return self._aside is not None
 
     def run(self, call: Call, mesh: Mesh) -> Any:
         """Run a program, after compiling it if it is new."""
@@ -160,11 +102,13 @@ class Programs:
 
     def order(self, order: Order, mesh: Mesh, *, lane: int, is_last: bool = False) -> None:
         """Compile these programs after earlier orders of the same lane."""
-        self._lanes[lane].put(partial(self._carry_out, order, mesh, is_last))
+        self._lanes[lane].put(partial(self._carry_out, order, mesh, lane, is_last))
 
     def stop(self) -> bool:
         """Start no more programs; return whether none is being compiled, which would abort Python's exit."""
         self._is_ending = True
+        if self._aside is not None:
+            self._aside.close()
         have_ended = [lane.stop() for lane in self._lanes]
         return all(have_ended)
 
@@ -172,25 +116,64 @@ class Programs:
         """Return the report for the coordinator. Any thread may call this."""
         return CompileReport(counts=self._counts.all(), unforeseen=self._unforeseen)
 
-    def _carry_out(self, order: Order, mesh: Mesh, is_last: bool) -> None:
+    def _carry_out(self, order: Order, mesh: Mesh, lane: int, is_last: bool) -> None:
         if self._is_ending:
             return
-        began, error = time.monotonic(), None
+        began, error, built = time.monotonic(), None, list[tuple[Call, Any]]()
         try:
-            for call in order.calls():
-                self._get(call, mesh)
+            calls = order.calls()
+            if lane == ASIDE:
+                self._compile_aside(order.program, calls)
+            for call in calls if not self._is_ending else ():
+                self._get(call, mesh, built)
         except Exception as problem:  # whatever the compiler raises fails this order alone
-            logger.warning("could not compile %s: %s", order.what, problem)
+            logger.warning("could not compile %s: %s", order.program, problem)
             error = f"{type(problem).__name__}: {problem}"
         if is_last:
+            self._rest()
             free_memory()
+        if built:
+            self._lanes[AHEAD if lane == AWAITED else lane].put(partial(self._save, built))
         self._on_settled(order.number, time.monotonic() - began, error)
 
-    def _get(self, call: Call, mesh: Mesh) -> Callable[..., Any]:
+    def _compile_aside(self, program: ProgramShape, calls: Sequence[Call]) -> None:
+        """Have the child compile what is not in the store. What it leaves out, this thread will compile.
+
+        Nothing is claimed meanwhile: a program that somebody waits for is compiled at once.
+        """
+        missing = [call for call in calls if not self._take_stored(call)]
+        if not missing or self._aside is None:
+            return
+        answer = self._aside.compile(program)
+        if answer is None:
+            return
+        if answer.problem is not None:
+            logger.warning("could not compile %s aside: %s", program, answer.problem)
+        for made in answer.made:
+            self._counts.add(made.name, "compiler", made.seconds)
+        for call in missing:
+            self._take_stored(call)
+
+    def _take_stored(self, call: Call) -> bool:
+        """Return whether the program is ready, after loading it if it is in the store."""
+        known = self._programs.get(call.key)
+        if known is not None and known.executable is not None:
+            return True
+        loaded = self._loaded(call)
+        if loaded is None:
+            return False
+        with self._lock:
+            program = self._programs.setdefault(call.key, _Program())
+            program.executable = program.executable or loaded
+        program.is_settled.set()
+        return True
+
+    def _get(self, call: Call, mesh: Mesh, built: list[tuple[Call, Any]] | None = None) -> Callable[..., Any]:
+        """Return a program; ``built`` gets it if it is one that the store lacks."""
         while True:
             program, is_mine = self._claim(call.key)
             if is_mine:
-                return self._compile(program, call, mesh)
+                return self._compile(program, call, mesh, built)
             program.is_settled.wait()
             if program.executable is not None:
                 return program.executable
@@ -204,13 +187,41 @@ class Programs:
             self._programs[key] = program = _Program()
             return program, True
 
-    def _compile(self, program: _Program, call: Call, mesh: Mesh) -> Callable[..., Any]:
+    def _compile(
+        self, program: _Program, call: Call, mesh: Mesh, built: list[tuple[Call, Any]] | None = None
+    ) -> Callable[..., Any]:
         try:
-            with self._counts.of(call.name):
-                program.executable = compiled = call.step.lower(*call.abstract(mesh)).compile()
+            compiled = self._loaded(call)
+            if compiled is None:
+                with self._counts.of(call.name) as sources:
+                    compiled = call.step.lower(*call.abstract(mesh)).compile()
+                if sources == ["compiler"] and built is not None:
+                    built.append((call, compiled))
+            program.executable = compiled
             return compiled
         finally:
             program.is_settled.set()
+
+    def _loaded(self, call: Call) -> jax.stages.Compiled | None:
+        began = time.monotonic()
+        loaded = self._store.load(call) if self._store is not None else None
+        if loaded is not None:
+            self._counts.add(call.name, "store", time.monotonic() - began)
+        return loaded
+
+    def _save(self, built: Sequence[tuple[Call, Any]]) -> None:
+        """Write programs for the next start."""
+        if self._store is None:
+            return
+        try:
+            for call, compiled in built:
+                self._store.save(call, compiled)
+        except Exception as problem:  # the disk's, or of a program that cannot be serialized
+            logger.warning("could not store a program: %s", problem)
+
+    def _rest(self) -> None:
+        if self._aside is not None:
+            self._aside.rest()
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:

@@ -10,15 +10,22 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec, Setup
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.memory.plan import Plan, engine_setup
 from spmd_tx.worker.programs.calls import Calls
 from spmd_tx.worker.programs.compiled import Call
-from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.state import WorkerState, declare
 from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
 from spmd_tx.worker.steps.swap import vector
 
 
 class Menu:
     """Makes calls with abstract arrays, from an engine's declarations."""
+
+    @classmethod
+    def of(cls, plan: Plan, mesh: Mesh) -> "Menu":
+        """Return the menu of an engine with this plan."""
+        declared, setup = declare(plan), engine_setup(plan)
+        return cls(setup, mesh, declared, Calls(plan, setup, mesh, declared))
 
     def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
         self._setup, self._calls = setup, calls

@@ -4,7 +4,15 @@ import pytest
 
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.errors import CommandGap, WorkerLost
-from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Envelope, OptimStep, decode_to_worker
+from spmd_tx.protocol.commands import (
+    AHEAD,
+    ASIDE,
+    AdapterSpec,
+    CreateAdapter,
+    Envelope,
+    OptimStep,
+    decode_to_worker,
+)
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Beat, Compiled, Hello, Progress, Ready, Reply, Written
@@ -228,6 +236,16 @@ async def test_a_program_is_compiled_when_all_workers_say_so_and_the_slowest_cou
     workers[0].report(Compiled, number=1, seconds=2.0)
     assert (answer.result().seconds, answer.result().error, pair.compiling()) == (3.0, None, {})
     assert not pair.was_useful
+
+
+async def test_what_is_compiled_aside_has_no_deadline(hub):
+    worker = FakeWorker(hub, 0)
+    worker.join()
+    hub.compile(ProgramShape(step="optim_step"), lane=ASIDE)
+    hub.compile(ProgramShape(step="swap_in"), lane=AHEAD)
+    for sequence in range(2):
+        worker.report(Reply, sequence=sequence)
+    assert hub.compiling() == {2: "swap_in"}
 
 
 @pytest.mark.parametrize("orders, blamed", [([1], [True, False]), (None, [True, True]), ((), [False, False])])

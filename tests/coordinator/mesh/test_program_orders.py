@@ -1,12 +1,11 @@
 import pytest
 
 from spmd_tx.coordinator.mesh.program_orders import (
-    AHEAD,
-    AWAITED,
     ProgramOrders,
     ProgramRequest,
     Progress,
 )
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED
 from spmd_tx.protocol.programs import ProgramShape
 
 
@@ -126,6 +125,44 @@ def test_nothing_is_ordered_ahead_while_only_what_is_awaited_may_be(orders):
     assert orders.next_order(only_awaited=True) is None
     orders.update_awaited([request(500)])
     assert orders.next_order(only_awaited=True) is not None
+
+
+@pytest.fixture
+def aside():
+    """Orders to workers that compile aside."""
+    return ProgramOrders(MENU, aside=True)
+
+
+def test_the_menu_is_compiled_aside_whoever_waits(aside):
+    awaited = order(aside, request(500))
+    assert (awaited.program, awaited.lane) == (program(500), AWAITED)
+    ahead = order(aside, request(500))
+    assert (ahead.program, ahead.lane) == (MENU[0], ASIDE)
+    assert order(aside, request(500), request(600, "bob")).lane == AHEAD
+    assert order(aside, request(500), request(600, "bob")) is None
+    aside.settled(ahead, 1.0, None)
+    assert order(aside, request(500), request(600, "bob")).program == MENU[1]
+
+
+def test_what_is_compiled_aside_is_ordered_again_when_it_is_waited_for(aside):
+    ahead = order(aside)
+    awaited = order(aside, request(16))
+    assert (awaited.program, awaited.lane) == (ahead.program, AWAITED)
+    assert order(aside, request(16)) is None
+    aside.settled(awaited, 1.0, None)
+    aside.settled(ahead, 9.0, "no room")
+    assert (aside.is_ready(MENU[0]), aside.has_failed(MENU[0])) == (True, False)
+
+
+def test_what_somebody_has_had_compiled_is_not_compiled_aside(aside):
+    awaited = order(aside, request(16))
+    assert order(aside, request(16)).program == MENU[1]
+    aside.settled(awaited, 1.0, None)
+    assert aside.is_ready(MENU[0])
+
+
+def test_nothing_is_compiled_aside_while_only_what_is_awaited_may_be(aside):
+    assert aside.next_order(only_awaited=True) is None
 
 
 def test_who_waits_is_told_what_for_and_how_many_come_before(orders):

@@ -11,8 +11,8 @@ def compiles(source, unit=""):
 
 def report(count, **more):
     counts = [
-        CompileCount(program="decode", is_cached=False, count=count, seconds=2.0 * count),
-        CompileCount(program="decode", is_cached=True, count=1, seconds=0.5),
+        CompileCount(program="decode", source="compiler", count=count, seconds=2.0 * count),
+        CompileCount(program="decode", source="cache", count=1, seconds=0.5),
     ]
     return CompileReport(counts=counts, **more)
 

@@ -6,11 +6,13 @@ import jax
 import numpy as np
 import pytest
 
+from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.compile_counts import compile_counts
 from spmd_tx.worker.programs.compiled import Call, Order, Programs
 
 SECONDS = 30
+PROGRAM = ProgramShape(step="forward", rows=8, row_length=256)
 
 
 class Step:
@@ -65,7 +67,7 @@ def order(programs, mesh, *steps, lane=0):
     """Order these, in this order; gives a call of each."""
     calls = [call(step, name) for name, step in zip("abc", steps, strict=False)]
     for number, each in enumerate(calls):
-        programs.order(Order(number, str(each), partial(list, [each])), mesh, lane=lane)
+        programs.order(Order(number, PROGRAM, partial(list, [each])), mesh, lane=lane)
     return calls
 
 
@@ -98,7 +100,7 @@ def test_what_somebody_waits_for_does_not_wait_for_what_is_compiled_ahead(mesh, 
     ahead.may_end.clear()
     order(programs, mesh, ahead, lane=1)
     assert ahead.begun.wait(SECONDS)
-    programs.order(Order(7, "wanted", lambda: [call(wanted, "wanted")]), mesh, lane=0)
+    programs.order(Order(7, PROGRAM, lambda: [call(wanted, "wanted")]), mesh, lane=0)
     assert settled.get(timeout=SECONDS) == (7, None)
     ahead.may_end.set()
     assert settled.get(timeout=SECONDS) == (0, None)
@@ -137,7 +139,7 @@ def test_a_program_that_cannot_be_compiled_is_told_and_the_next_one_is(mesh, pro
     broken, sound = Step(RuntimeError("no room")), Step()
     wanted, _ = order(programs, mesh, broken, sound)
     assert [settled.get(timeout=SECONDS) for _ in range(2)] == [(0, "RuntimeError: no room"), (1, None)]
-    assert "could not compile a 8x256: no room" in caplog.text
+    assert "could not compile forward 8x256: no room" in caplog.text
     broken.error = None
     order(programs, mesh, broken)
     assert settled.get(timeout=SECONDS) == (0, None)
@@ -145,7 +147,7 @@ def test_a_program_that_cannot_be_compiled_is_told_and_the_next_one_is(mesh, pro
 
 
 def test_the_end_does_not_wait_for_what_is_ordered(mesh, messages, monkeypatch):
-    monkeypatch.setattr("spmd_tx.worker.programs.compiled.STOP_SECONDS", 0.05)
+    monkeypatch.setattr("spmd_tx.worker.programs.lane.STOP_SECONDS", 0.05)
     first, second = Step(), Step()
     first.may_end.clear()
     programs = Programs(messages.append)

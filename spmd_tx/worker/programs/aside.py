@@ -1,0 +1,134 @@
+"""Has programs compiled in a child process of the lowest priority, beside the commands and their threads.
+
+Tracing in a thread of the worker would hold Python's lock, and XLA would compile in the threads that run
+steps. The child writes what it compiles into the program store, where the worker finds it.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+from jax.sharding import Mesh
+
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.programs.aside_messages import Answer, Begin, encode, read_answer
+from spmd_tx.worker.programs.store import ProgramStore
+from spmd_tx.worker.programs.surroundings import surroundings, traced_settings
+
+logger = logging.getLogger(__name__)
+
+MOST_ENDS = 2  # of children that ended by themselves; after that the worker compiles in its own threads
+
+
+@runtime_checkable
+class Child(Protocol):
+    """Defines a process that compiles, and the pipe to it."""
+
+    pipe: Any
+
+    def end(self) -> str:
+        """Kill it if it is alive; return how it ended. Any thread may call this."""
+        ...
+
+
+class AsideProcess:
+    """Starts and ends a process that runs aside_process.py."""
+
+    def __init__(self, begin: Begin) -> None:
+        self.pipe, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "spmd_tx.worker.programs.aside_main", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=os.environ,  # JAX and XLA must find what this process has found
+            )
+        with suppress(OSError):  # reading from it will show that it is gone
+            self.pipe.send_bytes(encode(begin))
+
+    def end(self) -> str:
+        self.process.kill()
+        code = self.process.wait()
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+class AsideCompiler:
+    """Compiles programs one after the other. The child starts with the first."""
+
+    def __init__(self, start: Callable[[], Child]) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._ends = 0
+        self._is_closed = False
+
+    def compile(self, program: ProgramShape) -> Answer | None:
+        """Return what the child has done for a program; None if there is no child, or it has ended."""
+        child = self._running()
+        if child is None:
+            return None
+        try:
+            child.pipe.send_bytes(encode(program))
+            return read_answer(child.pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._lose(child)
+            return None
+
+    def rest(self) -> None:
+        """End the child, which frees its memory, until another program is to be compiled."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child.end()
+            child.pipe.close()
+
+    def close(self) -> None:
+        """End the child for good. Any thread may call this, also while ``compile`` waits."""
+        with self._lock:
+            self._is_closed = True
+            child = self._child
+        if child is not None:
+            child.end()
+
+    def _running(self) -> Child | None:
+        with self._lock:
+            if self._is_closed or self._ends >= MOST_ENDS:
+                return None
+            if self._child is None:
+                self._child = self._start()
+            return self._child
+
+    def _lose(self, child: Child) -> None:
+        with self._lock:
+            self._child = None
+            self._ends += 1
+        how = child.end()
+        child.pipe.close()
+        if not self._is_closed:
+            logger.warning("the process that compiles ahead %s", how)
+
+
+def ahead_of_need(plan: Plan, mesh: Mesh) -> tuple[ProgramStore | None, AsideCompiler | None]:
+    """Return where programs are kept and what compiles them aside; None where that cannot be done.
+
+    It is done on CPUs, by a worker that has all devices of the mesh: a child cannot stand in for one process
+    of several, and the devices of accelerators are needed to choose kernels.
+    """
+    setup = plan.sizes.setup
+    if not setup.compilation_cache or jax.process_count() > 1 or jax.default_backend() != "cpu":
+        return None, None
+    text = surroundings(plan, mesh)
+    begin = Begin(setup=setup, memory=plan.memory, settings=traced_settings(), surroundings=text)
+    store = ProgramStore(Path(setup.compilation_cache), text, mesh)
+    return store, AsideCompiler(partial(AsideProcess, begin))

@@ -1,0 +1,11 @@
+"""Starts the process that compiles ahead of need, at the lowest priority before libraries start threads."""
+
+import sys
+
+from spmd_tx.processes.modest import be_idle
+
+if __name__ == "__main__":
+    be_idle()
+    from spmd_tx.worker.programs.aside_process import main
+
+    main(int(sys.argv[1]))

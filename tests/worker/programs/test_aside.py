@@ -1,0 +1,206 @@
+"""Programs that nobody waits for are compiled in a process of the lowest priority, and kept for later."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from queue import SimpleQueue
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from jax import monitoring
+
+from spmd_tx.demo import tiny_model
+from spmd_tx.protocol import commands
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, AdapterSpec
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.worker.engine import Engine
+from spmd_tx.worker.programs.compile_counts import compile_counts
+from spmd_tx.worker.programs.compiled import Programs
+from tests.support.tiny_setup import tiny_setup
+
+SECONDS = 120
+ROOT = Path(__file__).parents[3]
+SPEC = tiny_model.Spec(n_layers=1, n_kv_heads=2, vocab_size=272)
+CREATE = ProgramShape(step="create_adapter")
+OPTIM = ProgramShape(step="optim_step")
+TRACED = "/jax/core/compile/jaxpr_trace_duration"
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("aside") / "model", SPEC)
+
+
+class Worker:
+    """An engine and what it reports of orders."""
+
+    def __init__(self, model_dir: Path, cache: Path | None) -> None:
+        self.settled: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
+        self.programs = Programs(lambda _: None, lambda number, _, error: self.settled.put((number, error)))
+        setup = tiny_setup(
+            model_dir=str(model_dir),
+            dtype="float32",
+            max_rank=4,
+            fsdp=2,
+            kv_cache_tokens=128,
+            compilation_cache="" if cache is None else str(cache),
+            idle_adapters=str(model_dir.parent / "idle"),
+        )
+        self.engine = Engine.start(setup, self.programs, lambda _: None)
+        self.ordered = 0
+
+    def order(self, *programs: ProgramShape, lane: int = ASIDE, is_last: bool = False) -> None:
+        for program in programs:
+            self.ordered += 1
+            number = self.ordered
+            self.engine.compile(commands.Compile(number=number, program=program, lane=lane, is_last=is_last))
+
+    def outcome(self) -> tuple[int, str | None]:
+        return self.settled.get(timeout=SECONDS)
+
+    @property
+    def child(self) -> psutil.Process | None:
+        found = [
+            process
+            for process in psutil.Process().children()
+            if "spmd_tx.worker.programs.aside_main" in process.cmdline()
+        ]
+        return found[0] if found else None
+
+
+@pytest.fixture
+def start(model_dir, tmp_path):
+    workers = []
+
+    def start(cache: Path | None = tmp_path / "cache") -> Worker:
+        workers.append(Worker(model_dir, cache))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        assert worker.programs.stop()
+
+
+def until_there(worker: Worker) -> psutil.Process:
+    deadline = time.monotonic() + SECONDS
+    while (child := worker.child) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return child
+
+
+def sources(program: str) -> dict[str, int]:
+    return {each.source: each.count for each in compile_counts().all() if each.program == program}
+
+
+def news(program: str, before: dict[str, int]) -> dict[str, int]:
+    """How often the program has come from where since then."""
+    counts = {source: count - before.get(source, 0) for source, count in sources(program).items()}
+    return {source: count for source, count in counts.items() if count}
+
+
+def fresh_adapter(worker: Worker) -> list[np.ndarray]:
+    worker.engine.create_adapter(commands.CreateAdapter(slot=0, seed=7, adapter=AdapterSpec(rank=4)))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(worker.engine.state.train)]
+
+
+@linux_only
+def test_every_thread_of_the_child_runs_only_when_nobody_else_wants_the_processor(start):
+    worker = start()
+    worker.order(OPTIM)
+    assert worker.outcome() == (1, None)
+    threads = [int(task.name) for task in Path(f"/proc/{until_there(worker).pid}/task").iterdir()]
+    assert len(threads) > 2
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_IDLE}
+
+
+@pytest.fixture(scope="module")
+def kept(model_dir, tmp_path_factory):
+    """The folder of a worker that has compiled two programs aside."""
+    folder, before = tmp_path_factory.mktemp("kept") / "cache", sources("create_adapter")
+    worker = Worker(model_dir, folder)
+    worker.order(CREATE, OPTIM, is_last=True)
+    assert [worker.outcome() for _ in range(2)] == [(1, None), (2, None)]
+    assert news("create_adapter", before) == {"compiler": 1, "store": 1}
+    assert worker.child is None  # it has given its memory back
+    assert worker.programs.stop()
+    return folder
+
+
+def test_a_second_start_traces_nothing_compiles_nothing_and_computes_the_same(start, kept):
+    second, before, traced = start(kept), sources("create_adapter"), []
+    monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: traced.append(event) if event == TRACED else None
+    )
+    second.order(CREATE, OPTIM)
+    assert [second.outcome() for _ in range(2)] == [(1, None), (2, None)]
+    assert (traced, second.child) == ([], None)
+    assert news("create_adapter", before) == {"store": 1}
+
+    alone = start(None)
+    alone.order(CREATE, lane=AWAITED)
+    assert alone.outcome() == (1, None)
+    assert traced
+    for one, other in zip(fresh_adapter(second), fresh_adapter(alone), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_death_of_the_child_fails_nothing(start, caplog):
+    worker = start()
+    for number, program in enumerate((OPTIM, CREATE), start=1):
+        worker.order(program)
+        until_there(worker).kill()
+        assert worker.outcome() == (number, None)
+    assert caplog.text.count("the process that compiles ahead was killed by SIGKILL") == 2
+    assert fresh_adapter(worker)
+    worker.order(ProgramShape(step="save_state"))
+    assert worker.outcome() == (3, None)
+    assert worker.child is None  # two have died, and there is no third
+
+
+def test_a_program_that_somebody_waits_for_does_not_wait_for_the_child(start):
+    worker = start()
+    worker.order(OPTIM)
+    child = until_there(worker)
+    child.send_signal(signal.SIGSTOP)
+    worker.order(OPTIM, lane=AWAITED)
+    assert worker.outcome() == (2, None)
+    worker.order(CREATE, lane=AHEAD)
+    assert worker.outcome() == (3, None)
+    child.send_signal(signal.SIGCONT)
+    assert worker.outcome() == (1, None)
+
+
+def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir):
+    script = (
+        "import sys, time; from pathlib import Path; from tests.support import engine_setup;"
+        "from tests.worker.programs.test_aside import OPTIM, Worker, until_there;"
+        "worker = Worker(Path(sys.argv[1]), Path(sys.argv[2])); worker.order(OPTIM);"
+        "print(until_there(worker).pid, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", script, str(model_dir), str(tmp_path / "cache")]
+    with psutil.Popen(command, stdout=-1, env=os.environ | {"PYTHONPATH": str(ROOT)}) as worker:
+        child = psutil.Process(int(worker.stdout.readline()))
+        worker.kill()
+    child.wait(SECONDS)
+    assert not child.is_running()
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:1000], lambda content: content[:-1] + b"?"])
+def test_a_damaged_file_is_compiled_and_written_again(start, kept, tmp_path, damage, caplog):
+    shutil.copytree(kept, tmp_path / "cache")
+    for file in (tmp_path / "cache").glob("program-*"):
+        file.write_bytes(damage(file.read_bytes()))
+    for expected in ({"compiler": 1, "store": 1}, {"store": 1}):
+        worker, before = start(), sources("optim_step")
+        worker.order(OPTIM)
+        assert worker.outcome() == (1, None)
+        assert news("optim_step", before) == expected
+    assert caplog.text.count("it is damaged") == 1
