@@ -10,7 +10,7 @@ The first HOST runs the server, with the first worker; the others run spmd-tx wo
 takes, and the others must reach the first one under that name. All need the same version of spmd-tx, the base
 model under the same path, and one --data-dir that they share.
 
-  --gpus-per-node N     GPUs of each host (8)
+  --gpus-per-node N     how many workers a host has with --process-per gpu (8)
   --process-per WHAT    one worker process per "node" or per "gpu" (node)
   --worker-port P       where workers reach the server (8470)
   --restart-after S     seconds until what was killed is started again (5)
@@ -20,7 +20,7 @@ model under the same path, and one --data-dir that they share.
 Workers of several hosts reach each other at ports of JAX and NCCL, which ask nobody who they are: keep others out
 (docs/security.md). --jax-port of spmd-tx serve fixes the first of them for a firewall.
 
-Without any --...-parallel-size, every matrix is split over the GPUs of a host, and the rows over the hosts.
+Without any --...-parallel-size, the server takes all GPUs, in the mesh that spmd-tx plan finds best for the model.
 SPMD_TX names the program on the hosts, for instance SPMD_TX=/opt/spmd-tx/.venv/bin/spmd-tx.
 
 A server or worker that is killed, or whose host or connection is lost, is started again. SIGTERM or Ctrl-C
@@ -58,9 +58,6 @@ esac
 
 serve=("$program" serve "$@" --worker-host 0.0.0.0 --worker-port "$port"
     --num-processes $((local_processes * ${#hosts[@]})) --local-processes "$local_processes")
-if [[ " $* " != *-parallel-size* ]]; then
-    serve+=(--fully-sharded-data-parallel-size ${#hosts[@]} --tensor-parallel-size "$gpus")
-fi
 secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 head=${hosts[0]##*@}
 running=() # the keepers below, by process id

@@ -2,5 +2,4 @@
 # Serves a model on all GPUs of this machine: launch/single_node.sh MODEL [more options of spmd-tx serve]
 # It listens on loopback only; --host changes that, and takes API keys (docs/keys.md).
 set -euo pipefail
-gpus=$(nvidia-smi --list-gpus | wc -l)
-exec spmd-tx serve --base-model "$1" --tensor-parallel-size "$gpus" "${@:2}"
+exec spmd-tx serve --base-model "$1" "${@:2}"

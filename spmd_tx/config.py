@@ -1,5 +1,6 @@
 """The server's settings. They are read once, at the start; only the command line fills them."""
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,13 @@ MAY_BE_ZERO = (
     "keep_results_hours",
     "keep_versions_hours",
 )
+PARALLEL_SIZES = (
+    "fully_sharded_data_parallel_size",
+    "expert_parallel_size",
+    "tensor_parallel_size",
+)
+AUTO = "auto"
+Size = int | Literal["auto"]  # auto: chosen when it is known which devices there are
 SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache")
 
 
@@ -32,9 +40,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     max_context_length: int | None = None  # tokens; None: the model's own limit
 
-    fully_sharded_data_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    tensor_parallel_size: int = 1
+    fully_sharded_data_parallel_size: Size = AUTO
+    expert_parallel_size: Size = AUTO
+    tensor_parallel_size: Size = AUTO
     shard_base_weights: Literal["auto", "yes", "no"] = "auto"  # over fsdp; auto: if they are too large
     num_processes: int = 1
 
@@ -80,6 +88,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in self.__struct_fields__:
             value = getattr(self, name)
             least = 0 if name in MAY_BE_ZERO else 1
+            if name in PARALLEL_SIZES and isinstance(value, str) and value != AUTO:
+                option = "--" + name.replace("_", "-")
+                raise StartError(f"{option} is {value!r}; it must be a number, or {AUTO}")
             if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
                 option = "--" + name.replace("_", "-")
                 raise StartError(f"{option} is {value}; it must be at least {least}")
@@ -91,17 +102,46 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.served_model_name or self.base_model
 
     @property
+    def parallel_sizes(self) -> tuple[Size, Size, Size]:
+        """The sizes of the mesh: fsdp, ep and tp."""
+        return (
+            self.fully_sharded_data_parallel_size,
+            self.expert_parallel_size,
+            self.tensor_parallel_size,
+        )
+
+    @property
+    def mesh(self) -> tuple[int, int, int] | None:
+        """The sizes of the mesh; None while any of them has still to be chosen."""
+        fsdp, ep, tp = self.parallel_sizes
+        return None if fsdp == AUTO or ep == AUTO or tp == AUTO else (fsdp, ep, tp)
+
+    @property
+    def given_devices(self) -> int:
+        """The product of the sizes of the mesh that are given."""
+        return math.prod(size for size in self.parallel_sizes if size != AUTO)
+
+    @property
     def data_shards(self) -> int:
         """Into how many parts rows are split."""
-        return self.fully_sharded_data_parallel_size * self.expert_parallel_size
+        fsdp, ep, _ = self._known_mesh
+        return fsdp * ep
 
     @property
     def mesh_size(self) -> int:
-        return self.data_shards * self.tensor_parallel_size
+        return math.prod(self._known_mesh)
 
     @property
     def devices_per_process(self) -> int:
         return self.mesh_size // self.num_processes
+
+    @property
+    def _known_mesh(self) -> tuple[int, int, int]:
+        assert self.mesh is not None, "the mesh has not been chosen yet"
+        return self.mesh
+
+    def with_mesh(self, mesh: tuple[int, int, int]) -> "ServerConfig":
+        return msgspec.structs.replace(self, **dict(zip(PARALLEL_SIZES, mesh, strict=True)))
 
     @property
     def agents_here(self) -> int:

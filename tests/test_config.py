@@ -4,6 +4,12 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
 
 
+def test_a_parallel_size_is_a_number_or_auto():
+    assert ServerConfig(base_model="m", tensor_parallel_size="auto").mesh is None
+    with pytest.raises(StartError, match="--tensor-parallel-size is 'all'; it must be a number, or auto"):
+        ServerConfig(base_model="m", tensor_parallel_size="all")
+
+
 @pytest.mark.parametrize(
     "name", ["tensor_parallel_size", "max_lora_adapters", "max_lora_rank", "num_processes"]
 )

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from spmd_tx.bounds import Bounds, bounds_of
-from spmd_tx.config import ServerConfig
+from spmd_tx.config import AUTO, PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
 
 # The help for every field of ServerConfig, by the panel of --help that shows it.
@@ -23,13 +23,14 @@ HELP = {
         "max_context_length": "Maximum tokens of a prompt and its answer. Default: the model's own limit.",
     },
     "Mesh": {
-        "fully_sharded_data_parallel_size": "Number of ways to split rows, adapters and optimizer state.",
+        "fully_sharded_data_parallel_size": "Number of ways to split rows, adapters and optimizer state. "
+        "The product of this and the next two sizes is the number of devices; sizes that are auto are chosen "
+        "so that all devices are used, as spmd-tx plan does.",
         "expert_parallel_size": "Further ways to split rows; the experts of a mixture are split over them.",
         "tensor_parallel_size": "Number of ways to split the base weights and every matrix product.",
         "shard_base_weights": "Whether the first of these sizes splits the base weights, too; auto does so "
         "if they would take more than half of a device's memory.",
-        "num_processes": "Number of worker processes; each takes an equal part of the devices. The product "
-        "of the three sizes above is the number of devices.",
+        "num_processes": "Number of worker processes; each takes an equal part of the devices.",
     },
     "Adapters": {
         "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Any number of "
@@ -115,6 +116,16 @@ DatabaseUrl = Annotated[
 ]
 
 
+def parse_parallel_size(value: int | str) -> int | str:
+    """Read a size of the mesh: a number, or "auto"."""
+    if value == AUTO:
+        return AUTO
+    try:
+        return int(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither a number nor {AUTO}") from None
+
+
 def server_options() -> inspect.Signature:
     """Return the signature that typer reads: the fields of ServerConfig, ``--config`` and ``--limit``."""
     types = typing.get_type_hints(ServerConfig)
@@ -132,14 +143,18 @@ def server_options() -> inspect.Signature:
     parameters = [_keyword("config", Annotated[Path | None, config_option], None)]
     for panel, options in HELP.items():
         for name, text in options.items():
+            is_size = name in PARALLEL_SIZES
             option = typer.Option(
                 rich_help_panel=panel,
+                parser=parse_parallel_size if is_size else None,
+                metavar="NUMBER" if is_size else None,
                 help=text,
                 envvar=environment_variable(name),
                 show_envvar=False,
                 show_default=defaults[name] is not None,
             )
-            parameters.append(_keyword(name, Annotated[types[name], option], defaults[name]))
+            kind = str if is_size else types[name]
+            parameters.append(_keyword(name, Annotated[kind, option], defaults[name]))
     limit_option = typer.Option(
         rich_help_panel="Bounds on clients",
         metavar="NAME=VALUE",

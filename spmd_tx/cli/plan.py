@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -10,7 +10,7 @@ import typer
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.options import server_options
-from spmd_tx.config import ServerConfig
+from spmd_tx.config import AUTO, PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
@@ -20,9 +20,7 @@ OPTIONS = (  # those of the server that decide what is in memory
     "base_model",
     "dtype",
     "max_context_length",
-    "fully_sharded_data_parallel_size",
-    "expert_parallel_size",
-    "tensor_parallel_size",
+    *PARALLEL_SIZES,
     "shard_base_weights",
     "num_processes",
     "max_lora_adapters",
@@ -34,7 +32,6 @@ OPTIONS = (  # those of the server that decide what is in memory
     "page_size",
     "kv_cache_tokens",
 )
-SIZES = OPTIONS[3:6]
 
 
 @dataclass(frozen=True)
@@ -44,18 +41,15 @@ class Planned:
     config: ServerConfig
     devices: Devices
     plan: MemoryPlan
-
-    @property
-    def mesh(self) -> str:
-        return ", ".join(f"--{size.replace('_', '-')} {getattr(self.config, size)}" for size in SIZES)
+    why: str = ""  # this mesh was chosen; empty: it was given
 
 
 def plan(**options: Any) -> None:
     """Print how a server would use the memory of its devices, and how much work would fit.
 
     Needs neither the devices nor the weights, only the model's config.json.
-    The other options are those of "spmd-tx serve". If the parallel sizes are
-    left out, a mesh is proposed. If the model does not fit, the error shows
+    The other options are those of "spmd-tx serve". Parallel sizes that are
+    left out are chosen as the server would. If the model does not fit, the error shows
     the arithmetic and the options that would help.
     """
     del options["config"]  # its values came in as defaults of the other options
@@ -63,7 +57,8 @@ def plan(**options: Any) -> None:
     as_json = options.pop("json")
     planned = make(ServerConfig(**options), devices)
     if as_json:
-        told = msgspec.to_builtins(planned.plan) | {size: getattr(planned.config, size) for size in SIZES}
+        mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
+        told = msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
         typer.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
     else:
         show(planned)
@@ -98,51 +93,59 @@ plan.__signature__ = signature()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def make(config: ServerConfig, devices: Devices) -> Planned:
-    """Plan for the devices, and propose a mesh if none is given. Raises StartError if nothing fits."""
+    """Plan for the devices, and choose the sizes that are not given. Raises StartError if nothing fits."""
     from spmd_tx.coordinator.agent.base_model import find_config
 
     directory = find_config(config.base_model)
     model = read_model_config(directory)
-    if config.mesh_size == 1 < devices.count:
-        return _propose(config, model, devices)
+    if config.mesh is None:
+        return _choose(config, model, devices)
     if config.mesh_size != devices.count:
         raise StartError(
             f"the mesh has {config.mesh_size} devices, the product of the three parallel sizes, but "
-            f"--devices says {devices.count}; change either, or leave the sizes out to have them proposed"
+            f"--devices says {devices.count}; change either, or leave a size out to have it chosen"
         )
     return _planned(config, model, devices)
 
 
-def _propose(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
+def _choose(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
     """Choose the least tensor parallelism with which training need not compute everything twice."""
-    found: Planned | None = None
+    found: list[Planned] = []
     refusal: StartError | None = None
-    for sized in _meshes(config, model, devices.count):
+    meshes = list(_meshes(config, model, devices.count))
+    for mesh in meshes:
         try:
-            planned = _planned(sized, model, devices)
+            planned = _planned(config.with_mesh(mesh), model, devices)
         except StartError as error:
             refusal = error
             continue
-        found = found or planned
+        found.append(planned)
         if set(planned.plan.remat.values()) != {"full"}:
-            return planned
-    if found is not None:
-        return found
-    assert refusal is not None, "without tensor parallelism there is always a mesh"
-    raise refusal
+            why = "the least tensor parallelism with which training need not compute everything twice"
+            return replace(planned, why=why if len(meshes) > 1 else "the only one for these devices")
+    if found:
+        return replace(found[0], why="the least tensor parallelism with which the model fits")
+    raise refusal or StartError(
+        f"a mesh with {_sizes(config)} cannot have {devices.count} devices; change a size to one that "
+        "divides their number, or leave it out to have it chosen"
+    )
 
 
-def _meshes(config: ServerConfig, model: ModelConfig, count: int) -> Iterator[ServerConfig]:
-    for tp in (tp for tp in range(1, count + 1) if count % tp == 0):
-        ep = 1
-        while model.n_experts and model.n_experts % (2 * ep) == 0 and (count // tp) % (2 * ep) == 0:
-            ep *= 2
-        yield msgspec.structs.replace(
-            config,
-            fully_sharded_data_parallel_size=count // tp // ep,
-            expert_parallel_size=ep,
-            tensor_parallel_size=tp,
-        )
+def _meshes(config: ServerConfig, model: ModelConfig, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield a mesh for each possible tensor parallelism, with the most expert parallelism."""
+    given_fsdp, given_ep, given_tp = config.parallel_sizes
+    for tp in (tp for tp in range(1, count + 1) if count % tp == 0 and given_tp in (AUTO, tp)):
+        experts = [1 << power for power in range(16) if model.n_experts and model.n_experts % 2**power == 0]
+        for ep in reversed(experts or [1]) if given_ep == AUTO else [given_ep]:
+            fsdp, left = divmod(count // tp, ep)
+            if not left and given_fsdp in (AUTO, fsdp):
+                yield fsdp, ep, tp
+                break
+
+
+def _sizes(config: ServerConfig) -> str:
+    sizes = zip(PARALLEL_SIZES, config.parallel_sizes, strict=True)
+    return ", ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes if size != AUTO)
 
 
 def _planned(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
@@ -163,7 +166,7 @@ def show(planned: Planned) -> None:
     devices, console = planned.devices, Console()
     whole = "" if devices.bytes is None else f", {show_size(devices.bytes)} each"
     console.print(f"{planned.config.base_model} on {devices.count} x {devices.kind or 'device'}{whole}")
-    console.print(planned.mesh)
+    console.print(_sizes(planned.config) + (f": {planned.why}" if planned.why else ""))
     table = Table("of each device", "memory", "")
     for row in rows(planned.plan):
         table.add_row(*row)

@@ -42,6 +42,15 @@ class WorkerEnded(AgentReport, frozen=True, tag="worker_ended"):
     )
 
 
+class DevicesFound(AgentReport, frozen=True, tag="devices_found"):
+    """Answers CountDevices: the devices of a kind that the agent's host has, and its worker may use."""
+
+    kind: str  # "cpu", "gpu", "tpu" ...
+    count: int
+    bytes: int | None = None  # of each; None: their memory is the host's
+    visible: str = ""  # how a launcher has restricted the process to some of the host's devices
+
+
 class AgentRefuses(AgentReport, frozen=True, tag="agent_refuses"):
     """Says that this host cannot take part; the agent ends."""
 
@@ -50,6 +59,10 @@ class AgentRefuses(AgentReport, frozen=True, tag="agent_refuses"):
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
     """Base of what an agent is told."""
+
+
+class CountDevices(Order, frozen=True, tag="count_devices"):
+    """Asks which devices there are; DevicesFound answers it."""
 
 
 class StartWorker(Order, frozen=True, tag="start_worker"):
@@ -83,8 +96,8 @@ class Ping(Order, frozen=True, tag="ping"):
     """Asks for nothing; if it cannot be sent, the agent is gone."""
 
 
-AnyAgentReport = AgentHello | AgentBeat | WorkerEnded | AgentRefuses
-AnyOrder = StartWorker | StopWorker | Refused | Quit | Ping
+AnyAgentReport = AgentHello | AgentBeat | WorkerEnded | DevicesFound | AgentRefuses
+AnyOrder = CountDevices | StartWorker | StopWorker | Refused | Quit | Ping
 
 decode_order = msgspec.msgpack.Decoder(AnyOrder).decode
 decode_any_report = msgspec.msgpack.Decoder(AnyReport | AnyAgentReport, dec_hook=unpack_array).decode

@@ -53,6 +53,17 @@ def test_a_mesh_is_proposed_and_the_plan_adds_up(model_dir):
     assert told["train_tokens"] == 8192
 
 
+def test_sizes_that_are_given_are_kept_and_the_others_are_chosen(model_dir):
+    ended = run(model_dir, "--devices", "8xh100", "--tensor-parallel-size", "2", "--json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert [told[f"{axis}_parallel_size"] for axis in ("fully_sharded_data", "expert", "tensor")] == [4, 1, 2]
+    assert told["why"] == "the only one for these devices"
+    ended = run(model_dir, "--devices", "8xh100", "--tensor-parallel-size", "3")
+    assert ended.returncode == 2
+    assert "a mesh with --tensor-parallel-size 3 cannot have 8 devices" in ended.stderr
+
+
 def test_the_table_names_what_a_device_holds(model_dir):
     ended = run(model_dir, "--devices", "h200", "--max-context-length", "8192")
     assert ended.returncode == 0, ended.stderr

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spmd_tx.coordinator.agent.base_model import check_same, find_model
+from spmd_tx.coordinator.agent.devices import count_devices, restriction
 from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
 from spmd_tx.coordinator.agent.oom_kills import OomKills
 from spmd_tx.coordinator.agent.worker_process import WorkerExit, WorkerProcess
@@ -21,6 +22,8 @@ from spmd_tx.protocol.agents import (
     AgentBeat,
     AgentHello,
     AgentRefuses,
+    CountDevices,
+    DevicesFound,
     Ping,
     Quit,
     Refused,
@@ -113,6 +116,8 @@ class Agent:
                 await self._process.stop(patience=0)
             case Rejected():
                 self._note_rejection()
+            case CountDevices():
+                await self._count_devices()
             case StartWorker():
                 await self._start(event)
             case StopWorker():
@@ -134,6 +139,18 @@ class Agent:
                 address=local_address(self._options.coordinator),
                 coordinator=self._options.coordinator.rpartition(":")[0],
                 devices=self._options.devices,
+            )
+        )
+
+    async def _count_devices(self) -> None:
+        found = await count_devices(os.environ)
+        self._link.send(
+            DevicesFound(
+                process=self._options.process,
+                kind=found.kind,
+                count=found.count,
+                bytes=found.bytes,
+                visible=restriction(os.environ),
             )
         )
 

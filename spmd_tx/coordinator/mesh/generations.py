@@ -12,7 +12,7 @@ from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
-from spmd_tx.coordinator.mesh.roster import AgentRoster
+from spmd_tx.coordinator.mesh.roster import AgentRoster, HostDevices
 from spmd_tx.coordinator.mesh.watchdog import Watchdog
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault, StartError, WorkerLost
@@ -41,11 +41,12 @@ Work = Callable[[Ready], Awaitable[object]]
 class Plan:
     """Holds what all generations have in common."""
 
-    setup: Setup  # without generation and address
-    devices: int  # of each process
     model_files: dict[str, str]
     command_timeout: float  # seconds
     next_number: Callable[[], Awaitable[int]]
+    setup: Setup | None = None  # without generation and address; None: ``settle`` returns the whole plan
+    devices: int | None = None  # of each process; None: likewise
+    settle: Callable[[list[HostDevices]], Awaitable["Plan"]] | None = None
 
 
 class Generations:
@@ -120,6 +121,8 @@ class Generations:
         metrics.GENERATION.set(number)
         metrics.GENERATIONS.inc()
         await self._wait_for_agents()
+        if self._plan.setup is None:
+            self._plan = await self._settle_plan(self._plan)
         self._signs.clear()
         self._begin(number)
         living = asyncio.create_task(self._live(work))
@@ -143,8 +146,23 @@ class Generations:
                 task.cancel()
             await asyncio.gather(living, noticing, return_exceptions=True)
 
+    async def _settle_plan(self, plan: Plan) -> Plan:
+        """Choose the mesh for the devices of all hosts."""
+        assert plan.settle is not None, "nobody says how many devices each process has"
+        self._hub.be_busy("counting devices")
+        while (found := await self._roster.count_devices()) is None:
+            await self._wait_for_agents()
+        self._hub.be_busy("choosing the mesh")
+        settled = await plan.settle(found)
+        assert settled.devices is not None
+        self._roster.expect(settled.devices)
+        await self._wait_for_agents()
+        return settled
+
     def _begin(self, number: int) -> None:
-        plan = self._plan
+        plan, devices = self._plan, self._plan.devices
+        assert plan.setup is not None
+        assert devices is not None
         setup = msgspec.structs.replace(
             plan.setup, generation=number, jax_coordinator=self._roster.leader_address()
         )
@@ -156,7 +174,7 @@ class Generations:
         def order(_: int, device_ids: list[int] | None) -> StartWorker:
             return StartWorker(
                 generation=number,
-                devices=plan.devices,
+                devices=devices,
                 device_ids=device_ids,
                 model_dir=setup.model_dir,
                 model_files=plan.model_files,

@@ -15,6 +15,8 @@ from spmd_tx.protocol.agents import (
     AgentRefuses,
     AnyAgentReport,
     AnyOrder,
+    CountDevices,
+    DevicesFound,
     Ping,
     Quit,
     Refused,
@@ -36,13 +38,25 @@ class _Agent:
     hello: AgentHello
     silent: float = 0.0  # seconds
     runs: int | None = None  # the generation whose worker it has started, and which has not ended
+    found: DevicesFound | None = None  # of its host
+
+
+@dataclass(frozen=True)
+class HostDevices:
+    """Holds what is known of the devices for one process."""
+
+    host: str
+    found: DevicesFound
+    wanted: int | None  # as its agent was told; None: as many as there are
 
 
 class AgentRoster:
     """Knows the present agents of the mesh's processes, and sends them orders."""
 
-    def __init__(self, send: Send, processes: int, devices: int, on_sign: Callable[[LossSign], None]) -> None:
-        """``on_sign`` hears when a worker or its agent is gone."""
+    def __init__(
+        self, send: Send, processes: int, devices: int | None, on_sign: Callable[[LossSign], None]
+    ) -> None:
+        """``on_sign`` hears when a worker or its agent is gone. ``devices`` is None until ``expect``."""
         self._on_sign = on_sign
         self._send = send
         self._processes = processes
@@ -63,6 +77,8 @@ class AgentRoster:
             agent.runs = None
             exit = WorkerExit(report.process, report.code, tuple(report.last_lines), report.is_out_of_memory)
             self._on_sign(of_exit(exit, agent.hello.host))
+        elif isinstance(report, DevicesFound):
+            agent.found = report
         elif isinstance(report, AgentRefuses):
             logger.error("the agent of %s has left: %s", self.place(report.process), report.reason)
             self._drop(report.process, f"has left: {report.reason}")
@@ -90,6 +106,27 @@ class AgentRoster:
         """Return at the next join, leave or report of an agent."""
         self._change.clear()
         await self._change.wait()
+
+    async def count_devices(self) -> list[HostDevices] | None:
+        """Ask all agents which devices they have; None: one of them has left before it has answered."""
+        for agent in self._agents.values():
+            agent.found = None
+            self._tell(agent, CountDevices())
+        while not self.absent():
+            agents = [self._agents[process] for process in range(self._processes)]
+            found = [
+                HostDevices(agent.hello.host, agent.found, agent.hello.devices)
+                for agent in agents
+                if agent.found is not None
+            ]
+            if len(found) == self._processes:
+                return found
+            await self.changed()
+        return None
+
+    def expect(self, devices: int) -> None:
+        """Say how many devices each process has."""
+        self._devices = devices
 
     def start(self, generation: int, make_order: MakeOrder) -> None:
         """Order all agents to start their workers."""
@@ -179,7 +216,7 @@ class AgentRoster:
                 f"--process-id is {hello.process}, but the mesh has processes 0 to {self._processes - 1}; "
                 "see --num-processes of spmd-tx serve"
             )
-        elif hello.devices not in (None, self._devices):
+        elif self._devices is not None and hello.devices not in (None, self._devices):
             problem = (
                 f"--devices is {hello.devices}, but each process of the mesh has {self._devices}; change it, "
                 "or the parallel sizes and --num-processes of spmd-tx serve"
@@ -192,6 +229,7 @@ class AgentRoster:
         sharing = sorted(other for other, agent in self._agents.items() if agent.hello.host == host)
         if len(sharing) == 1:
             return None
+        assert self._devices is not None, "workers are started before it is known on how many devices"
         first = sharing.index(process) * self._devices
         return list(range(first, first + self._devices))
 

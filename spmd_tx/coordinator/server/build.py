@@ -1,8 +1,9 @@
 """Builds the coordinator's parts from the configuration, and connects them."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
-from spmd_tx.coordinator.mesh.roster import AgentRoster
+from spmd_tx.coordinator.mesh.roster import AgentRoster, HostDevices
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
@@ -50,6 +51,7 @@ from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
 from spmd_tx.coordinator.server.health import ServerHealth
+from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.server.preflight import check_mesh, check_pages, context_length
 from spmd_tx.coordinator.server.worker_setup import bank_slots, make_setup
 from spmd_tx.coordinator.storage.database import Database, open_database
@@ -129,8 +131,9 @@ async def open_parts(
     quarantine = await open_quarantine(database, config.data_dir)
     progress = Progress()
     loss_runs = LossRuns(loss_limits(config.bounds))
+    mesh = await asyncio.to_thread(MeshChoice, config, model.directory)
     builder = GenerationBuilder(
-        config=config,
+        mesh=mesh,
         model=model,
         catalog=stores.catalog,
         checkpoints=stores.checkpoints,
@@ -143,8 +146,9 @@ async def open_parts(
     hub = Hub(port.send, on_written=snapshots.written, on_custom_loss=loss_runs.take)
     health = ServerHealth(hub)
     signs = LossSigns()
-    roster = AgentRoster(port.send, config.num_processes, config.devices_per_process, signs.add)
-    generations = Generations(port, hub, roster, signs, await make_plan(config, model, database))
+    plan = await make_plan(mesh, model, database)
+    roster = AgentRoster(port.send, config.num_processes, plan.devices, signs.add)
+    generations = Generations(port, hub, roster, signs, plan)
     scheduler = Scheduler(
         stores.queue, stores.catalog, snapshots, builder.make, clock, quarantine, lambda: health.phase
     )
@@ -225,14 +229,23 @@ def open_store(config: ServerConfig) -> CheckpointStore:
     return open_remote_store(base, config.data_dir, cache)
 
 
-async def make_plan(config: ServerConfig, model: ServedModel, database: Database) -> Plan:
-    return Plan(
-        setup=make_setup(config, model.directory, model.max_context),
-        devices=config.devices_per_process,
+async def make_plan(mesh: MeshChoice, model: ServedModel, database: Database) -> Plan:
+    """Make the plan for all generations, or one that ``settle`` completes when the devices are known."""
+    plan = Plan(
         model_files=await asyncio.to_thread(fingerprint, model.directory),
-        command_timeout=config.command_timeout,
+        command_timeout=mesh.config.command_timeout,
         next_number=partial(next_generation, database),
     )
+
+    def completed(config: ServerConfig) -> Plan:
+        check_mesh(config, model.config)
+        setup = make_setup(config, model.directory, model.max_context)
+        return replace(plan, setup=setup, devices=config.devices_per_process)
+
+    async def settle(found: Sequence[HostDevices]) -> Plan:
+        return completed(await mesh.settle(found))
+
+    return replace(plan, settle=settle) if mesh.config.mesh is None else completed(mesh.config)
 
 
 async def next_generation(database: Database) -> int:
@@ -255,7 +268,7 @@ async def next_generation(database: Database) -> int:
 class GenerationBuilder:
     """Makes the parts that every generation of workers gets anew."""
 
-    config: ServerConfig
+    mesh: MeshChoice
     model: ServedModel
     catalog: Catalog
     checkpoints: CheckpointCatalog
@@ -264,6 +277,11 @@ class GenerationBuilder:
     loss_runs: LossRuns
     progress: Progress
     at_work: AtWork
+
+    @property
+    def config(self) -> ServerConfig:
+        """The configuration, with the mesh that workers have."""
+        return self.mesh.config
 
     def make(self, workers: Hub, plan: MemoryPlan) -> GenerationParts:
         """Make the parts for workers that hold nothing yet; the model's text must be loaded."""

@@ -4,7 +4,7 @@ import errno
 import ipaddress
 import socket
 
-from spmd_tx.config import ServerConfig
+from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.coordinator.training.packing import SMALL_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
@@ -18,8 +18,8 @@ BACKLOG = 2048  # connections; a client opens hundreds at once
 
 
 def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
-    """Refuse a mesh over which the model, or the processes, cannot be split evenly."""
-    tp = config.tensor_parallel_size
+    """Refuse a mesh over which the model, or the processes, cannot be split evenly, as far as it is known."""
+    fsdp, ep, tp = (1 if size == AUTO else size for size in config.parallel_sizes)
     split = [
         ("attention heads", model.n_heads),
         ("vocabulary entries", model.vocab_size),
@@ -37,7 +37,6 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
             f"--tensor-parallel-size is {tp}, but it neither divides nor is a multiple of the "
             f"model's {model.n_kv_heads} key-value heads; change it so that it does"
         )
-    fsdp, ep = config.fully_sharded_data_parallel_size, config.expert_parallel_size
     if config.shard_base_weights == "yes" and model.d_model % fsdp:
         raise StartError(
             f"--shard-base-weights is yes and --fully-sharded-data-parallel-size is {fsdp}, but the model's "
@@ -48,7 +47,7 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
             f"--expert-parallel-size is {ep}, but {model.n_experts} experts cannot be split {ep} ways; "
             f"set it to a number that divides {model.n_experts}"
         )
-    if config.mesh_size % config.num_processes:
+    if config.mesh is not None and config.mesh_size % config.num_processes:
         raise StartError(
             f"--num-processes is {config.num_processes}, but the mesh of {config.mesh_size} devices (the "
             "product of the three parallel sizes) cannot be split evenly; set it to a number that divides it"

@@ -9,6 +9,8 @@ from spmd_tx.protocol.commands import SPARE_BANK_SLOTS, Setup
 
 def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -> Setup:
     """``directory`` is the model's, None where it is only planned; ``max_context`` is in tokens."""
+    assert config.mesh is not None, "the mesh has not been chosen yet"
+    fsdp, ep, tp = config.mesh
     return Setup(
         generation=0,  # each has its own number, and address
         num_processes=config.num_processes,
@@ -17,9 +19,9 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -
         model_dir=str(directory or ""),
         model_name=config.model_name,
         dtype=config.dtype,
-        fsdp=config.fully_sharded_data_parallel_size,
-        ep=config.expert_parallel_size,
-        tp=config.tensor_parallel_size,
+        fsdp=fsdp,
+        ep=ep,
+        tp=tp,
         shard_base_weights=config.shard_base_weights,
         adapter_slots=config.max_lora_adapters,
         bank_slots=bank_slots(config),

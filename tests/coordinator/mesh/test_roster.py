@@ -5,6 +5,9 @@ import pytest
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.protocol.agents import (
     AgentHello,
+    AgentRefuses,
+    CountDevices,
+    DevicesFound,
     Quit,
     Refused,
     StartWorker,
@@ -71,6 +74,30 @@ def start(roster, generation=1):
 async def test_it_is_known_who_is_absent(roster):
     join(roster, 1)
     assert roster.absent() == [0, 2]
+
+
+def found(roster, identity, process, count):
+    roster.take(identity, DevicesFound(process=process, kind="gpu", count=count))
+
+
+async def test_all_agents_are_asked_for_their_devices(roster, network):
+    identities = [join(roster, process, "node-b") for process in range(3)]
+    counting = asyncio.create_task(roster.count_devices())
+    for process, identity in enumerate(identities):
+        await asyncio.sleep(0)
+        assert not counting.done()
+        assert network.told[identity][-1] == CountDevices()
+        found(roster, identity, process, count=process)
+    assert [(each.host, each.found.count) for each in await counting] == [("node-b", n) for n in range(3)]
+
+
+async def test_nobody_waits_for_the_devices_of_an_agent_that_has_left(roster):
+    identities = [join(roster, process) for process in range(3)]
+    counting = asyncio.create_task(roster.count_devices())
+    await asyncio.sleep(0)
+    found(roster, identities[0], 0, count=8)
+    roster.take(identities[1], AgentRefuses(process=1, reason="it is of no use"))
+    assert await counting is None
 
 
 async def test_processes_that_share_a_host_share_its_devices_and_others_take_all(roster):

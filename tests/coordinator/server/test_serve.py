@@ -155,6 +155,19 @@ def test_two_workers_serve_as_one(model_dir, tmp_path):
         assert server.end()[0] == 0
 
 
+def test_without_sizes_all_processes_have_a_device_and_the_next_start_has_the_same_mesh(model_dir, tmp_path):
+    sizes = "--fully-sharded-data-parallel-size 2, --expert-parallel-size 1, --tensor-parallel-size 1"
+    for reason in ("the least tensor parallelism", "as it was before"):
+        with serving(model_dir, tmp_path, num_processes=2) as server:
+            server.wait_until_ready()
+            assert len(server.workers()) == 2
+            server.retrieve(server.sample(server.session(), max_tokens=6)).raise_for_status()
+            server.process.send_signal(signal.SIGINT)
+            code, errors = server.end()
+            assert code == 0
+            assert f"mesh of 2 x cpu: {sizes} ({reason}" in errors
+
+
 @pytest.mark.parametrize("seed", [fake_worker.EXIT, fake_worker.RAISE], ids=["exit", "exception"])
 def test_a_request_that_ends_the_workers_again_and_again_fails_and_the_rest_goes_on(server, seed):
     session_id = server.session()

@@ -45,10 +45,14 @@ async def refusal(model_dir, tmp_path, **options):
             "--tensor-parallel-size is 3, but 8 attention heads cannot be split 3 ways",
         ),
         (
-            {"tensor_parallel_size": 2, "num_processes": 3},
+            {
+                "fully_sharded_data_parallel_size": 1,
+                "expert_parallel_size": 1,
+                "tensor_parallel_size": 2,
+                "num_processes": 3,
+            },
             "--num-processes is 3, but the mesh of 2 devices .* cannot be split evenly",
         ),
-        ({"num_processes": 2}, "--num-processes is 2, but the mesh of 1 devices"),
         (
             {"max_context_length": 4096},
             "--max-context-length is 4096, but the model has positions for 2048 tokens only",

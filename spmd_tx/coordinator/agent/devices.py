@@ -1,0 +1,64 @@
+"""Finds out which devices this host has."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from spmd_tx.errors import StartError
+from spmd_tx.processes.environments import of_worker
+
+COUNT = ("-m", "spmd_tx.worker.count_devices")
+COUNT_SECONDS = 120.0
+CPU = "cpu"
+# Where the drivers of GPUs and TPUs show their devices. Where there are none of these, JAX need not be asked.
+ACCELERATORS = ("nvidia[0-9]*", "accel*", "kfd", "vfio/[0-9]*")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Holds the number of devices, what they are, and how much memory each has."""
+
+    kind: str
+    count: int
+    bytes: int | None = None
+
+
+async def count_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> Found:
+    """Count the devices that a worker would see; the CPUs of a host are one. Raises StartError."""
+    if environment.get("JAX_PLATFORMS") == CPU or not any(any(folder.glob(each)) for each in ACCELERATORS):
+        return Found(CPU, 1)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *COUNT),
+        env=of_worker(environment),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(COUNT_SECONDS):
+            said, complaints = await process.communicate()
+    except TimeoutError:
+        raise _failure(f"it took more than {COUNT_SECONDS:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = complaints.decode(errors="replace").strip().splitlines()
+        raise _failure(lines[-1] if lines else f"exit code {process.returncode}")
+    found = msgspec.json.decode(said.splitlines()[-1], type=Found)
+    return Found(CPU, 1) if found.kind == CPU else found
+
+
+def restriction(environment: Mapping[str, str]) -> str:
+    """How a launcher has restricted this process to some of the host's devices; empty: not at all."""
+    return ";".join(f"{name}={environment[name]}" for name in VISIBLE if environment.get(name))
+
+
+def _failure(why: str) -> StartError:
+    return StartError(
+        f"JAX cannot count the devices of this host: {why}; repair that, or give all three parallel sizes"
+    )

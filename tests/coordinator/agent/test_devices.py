@@ -1,0 +1,54 @@
+import json
+import sys
+
+import pytest
+
+from spmd_tx.coordinator.agent import devices
+from spmd_tx.coordinator.agent.devices import Found, count_devices, restriction
+from spmd_tx.errors import StartError
+
+
+def child(monkeypatch, source):
+    """What is run in place of JAX."""
+    monkeypatch.setattr(devices, "COUNT", ("-c", source))
+
+
+@pytest.fixture
+def accelerators(tmp_path):
+    (tmp_path / "nvidia0").touch()
+    return tmp_path
+
+
+async def test_without_drivers_nothing_is_asked_and_the_cpus_are_one_device(monkeypatch, tmp_path):
+    child(monkeypatch, "raise SystemExit(1)")
+    assert await count_devices({}, tmp_path) == Found("cpu", 1)
+
+
+async def test_where_jax_is_to_use_cpus_accelerators_are_left_alone(monkeypatch, accelerators):
+    child(monkeypatch, "raise SystemExit(1)")
+    assert await count_devices({"JAX_PLATFORMS": "cpu"}, accelerators) == Found("cpu", 1)
+
+
+async def test_jax_counts_accelerators(monkeypatch, accelerators):
+    found = {"kind": "gpu", "count": 8, "bytes": 2**36}
+    child(monkeypatch, f"print('a library greets'); print({json.dumps(found)!r})")
+    assert await count_devices({}, accelerators) == Found("gpu", 8, 2**36)
+
+
+async def test_a_failure_of_jax_says_what_can_be_done(monkeypatch, accelerators):
+    child(monkeypatch, "raise RuntimeError('no driver')")
+    with pytest.raises(StartError, match="RuntimeError: no driver; repair that, or give all three"):
+        await count_devices({}, accelerators)
+
+
+async def test_the_real_child_counts_what_is_here():
+    process = await devices.asyncio.create_subprocess_exec(
+        sys.executable, *devices.COUNT, stdout=devices.asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert json.loads(said.splitlines()[-1])["count"] >= 1
+
+
+def test_a_launcher_may_have_divided_the_devices():
+    assert restriction({"CUDA_VISIBLE_DEVICES": "3"}) == "CUDA_VISIBLE_DEVICES=3"
+    assert restriction({"CUDA_VISIBLE_DEVICES": "", "HOME": "/"}) == ""
