@@ -1,12 +1,14 @@
 """Decides in which order workers compile programs. Pure.
 
 First come programs that requests wait for, then programs that would be better than those in use, then the
-warm-up menu. Sessions take turns, and are charged for the seconds that their programs take.
+warm-up menu: what was used before the start, what is near to what is used now, and the rest. Sessions take
+turns, and are charged for the seconds that their programs take.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from spmd_tx.coordinator.mesh.program_uses import ProgramUses
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED
 from spmd_tx.protocol.programs import ProgramShape
@@ -47,10 +49,13 @@ class ProgramOrders:
     one if workers compile ``aside``, at nobody's expense; otherwise they have the second, while nobody waits.
     """
 
-    def __init__(self, menu: Iterable[ProgramShape], *, aside: bool = False) -> None:
+    def __init__(
+        self, menu: Iterable[ProgramShape], *, aside: bool = False, uses: ProgramUses | None = None
+    ) -> None:
         self._aside = aside
-        self._menu = dict.fromkeys(menu)
-        self._to_come = list(reversed(self._menu))
+        self._uses = uses or ProgramUses()
+        self._menu = dict.fromkeys(self._uses.in_order(menu))
+        self._to_come = dict(self._menu)
         self._better: dict[ProgramShape, None] = {}  # than those used in their place; oldest first
         self._ready: dict[str, dict[ProgramShape, None]] = {}  # by step
         self._failed: set[ProgramShape] = set()
@@ -69,6 +74,10 @@ class ProgramOrders:
     def has_failed(self, program: ProgramShape) -> bool:
         """Whether the last attempt to compile it failed."""
         return program in self._failed
+
+    def note_use(self, program: ProgramShape) -> None:
+        """Note that a command needs this program, for the order of those to come, and of the next start."""
+        self._uses.note(program)
 
     def prefer(self, program: ProgramShape) -> None:
         """Compile this program ahead of the menu: a command has used a worse one in its place."""
@@ -156,7 +165,8 @@ class ProgramOrders:
             if not self.is_ready(program) and program not in taken:
                 return program
         while self._to_come:
-            program = self._to_come.pop()
+            program = self._uses.next_of(list(self._to_come))
+            del self._to_come[program]
             if not self.is_ready(program) and program not in self._failed and program not in taken:
                 return program
         return None

@@ -203,6 +203,7 @@ class SampleBatch:
             (prefill.job.scoring, segment) for prefill, segment, is_scored in admitted.chunks if is_scored
         ]
         program = self._programs.prefill(admitted.plan.program)
+        self._programs.programs.note_use(admitted.plan.program)
         assert program is not None, "a Prefill was planned whose program is not ready"
         command = admitted.plan.command(scored, program, self._model.config.vocab_size)
         written = [
@@ -226,6 +227,7 @@ class SampleBatch:
         if choice.program is None or not any(chosen):
             return
         shapes, vocab_size = self._limits.shapes, self._model.config.vocab_size
+        self._programs.programs.note_use(choice.program)
         command = decode_command(chosen, steps, choice.program, self._decodes, vocab_size)
         rows = len(command.source) // shapes.shards
         self._decodes += 1

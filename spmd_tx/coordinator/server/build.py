@@ -31,6 +31,7 @@ from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
+from spmd_tx.coordinator.mesh.program_uses import ProgramUses
 from spmd_tx.coordinator.mesh.roster import AgentRoster, HostDevices
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
@@ -105,6 +106,7 @@ class Parts:
     health: ServerHealth
     generations: Generations
     given_up: GivenUpWatcher
+    uses: ProgramUses
 
 
 def open_model(config: ServerConfig) -> ServedModel:
@@ -132,6 +134,7 @@ async def open_parts(
     progress = Progress()
     loss_runs = LossRuns(loss_limits(config.bounds))
     mesh = await asyncio.to_thread(MeshChoice, config, model.directory)
+    uses = await asyncio.to_thread(ProgramUses, config.data_dir / "program_uses.json")
     builder = GenerationBuilder(
         mesh=mesh,
         model=model,
@@ -142,6 +145,7 @@ async def open_parts(
         loss_runs=loss_runs,
         progress=progress,
         at_work=quarantine.at_work,
+        uses=uses,
     )
     hub = Hub(port.send, on_written=snapshots.written, on_custom_loss=loss_runs.take)
     health = ServerHealth(hub)
@@ -154,7 +158,7 @@ async def open_parts(
     )
     services = await open_services(config, model, stores, scheduler, health, progress, stack)
     given_up = GivenUpWatcher(database, stores.queue, scheduler)
-    return Parts(services, scheduler, hub, health, generations, given_up)
+    return Parts(services, scheduler, hub, health, generations, given_up, uses)
 
 
 async def open_stores(config: ServerConfig, stack: AsyncExitStack) -> Stores:
@@ -277,6 +281,7 @@ class GenerationBuilder:
     loss_runs: LossRuns
     progress: Progress
     at_work: AtWork
+    uses: ProgramUses
 
     @property
     def config(self) -> ServerConfig:
@@ -295,7 +300,9 @@ class GenerationBuilder:
             make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []
         )
         orders = ProgramOrders(
-            (program for program in ahead if program not in workers.avoided), aside=workers.compiles_aside
+            (program for program in ahead if program not in workers.avoided),
+            aside=workers.compiles_aside,
+            uses=self.uses,
         )
         return GenerationParts(
             workers=workers,

@@ -112,6 +112,7 @@ class _Server:
             self._parts.services.keyring.watch(),
             self._parts.services.text.run(),
             self._parts.given_up.watch(),
+            self._parts.uses.keep(),
             *(agent.run() for agent in self._agents),
         ):
             self._spawn(lasting)

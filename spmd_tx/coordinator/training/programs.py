@@ -60,6 +60,8 @@ class StepPrograms:
             missing = [program for program in step.programs if not is_ready(program)]
             # A command may need other programs by the time it is sent.
             step.has_programs = not missing and isinstance(step, ChunkStep)
+            for program in step.programs if step.has_programs else ():
+                self._compilation.orders.note_use(program)
         if not model.has_slot and step.needs_slot and not all(map(is_ready, SWAPS)):
             missing += [swap for swap in self._slots.programs(model, beside) if not is_ready(swap)]
         return missing

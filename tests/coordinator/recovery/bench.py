@@ -16,6 +16,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.mesh.program_uses import ProgramUses
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
@@ -202,6 +203,7 @@ class Coordinator:
             loss_runs=LossRuns(loss_limits(config.bounds)),
             progress=Progress(),
             at_work=quarantine.at_work,
+            uses=ProgramUses(),
         )
         self.scheduler = Scheduler(self.queue, self.catalog, self._snapshots, builder.make, clock, quarantine)
         writing = self.queue.run(self.scheduler.arrive)
