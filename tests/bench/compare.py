@@ -74,6 +74,7 @@ def take_turn(arguments: argparse.Namespace, side: str, model: Path, folder: Pat
     command += ["--settle-seconds", str(arguments.settle_seconds)]
     command += ["--section-deadline", str(arguments.section_deadline)]
     command += ["--quick"] if arguments.quick else []
+    command += ["--first-minute"] if side == "ours" and not arguments.only_warm else []
     command += (
         ["--cache", str(arguments.our_cache.absolute())] if side == "ours" and arguments.our_cache else []
     )
@@ -104,10 +105,17 @@ def machine() -> dict[str, Any]:
 
 def describe(arguments: argparse.Namespace, about: dict[str, Any]) -> str:
     """Describe the conditions under which the table was made."""
-    options = [option for option in ("models", "sections", "rounds", "quick") if option in arguments.given]
-    text = " ".join(f"--{option} {_argument(getattr(arguments, option))}".strip() for option in options)
+    options = [
+        option
+        for option in ("models", "sections", "rounds", "quick", "only_warm")
+        if option in arguments.given
+    ]
+    text = " ".join(
+        f"--{option.replace('_', '-')} {_argument(getattr(arguments, option))}".strip() for option in options
+    )
     command = f'make bench ARGS="{text}"' if text else "make bench"
-    peer = _versions(arguments.peer_python, "jax", "skyrl", "tinker")
+    packages = ("jax", "skyrl", "tinker") if "peer" in arguments.sides else ("tinker",)
+    peer = _versions(arguments.peer_python, *packages)
     cores = f"{about['cores']} cores ({about['cpu']}), {about['memory_gib']} GiB"
     return " ".join(
         [
@@ -145,6 +153,7 @@ def _arguments() -> argparse.Namespace:
         help="to wait at most for a server to be idle after its start",
     )
     parser.add_argument("--section-deadline", type=float, default=240.0, help="seconds; a section fails then")
+    parser.add_argument("--only-warm", action="store_true", help="leave out the first minute")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench", help="is emptied")
     parser.add_argument(
         "--our-cache",

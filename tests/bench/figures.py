@@ -7,6 +7,10 @@ from typing import Any
 
 Turn = dict[str, Any]  # results by section, of one turn of one server
 
+# Of a section, on a server that has just started with nothing compiled. The first repetition does not count.
+FIRST_MINUTE = "first minute: "
+FIRST_OF_WARM = 0.85  # of its speed when all is compiled, at least; times are turned round
+
 # In this order. The fresh ones come last, so that no section finds programs that they had compiled.
 SECTIONS = (
     "healthz forward_1_token sample_1_token train_1_token create_model train_uniform train_ragged "
@@ -26,6 +30,11 @@ class Figure:
     must: float | None = None
     aim: float | None = None
     is_cpu_bound: bool = False  # whether work per CPU second is of interest, too
+    counts_compiling: bool = False  # so the first minute cannot be like the later ones
+
+    @property
+    def is_of_first_minute(self) -> bool:
+        return self.section in SECTIONS
 
 
 @dataclass(frozen=True)
@@ -35,12 +44,40 @@ class Row:
     figure: Figure
     ours: float | None
     peer: float | None
+    first: float | None = None  # ours in the first minute
     cpu_ratio: float | None = None  # ours / peer: work per CPU second of the server's processes
     error: str = ""
 
     @property
     def ratio(self) -> float | None:
         return self.ours / self.peer if self.ours is not None and self.peer else None
+
+    @property
+    def first_speed(self) -> float | None:
+        """The speed of the first minute, as a share of that when all is compiled."""
+        return self._speed_of_first(self.ours)
+
+    @property
+    def first_ahead(self) -> float | None:
+        """How many times as fast as the peer ours is in the first minute."""
+        return self._speed_of_first(self.peer)
+
+    def _speed_of_first(self, other: float | None) -> float | None:
+        if not self.first or not other:
+            return None
+        return other / self.first if self.figure.is_lower_better else self.first / other
+
+    def first_verdict(self) -> str:
+        """Say whether the first minute is what it should be; empty if it was not measured."""
+        if self.first is None:
+            return "no figure" if self.figure.is_of_first_minute and self.error else ""
+        problems = []
+        share, ahead = self.first_speed, self.first_ahead
+        if share is not None and share < FIRST_OF_WARM and not self.figure.counts_compiling:
+            problems.append(f"below {FIRST_OF_WARM:g} of warm")
+        if ahead is not None and ahead <= 1:
+            problems.append("behind the peer")
+        return ", ".join(problems) or "met"
 
     def verdict(self) -> str:
         """Compare with the bounds; empty if there are none."""
@@ -105,10 +142,14 @@ FIGURES = (
     Figure("1-token forward", "ms", "forward_1_token", median_ms, True, 0.10, 0.04),
     Figure("training, uniform lengths", "tokens/s", "train_uniform", median_rate, False, 2, 3, True),
     Figure("training, ragged lengths", "tokens/s", "train_ragged", median_rate, False, 10, 15, True),
-    Figure("training, new lengths each round", "tokens/s", "train_fresh", overall_rate, False, 10, 18, True),
+    Figure(
+        "training, new lengths each round", "tokens/s", "train_fresh", overall_rate, False, 10, 18, True, True
+    ),
     Figure("sampling, uniform", "tokens/s", "sample_uniform", median_rate, False, 1.0, 1.5, True),
     Figure("sampling, ragged max_tokens", "tokens/s", "sample_ragged", median_rate, False, 3, 4.5, True),
-    Figure("sampling, new shapes each round", "tokens/s", "sample_fresh", overall_rate, False, 4, 6, True),
+    Figure(
+        "sampling, new shapes each round", "tokens/s", "sample_fresh", overall_rate, False, 4, 6, True, True
+    ),
     Figure("sampling, single stream", "tokens/s", "sample_single", median_rate, False, 1.0, 1.5, True),
     Figure("RL iteration, median", "s", "rl_iteration", median_seconds, True, 0.35, 0.2),
     Figure("RL iteration, p95", "s", "rl_iteration", p95_seconds, True, 0.15, 0.08),
@@ -128,20 +169,32 @@ def rows(ours: list[Turn], peer: list[Turn], has_bounds: bool = True) -> list[Ro
     """Return one row per figure that either side has tried; bounds are for the model tiny."""
     found = []
     for figure in FIGURES:
-        if not any(figure.section in turn for turn in ours + peer):
+        if not any(_is_tried(turn, figure.section) for turn in ours + peer):
             continue
         mine, theirs = _succeeded(ours, figure.section), _succeeded(peer, figure.section)
+        of_first = FIRST_MINUTE + figure.section
+        first = _succeeded(ours, of_first)
+        failures = [
+            *_errors("ours", ours, figure.section),
+            *_errors("ours in the first minute", ours, of_first),
+            *_errors("peer", peer, figure.section),
+        ]
         row = Row(
             figure if has_bounds else replace(figure, must=None, aim=None),
             ours=figure.read(mine) if mine else None,
             peer=figure.read(theirs) if theirs else None,
+            first=figure.read(first) if first else None,
             cpu_ratio=_work_per_cpu(mine) / _work_per_cpu(theirs)
             if figure.is_cpu_bound and mine and theirs
             else None,
-            error="; ".join(_errors("ours", ours, figure.section) + _errors("peer", peer, figure.section)),
+            error="; ".join(failures),
         )
         found.append(row)
     return found
+
+
+def _is_tried(turn: Turn, section: str) -> bool:
+    return section in turn or FIRST_MINUTE + section in turn
 
 
 def _succeeded(turns: list[Turn], section: str) -> list[dict[str, Any]]:

@@ -6,7 +6,19 @@ from pathlib import Path
 
 from tests.bench.figures import Row
 
-HEADER = ("figure", "ours", "peer", "ours / peer", "must", "aim", "verdict", "per CPU second")
+HEADER = (
+    "figure",
+    "first minute",
+    "warm",
+    "peer",
+    "first / warm (speed)",
+    "first minute is",
+    "warm / peer",
+    "must",
+    "aim",
+    "verdict",
+    "per CPU second",
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -14,8 +26,11 @@ def cells(row: Row) -> tuple[str, ...]:
     sign = "≤" if figure.is_lower_better else "≥"
     return (
         f"{figure.name} ({'lower is better, ' if figure.is_lower_better else ''}{figure.unit})",
+        number(row.first) if figure.is_of_first_minute else "",
         number(row.ours),
         number(row.peer),
+        number(row.first_speed) if figure.is_of_first_minute else "",
+        row.first_verdict(),
         number(row.ratio),
         f"{sign} {figure.must:g}" if figure.must is not None else "",
         f"{sign} {figure.aim:g}" if figure.aim is not None else "",

@@ -7,6 +7,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ import tinker
 
 from tests.bench import sections
 from tests.bench.client import Client
-from tests.bench.figures import SECTIONS
+from tests.bench.figures import FIRST_MINUTE, SECTIONS
 from tests.bench.servers import Server, launcher
 
 START_SECONDS = 300.0
@@ -64,6 +65,19 @@ class Turn:
             self._close(server)
         self._keep("memory", {"peak_mib": self.peak_mib})
         self._close(self._start("warm_start"))
+        if self.arguments.first_minute:
+            self._first_minute()
+
+    def _first_minute(self) -> None:
+        """Time each section on a server of its own, which has just started with nothing compiled."""
+        for name in self.arguments.sections:
+            cache = self.arguments.folder / "empty cache"
+            server = self._start(FIRST_MINUTE + "start", cache)
+            try:
+                self._section(self._sections(server), server, name, FIRST_MINUTE)
+            finally:
+                self._close(server)
+                shutil.rmtree(cache, ignore_errors=True)
 
     def _settle(self, server: Server) -> None:
         has_settled = server.wait_until_idle(self.arguments.settle_seconds)
@@ -75,12 +89,12 @@ class Turn:
     def _sections(self, server: Server) -> sections.Sections:
         return sections.Sections(server.url, self.arguments.model, self.load, self.limits, server.cpu_seconds)
 
-    def _start(self, name: str) -> Server:
+    def _start(self, name: str, cache: Path | None = None) -> Server:
         """Start with new data and with what earlier starts have compiled, and wait for the first sample."""
         arguments = self.arguments
         self.starts += 1
         folder = arguments.folder / f"start{self.starts}"
-        cache = arguments.cache or arguments.folder / "cache"
+        cache = cache or arguments.cache or arguments.folder / "cache"
         launch = launcher(arguments.side, arguments.server_python, Path(arguments.model), folder, cache)
         server = Server(launch, arguments.folder / "server.log")
         try:
@@ -94,7 +108,7 @@ class Turn:
             raise RuntimeError(f"no first sample: {error!r}; see {server.log}") from error
         return server
 
-    def _section(self, timed: sections.Sections, server: Server, name: str) -> bool:
+    def _section(self, timed: sections.Sections, server: Server, name: str, when: str = "") -> bool:
         """Whether it came to its end."""
         began = time.monotonic()
         timed.client.deadline = began + self.arguments.section_deadline
@@ -102,7 +116,7 @@ class Turn:
             result = getattr(timed, name)()
         except ERRORS as error:
             result = {"error": repr(error)[:500], "trace": traceback.format_exc()[-1500:]}
-        self._keep(name, result | {"wall_s": time.monotonic() - began, "rss_mib": server.rss_mib()})
+        self._keep(when + name, result | {"wall_s": time.monotonic() - began, "rss_mib": server.rss_mib()})
         return "error" not in result
 
     def _close(self, server: Server) -> None:
@@ -141,6 +155,9 @@ def main() -> None:
     parser.add_argument("--settle-seconds", type=float, default=400.0)
     parser.add_argument("--cache", type=Path, help="of compiled programs, instead of an empty one")
     parser.add_argument("--section-deadline", type=float, default=240.0, help="seconds")
+    parser.add_argument(
+        "--first-minute", action="store_true", help="time sections with nothing compiled, too"
+    )
     parser.add_argument("--quick", action="store_true")
     logging.getLogger("tinker").setLevel(
         logging.ERROR
