@@ -80,6 +80,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decode_rows: int = 128  # sequences drawn at once, per data shard; fewer if memory does not allow them
     decode_steps: int = 16  # tokens drawn per row and dispatch
     page_size: int = 16  # tokens
+    batch_invariant: bool = False  # whether samples are the same to the last bit in any company
     kv_cache_tokens: int = 0  # per data shard; 0: as many as fit
 
     bounds: Bounds = Bounds()  # on what clients may ask for

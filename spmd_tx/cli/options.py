@@ -86,6 +86,8 @@ HELP = {
         "decode_rows": "Sequences that are sampled at once, per data shard; fewer if memory is short.",
         "decode_steps": "Tokens sampled per sequence before new sequences can join.",
         "page_size": "Tokens per page of the key-value cache.",
+        "batch_invariant": "Make samples and their log-probabilities independent, to the last bit, of other "
+        "requests, cached prompts and restarts; sampling is slower.",
         "kv_cache_tokens": "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.",
     },
 }

@@ -108,9 +108,17 @@ def _row_keys(pool: Array, index: Array, tables_BN: Array) -> Array:
 
 
 def decode_attend(
-    tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array, *, row_by_row: bool
+    tables_BN: Int[Array, "B N"],
+    positions_B: Int[Array, " B"],
+    is_alive_B: Array,
+    *,
+    row_by_row: bool,
+    in_loop: bool = False,
 ) -> Attend:
-    """Write one token per row, then attend to all the row's tokens up to it; ``row_by_row`` for CPUs."""
+    """Write one token per row, then attend to all the row's tokens up to it.
+
+    ``row_by_row`` is for CPUs. Elsewhere pages are read a few at a time if ``in_loop``, else all at once.
+    """
 
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
         page_size = cache.keys.shape[2]
@@ -121,6 +129,10 @@ def decode_attend(
             pools = (cache.keys, cache.values)
             last_B = jnp.where(is_alive_B, positions_B, -1)
             return attend_row_by_row(q[:, 0], pools, index, tables_BN, last_B)[:, None], cache
+
+        if in_loop:
+            pools = (cache.keys, cache.values)
+            return attend_pages(q, pools, index, tables_BN, positions_B[:, None]), cache
 
         order_T = jnp.arange(tables_BN.shape[1] * page_size)
         mask_BT = order_T[None] <= positions_B[:, None]

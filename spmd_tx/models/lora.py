@@ -179,3 +179,19 @@ def bank_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLo
         return jnp.einsum("BTSR,SRO->BTO", h_BTSR, lora.b.astype(x_BTI.dtype))
 
     return apply
+
+
+def each_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
+    """Apply each adapter to all rows by products of its own, and take each row's own. For one token.
+
+    Unlike in bank_lora, neither other adapters nor the adapter's slot can change a bit: there the sum goes
+    over all slots, and the place of a slot decides how its part is split.
+    """
+
+    def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
+        h_SBTR = jnp.einsum("BTI,SRI->SBTR", x_BTI, lora.a.astype(x_BTI.dtype))
+        h_SBTR = h_SBTR * scale_S.astype(x_BTI.dtype)[:, None, None, None]
+        y_SBTO = jnp.einsum("SBTR,SRO->SBTO", h_SBTR, lora.b.astype(x_BTI.dtype))
+        return y_SBTO[slots_B, jnp.arange(slots_B.shape[0])]
+
+    return apply

@@ -254,6 +254,7 @@ class Prefill(Command, frozen=True, tag="prefill"):
     # Rows of each data shard that the program takes at once; 0: all. One block may read what those before it
     # have written.
     block: int = 0
+    piece: int = 0  # tokens of a row that it takes at once, in order; 0: all
 
 
 class Decode(Command, frozen=True, tag="decode"):
@@ -283,6 +284,10 @@ class Decode(Command, frozen=True, tag="decode"):
     tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all the steps
     top: int = 0  # how many of the likeliest tokens to reply for each step
     active: int = 0  # adapters that the program is for, one of ``active_sizes``; 0: the fewest that suffice
+    block: int = 0  # rows of each data shard that the program takes at once; 0: all
+    # int32 [B, most steps]: tokens that are known already, to be fed instead of drawn ones; -1: draw. Present
+    # if and only if the setup is ``batch_invariant``.
+    forced: np.ndarray | None = None
 
 
 # Threads of a worker that compile: what somebody waits for; what is not urgent, or is awaited by another
@@ -359,6 +364,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     longest_row: int = 0  # tokens of the longest training row; 0: the power of two that holds max_context
     loss_processes: int = 2  # that run custom losses, at most
     loss_memory_bytes: int = 8 << 30  # of each of them
+    batch_invariant: bool = False  # whether the shapes of programs keep rows' bits apart from their company
     remat: str = "auto"  # what training computes twice, of models/qwen3.py's REMAT_LEVELS; "auto": by memory
 
 

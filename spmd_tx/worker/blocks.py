@@ -31,22 +31,42 @@ def _part(x: np.ndarray, shards: int, start: int, rows: int) -> np.ndarray:
 
 
 class Joined(PyTreeNode):
-    """Holds an array whose blocks are computed one after the other, perhaps still. np.asarray joins them."""
+    """Holds an array whose blocks are computed one after the other, perhaps still. np.asarray joins them.
+
+    Blocks follow each other along the rows of every data shard, and the pieces of a block along the next
+    dimension. A block that was not computed, None, is zeros.
+    """
 
     parts: Sequence[Any]  # of each block, with the rows of all data shards along ``axis``
     shards: int = struct.field(pytree_node=False)
     axis: int = struct.field(pytree_node=False)
+    pieces: int = struct.field(pytree_node=False)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        parts = [np.asarray(part) for part in self.parts]
-        before, after = parts[0].shape[: self.axis], parts[0].shape[self.axis + 1 :]
-        by_shard = [part.reshape(*before, self.shards, -1, *after) for part in parts]
-        whole = np.concatenate(by_shard, axis=self.axis + 1).reshape(*before, -1, *after)
-        return whole if dtype is None else whole.astype(dtype)
+        known = next(np.asarray(part) for part in self.parts if part is not None)
+        parts = [np.zeros_like(known) if part is None else np.asarray(part) for part in self.parts]
+        whole = [
+            np.concatenate(parts[start : start + self.pieces], axis=self.axis + 1)
+            if self.pieces > 1
+            else parts[start]
+            for start in range(0, len(parts), self.pieces)
+        ]
+        before, after = whole[0].shape[: self.axis], whole[0].shape[self.axis + 1 :]
+        by_shard = [each.reshape(*before, self.shards, -1, *after) for each in whole]
+        array = np.concatenate(by_shard, axis=self.axis + 1).reshape(*before, -1, *after)
+        return array if dtype is None else array.astype(dtype)
 
 
-def joined(replies: Sequence[Mapping[str, Any]], shards: int, axis: int = 0) -> dict[str, Any]:
-    """Join the arrays of the replies to a command's blocks, by name."""
-    if len(replies) <= 1:
-        return dict(*replies)
-    return {name: Joined([reply[name] for reply in replies], shards, axis) for name in replies[0]}
+def joined(
+    replies: Sequence[Mapping[str, Any] | None], shards: int, *, axis: int = 0, pieces: int = 1
+) -> dict[str, Any]:
+    """Join the arrays of the replies to a command's blocks, by name. None: a block was not computed."""
+    known = next((reply for reply in replies if reply is not None), None)
+    if known is None:
+        return {}
+    if len(replies) == 1:
+        return dict(known)
+    return {
+        name: Joined([None if reply is None else reply[name] for reply in replies], shards, axis, pieces)
+        for name in known
+    }

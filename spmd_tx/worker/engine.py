@@ -161,18 +161,25 @@ class Engine:
         return {}, {}
 
     def prefill(self, command: commands.Prefill) -> Result:
-        replies = []
-        calls = self._calls.prefill(self.state, command) if command.rows.segments.any() else ()
-        for call in calls:
+        replies: list[dict[str, Any] | None] = []
+        for call in self._calls.prefill(self.state, command):
+            if call is None:
+                replies.append(None)
+                continue
             self.state.cache, scores, experts = self._run(call)
             replies.append(_present(**scores, experts=experts))
         if command.copies.any():
             self.state.cache = self._run(self._calls.copy_pages(self.state, command.copies))
-        return joined(replies, self._plan.sizes.data_shards), {}
+        pieces = command.rows.tokens.shape[1] // command.piece if command.piece else 1
+        return joined(replies, self._plan.sizes.data_shards, pieces=pieces), {}
 
     def decode(self, command: commands.Decode) -> Result:
-        self.state.cache, self.state.rows, drawn = self._run(self._calls.decode(self.state, command))
-        return _present(**vars(drawn)), {}
+        state, replies = self.state, list[dict[str, Any]]()
+        for call in self._calls.decode(state, command):
+            state.cache, state.next_rows, drawn = self._run(call)
+            replies.append(_present(**vars(drawn)))
+        state.rows, state.next_rows = state.next_rows, state.rows
+        return joined(replies, self._plan.sizes.data_shards, axis=1), {}
 
     def _run(self, call: Call) -> Any:
         return self.programs.run(call, self.mesh)

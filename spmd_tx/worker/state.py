@@ -29,7 +29,8 @@ class WorkerState(PyTreeNode, frozen=False):
     train: TrainState
     bank: Bank
     cache: KvCache
-    rows: RowState
+    rows: RowState  # that the last Decode left
+    next_rows: RowState  # for the next one to fill, block by block
 
 
 def declare(plan: Plan) -> WorkerState:
@@ -43,6 +44,7 @@ def declare(plan: Plan) -> WorkerState:
         bank=Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32)),
         cache=cache_weights(model, mesh, plan.pages, setup.page_size, dtype),
         rows=RowState(row, row, row),
+        next_rows=RowState(row, row, row),
     )
 
 
@@ -54,7 +56,8 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
     progress("allocating adapters")
     train, bank = zeros(mesh, declared.train), zeros(mesh, declared.bank)
     progress(f"allocating {plan.pages} pages of {setup.page_size} tokens")
-    return declared, WorkerState(base, train, bank, zeros(mesh, declared.cache), zeros(mesh, declared.rows))
+    cache, rows, next_rows = (zeros(mesh, each) for each in (declared.cache, declared.rows, declared.rows))
+    return declared, WorkerState(base, train, bank, cache, rows, next_rows)
 
 
 def zeros(mesh: Mesh, declared: Any) -> Any:

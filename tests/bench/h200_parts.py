@@ -162,21 +162,22 @@ def decode(meter: Meter, scale: Scale) -> None:
         dummy = made[1]
         declared = dummy.declared_cache(rows, context)
         step = make_decode(dummy.model, dummy.mesh, dummy.declared_base, dummy.declared_bank, declared, steps)
-        state, drawn = dummy.decode_rows(rows, context, steps)
+        (state, drawn), (after, _) = (dummy.decode_rows(rows, context, steps) for _ in range(2))
         moved = decode_bytes(dummy.model, dummy.rank, rows, context)
         least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, rows, context), moved)
         for active in scale.pick((1, 4), (1,)):
-            args = (dummy.base, dummy.bank(), dummy.cache(declared), state, drawn)
+            args = (dummy.base, dummy.bank(), dummy.cache(declared), state, after, drawn)
             meter.measure(
                 f"{_name(dummy.model)}, {rows} rows, context {context}, {active} adapter(s)",
                 step,
                 *args,
                 np.arange(active, dtype=np.int32),
+                np.int32(0),
                 np.int32(steps),
                 floor=least,
                 tokens=rows,
                 per=steps,
-                carried=(2, 3),
+                carried=(2, 4),
             )
 
 

@@ -42,7 +42,9 @@ class Sampler:
     def __post_init__(self) -> None:
         model = self.engine.model
         limits = SamplingLimits(
-            SamplingShapes(1, CONTEXT, PAGE_SIZE, self.rows), self.engine.plan.pages, STEPS
+            SamplingShapes(1, CONTEXT, PAGE_SIZE, self.rows, on_cpu=self.engine.plan.on_cpu),
+            self.engine.plan.pages,
+            STEPS,
         )
         self.bank = VersionBank(BANK_SLOTS, Path(tempfile.gettempdir()))
         self.batch = SampleBatch(SamplingModel(model, CONTEXT, None), self.bank, limits)

@@ -126,7 +126,7 @@ class TinySampler:
         cast = jax.tree.map(lambda leaf, weight: leaf.astype(weight.dtype), w, self._bank.w)
         self.bank = self._place(Bank(cast, BOTH_SCALES), self._bank)
         self.cache = self._filled(self._cache, stale)
-        self.rows = self._filled(self._rows, 0)
+        self.rows, self.next_rows = (self._filled(self._rows, 0) for _ in range(2))
         return self
 
     def prefill(
@@ -237,9 +237,9 @@ class TinySampler:
                 batch.tokens[row], batch.positions[row] = sample.prompt[-1], len(sample.prompt) - 1
                 batch.remaining[row] = sample.max_tokens
         placed = rows_to_devices(self.mesh, batch)
-        self.cache, self.rows, drawn = self._decode(top)(
-            self.engine.base, self.bank, self.cache, self.rows, placed, None, np.int32(steps)
-        )
+        state = (self.engine.base, self.bank, self.cache, self.rows, self.next_rows)
+        self.cache, after, drawn = self._decode(top)(*state, placed, None, np.int32(0), np.int32(steps))
+        self.rows, self.next_rows = after, self.rows
         parts = [np.zeros(drawn.tokens.shape) if part is None else part for part in vars(drawn).values()]
         parts = to_numpy(parts)
         return [Drawn(*(part[:steps, row] for part in parts)) for row in where], Drawn(*parts)

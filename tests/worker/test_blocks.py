@@ -27,4 +27,13 @@ def test_a_single_block_is_all_rows():
     (whole,) = blocks({"tokens": np.arange(4)}, SHARDS, 0)
     assert whole["tokens"].tolist() == [0, 1, 2, 3]
     assert joined([whole], SHARDS) == whole
-    assert joined([], SHARDS) == {}
+    assert joined([], SHARDS) == joined([None, None], SHARDS) == {}
+
+
+def test_pieces_of_rows_join_and_those_that_were_not_computed_are_zeros():
+    rows = np.arange(1, SHARDS * 2 * 6 + 1).reshape(SHARDS, 2, 6)
+    parts = [{"x": rows[:, row, start : start + 3]} for row in range(2) for start in (0, 3)]
+    whole = np.asarray(joined([*parts[:3], None], SHARDS, pieces=2)["x"])
+    expected = rows.copy()
+    expected[:, 1, 3:] = 0
+    assert np.array_equal(whole, expected.reshape(-1, 6))

@@ -69,6 +69,7 @@ class Admission:
     def put_back(self, sample: Sample) -> None:
         """Let a preempted sample wait again."""
         waiting = sample.job.waiting
+        sample.start_over()
         waiting.append(sample)
         waiting.sort(key=lambda each: each.index)
         self.line.add(sample.job)
@@ -108,7 +109,7 @@ class Admission:
             job.passed_over += len(admitted.started)
         # Not earlier: this Prefill must not write to a page that it copies from.
         for job in admitted.started:
-            if all(sample.tokens for sample in job.waiting):
+            if not any(sample.is_at_prompt for sample in job.waiting):
                 self._forget_prompts(job)
 
     def _continue_prefills(self, prefills: list[ChunkedPrefill], admitted: Admitted) -> None:
@@ -128,7 +129,8 @@ class Admission:
         segment = admitted.plan.add(chunk, self._scores(job, chunk))
         admitted.chunks.append((prefill, segment, is_scored))
         prefill.first = chunk.end
-        self._shards[chunk.shard].remember_read(prefill.owner, prefill.pages, chunk.end)
+        if not (self._shapes.batch_invariant and is_scored and not job.scoring.needs_only_logprobs):
+            self._shards[chunk.shard].remember_read(prefill.owner, prefill.pages, chunk.end)
         if prefill.is_planned:
             admitted.plan.copy(chunk.shard, list(prefill.copies.values()))
             job.needs_scores = False
@@ -136,7 +138,14 @@ class Admission:
                 sample.prefill = None
 
     def _next_chunk(self, prefill: ChunkedPrefill) -> PrefillChunk:
-        return prefill.next_chunk(self._shapes.end_of_chunk(prefill.first, prefill.end))
+        return prefill.next_chunk(self._end_of_chunk(prefill.job, prefill.first, prefill.end))
+
+    def _end_of_chunk(self, job: SampleJob, first: int, end: int) -> int:
+        """Return where the chunk from ``first`` on ends; of pieces, all are scored or none is."""
+        if self._shapes.piece and job.wants_scores(end):
+            scored = job.scoring.first_scored // self._shapes.piece * self._shapes.piece
+            end = scored if first < scored else end
+        return self._shapes.end_of_chunk(first, end)
 
     def _overdue(self) -> SampleJob | None:
         """Return the job that nobody may start before; once it runs, nobody preempts it either."""
@@ -202,7 +211,10 @@ class Admission:
 
     def _may_join(self, job: SampleJob, chunk: PrefillChunk, admitted: Admitted) -> bool:
         """Return whether there is a program for the plan together with this chunk."""
-        needed = admitted.plan.program_with(chunk, self._scores(job, chunk))
+        scores = self._scores(job, chunk)
+        if self._shapes.batch_invariant and admitted.plan.scores not in (None, scores):
+            return False
+        needed = admitted.plan.program_with(chunk, scores)
         found = self._sampling.prefill(needed)
         if found != needed:
             self._sampling.programs.prefer(needed)
@@ -216,17 +228,18 @@ class Admission:
             self.without_program.pop(job, None)
 
     def _scores(self, job: SampleJob, chunk: PrefillChunk) -> Scores:
-        is_scored = job.needs_scores and chunk.end > job.scoring.first_scored
-        return self._sampling.scores(job.scoring) if is_scored else Scores()
+        if job.wants_scores(chunk.end):
+            return self._sampling.scores(job.scoring)
+        return Scores(logprobs=self._shapes.batch_invariant)  # one program, whether they are wanted or not
 
     def _new_plan(self) -> PrefillPlan:
-        return PrefillPlan(self._shapes, copies=self._shards[0].rows)
+        return PrefillPlan(self._shapes, copies=self._shapes.decode_rows)
 
     def _first_chunk(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
         """Return the first chunk of a part that starts on this data shard."""
-        shard, end = self._shards[number], part[0].position
+        shard, end = self._shards[number], part[0].next_position
         first = end if shard.kept_prompt(part) else len(shard.cached(part)) * self._shapes.page_size
-        return PrefillChunk(number, job.version, 0, [], [], first, self._shapes.end_of_chunk(first, end))
+        return PrefillChunk(number, job.version, 0, [], [], first, self._end_of_chunk(job, first, end))
 
     def _best_shard(
         self, job: SampleJob, part: list[Sample], share: int | None, admitted: Admitted
@@ -262,7 +275,8 @@ class Admission:
             admitted.tokens += len(job.prompt)
             admitted.found += start.found
         admitted.started.add(job)
-        prefill = ChunkedPrefill(part, part[0].content, start.pages, start.written, start.copies)
+        content = part[0].content[: part[0].next_position + 1]
+        prefill = ChunkedPrefill(part, content, start.pages, start.written, start.copies)
         if not prefill.is_planned:
             for sample in part:
                 sample.prefill = prefill

@@ -19,7 +19,7 @@ from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.sampling.decode import decode_command
-from spmd_tx.coordinator.sampling.decode_choice import Choice, choose
+from spmd_tx.coordinator.sampling.decode_choice import Candidates, Choice, choose, of_one_program
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prefill import Segment
@@ -64,6 +64,7 @@ class _Drawn:
 
     sample: Sample
     column: int
+    skip: int  # steps that were fed known tokens
     count: int  # tokens, unless it stops earlier
 
 
@@ -94,11 +95,12 @@ class SampleBatch:
         self._at_work = at_work or AtWork()
         self._shards = [
             Shard(
-                rows=shapes.decode_rows,
+                rows=shapes.rows,
                 page_size=shapes.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
                 has_cache=not model.config.n_experts,  # a model with experts must report those of every token
+                piece=shapes.piece,
             )
             for _ in range(shapes.shards)
         ]
@@ -167,7 +169,8 @@ class SampleBatch:
 
     def not_compiled(self, program: ProgramShape, error: str) -> list[tuple[str, Outcome]]:
         """Fail the requests that cannot do without a program; return their outcomes."""
-        if program.step == "decode" and program.rows > self._limits.shapes.shards:
+        shapes = self._limits.shapes
+        if program.step == "decode" and program.rows > shapes.shards and not shapes.batch_invariant:
             return []  # they can use programs with fewer rows
         jobs = [job for job in self._jobs.values() if program in self._missing(job)]
         for job in jobs:
@@ -216,20 +219,21 @@ class SampleBatch:
         self._planned.append(Dispatch(command, absorb, requests))
 
     def _plan_decode(self) -> None:
-        candidates = [shard.candidates(self._decodes) for shard in self._shards]
+        able = [shard.candidates(self._decodes) for shard in self._shards]
+        candidates = of_one_program(able, self._programs)
         if not any(candidates):
             return
-        least = min(sample.undecided for samples in candidates for sample in samples)
+        least = min(sample.steps_left for samples in candidates for sample in samples)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
         choice = self._choose(candidates, steps)
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
         if choice.program is None or not any(chosen):
             return
-        shapes, vocab_size = self._limits.shapes, self._model.config.vocab_size
         self._programs.programs.note_use(choice.program)
-        command = decode_command(chosen, steps, choice.program, self._decodes, vocab_size)
-        rows = len(command.source) // shapes.shards
+        shape = self._programs.decode_shape(choice.program, chosen)
+        command = decode_command(chosen, steps, shape, self._decodes, self._model.config.vocab_size)
+        rows = shape.rows
         self._decodes += 1
         self._unanswered += 1
         self._hurried = max(0, self._hurried - 1)
@@ -242,7 +246,7 @@ class SampleBatch:
         requests = frozenset(each.sample.job.request_id for each in drawn)
         self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn), requests))
 
-    def _choose(self, candidates: list[list[Sample]], steps: int) -> Choice:
+    def _choose(self, candidates: Candidates, steps: int) -> Choice:
         """Choose rows that have a program, assuming that each gets the pages for ``steps`` steps."""
         page_size = self._limits.shapes.page_size
         pages = {
@@ -267,12 +271,14 @@ class SampleBatch:
         return [sample for sample in candidates if sample.is_resident]
 
     def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> _Drawn:
-        count = min(steps, sample.undecided)
+        fed = min(steps, sample.behind)
+        count = min(steps - fed, sample.undecided)
+        sample.behind -= fed
         sample.outstanding += count
         sample.decode, sample.row = self._decodes, row
         if not sample.undecided:
             self._leave(sample)
-        return _Drawn(sample, first_row + row, count)
+        return _Drawn(sample, first_row + row, fed, count)
 
     def _absorb_decode(self, drawn: list[_Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
@@ -280,7 +286,7 @@ class SampleBatch:
         for each in drawn:
             sample, job = each.sample, each.sample.job
             sample.outstanding -= each.count
-            if job.is_over or sample.stop_reason is not None:
+            if job.is_over or sample.stop_reason is not None or not each.count:
                 continue
             try:
                 with self._at_work.on(job.request_id):
@@ -303,15 +309,17 @@ class SampleBatch:
     def _extend(self, each: _Drawn, reply: Reply) -> None:
         """Give a sample the tokens that were drawn for it."""
         sample, job, arrays = each.sample, each.sample.job, reply.arrays
-        column = arrays["tokens"][: each.count, each.column].tolist()
+        drawn = slice(each.skip, each.skip + each.count)
+        column = arrays["tokens"][drawn, each.column].tolist()
         known = [token for token in column if token >= 0]
         experts = arrays.get("experts")
         tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
-        top = [array[: len(known), each.column, : job.top] for array in tops if array is not None]
+        drawn = slice(each.skip, each.skip + len(known))
+        top = [array[drawn, each.column, : job.top] for array in tops if array is not None]
         sample.extend(
             known,
-            arrays["logprobs"][: len(known), each.column].tolist(),
-            None if experts is None else experts[: len(known), each.column],
+            arrays["logprobs"][drawn, each.column].tolist(),
+            None if experts is None else experts[drawn, each.column],
             TopLogprobs(*top) if top else None,
         )
         self._listener(sample)

@@ -4,17 +4,19 @@ import numpy as np
 
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.pages import TRASH_PAGE
+from spmd_tx.coordinator.sampling.programs import DecodeShape
 from spmd_tx.protocol.commands import STOP_TOKENS, Decode
-from spmd_tx.protocol.programs import ProgramShape
 
 FRESH = -1  # source of a row whose state comes from the coordinator
+DRAW = -1  # in place of a token that is not known
 
 
 def decode_command(
-    chosen: list[list[Sample]], steps: int, program: ProgramShape, last_decode: int, vocab_size: int
+    chosen: list[list[Sample]], steps: int, shape: DecodeShape, last_decode: int, vocab_size: int
 ) -> Decode:
-    """Return the command for the ``chosen`` samples of each data shard; ``program`` must be large enough."""
-    count, rows = program.rows, program.rows // len(chosen)
+    """Return the command for the ``chosen`` samples of each data shard; ``shape`` must be large enough."""
+    program, rows = shape.program, shape.rows
+    count = rows * len(chosen)
     tables = np.full((count, program.table), TRASH_PAGE, np.int32)
     command = Decode(
         steps=steps,
@@ -31,6 +33,8 @@ def decode_command(
         tables=tables,
         top=program.top,
         active=program.active,
+        block=shape.block,
+        forced=np.full((count, shape.known_steps), DRAW, np.int32) if shape.known_steps else None,
     )
     for shard, samples in enumerate(chosen):
         for row, sample in enumerate(samples):
@@ -43,9 +47,12 @@ def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> None:
     if sample.decode == last_decode:
         command.source[row] = sample.row
     else:
-        command.tokens[row] = (sample.tokens or job.prompt)[-1]
-    command.positions[row] = sample.position + sample.outstanding
-    command.remaining[row] = sample.undecided
+        command.tokens[row] = sample.content[sample.next_position]
+    command.positions[row] = sample.next_position
+    command.remaining[row] = sample.steps_left
+    if command.forced is not None and sample.behind:
+        fed = sample.tokens[-sample.behind :][: command.steps]
+        command.forced[row, : len(fed)] = fed
     command.slots[row] = sample.bank
     command.seeds[row] = sample.seeds
     command.temperatures[row] = job.temperature

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.job import Sample
-from spmd_tx.coordinator.sampling.programs import SamplingPrograms, covers
+from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.prompt_scores import width
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -22,6 +22,19 @@ class Choice:
     )  # those left out, by the program they wait for
 
 
+def of_one_program(candidates: Candidates, sampling: SamplingPrograms) -> Candidates:
+    """Leave out candidates that a batch-invariant Decode cannot take.
+
+    It takes those that want as many of the likeliest tokens as the one left out longest: each number has its
+    own program.
+    """
+    everybody = [sample for samples in candidates for sample in samples]
+    if not everybody or not sampling.shapes.batch_invariant:
+        return candidates
+    top = sampling.width(min(everybody, key=lambda sample: (sample.decode, sample.age)))
+    return [[sample for sample in samples if sampling.width(sample) == top] for samples in candidates]
+
+
 def choose(candidates: Candidates, pages: dict[Sample, int], sampling: SamplingPrograms) -> Choice:
     """Choose all candidates if a ready program fits them, else as many as one can carry.
 
@@ -32,10 +45,13 @@ def choose(candidates: Candidates, pages: dict[Sample, int], sampling: SamplingP
     if programs.is_ready(best):
         return Choice(best, everybody)
     ready = list(programs.ready("decode"))
-    larger = [program for program in ready if covers(program, best)]
+    larger = [program for program in ready if sampling.covers(program, best)]
     if larger:
         programs.prefer(best)
         return Choice(min(larger, key=_cost), everybody)
+    if sampling.shapes.batch_invariant:
+        nobody: list[list[Sample]] = [[] for _ in candidates]
+        return Choice(None, nobody, {each: best for shard in candidates for each in shard})
     program, chosen = _most(candidates, pages, sampling, ready)
     left_out = [each for shard in candidates for each in shard if not any(each in some for some in chosen)]
     is_hopeless = programs.has_failed(best)

@@ -54,6 +54,9 @@ class Sample:
     stop_reason: Literal["stop", "length"] | None = None
 
     outstanding: int = 0  # tokens that sent commands draw unless it stops earlier
+    # Known tokens that Decodes have yet to be fed again, because their pages are gone: 0 unless its job is
+    # batch_invariant, else Prefills read them.
+    behind: int = 0
     is_resident: bool = False  # holds pages, and takes part in Decodes
     prefill: ChunkedPrefill | None = None  # until all chunks are planned; then it may join Decodes
     pages: list[int] = field(default_factory=list)  # in the order of positions
@@ -89,9 +92,28 @@ class Sample:
         """Tokens to draw beyond those that are outstanding."""
         return self.job.max_tokens - len(self.tokens) - self.outstanding
 
+    @property
+    def steps_left(self) -> int:
+        """Steps of Decodes to send: for known tokens and for those to draw."""
+        return self.behind + self.undecided
+
+    @property
+    def next_position(self) -> int:
+        """Position of the first token that the next Decode is fed. Before that, all tokens are read."""
+        return self.position + self.outstanding - self.behind
+
+    @property
+    def is_at_prompt(self) -> bool:
+        """Whether Prefills read nothing but the prompt when it starts."""
+        return self.behind == len(self.tokens)
+
     def last_position(self, steps: int) -> int:
         """Return the last position whose keys and values a Decode of ``steps`` steps, sent now, may write."""
-        return self.position + self.outstanding + min(steps, self.undecided) - 1
+        return self.next_position + min(steps, self.steps_left) - 1
+
+    def start_over(self) -> None:
+        """Wait to become resident, with the tokens that are known."""
+        self.behind = len(self.tokens) if self.job.batch_invariant else 0
 
     def extend(
         self,
@@ -132,6 +154,7 @@ class SampleJob:
     scoring: PromptScoring
     top: int  # how many of the likeliest tokens to return in the place of each drawn token
     records_stability: bool = False  # for stable_reinforce
+    batch_invariant: bool = False  # whether the same programs must compute every token again
     samples: list[Sample] = field(default_factory=list)
 
     scope: str = ""  # of its keys in the prefix cache: weights and session
@@ -153,6 +176,7 @@ class SampleJob:
         for sample in self.samples:
             sample.outstanding, sample.decode = 0, NEVER
             sample.is_resident, sample.pages, sample.prefill = False, [], None
+            sample.start_over()
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
         self.needs_scores = not self.scoring.is_empty and self.scores is None
         self.has_started = self.is_overdue = False
@@ -161,8 +185,17 @@ class SampleJob:
 
     def next_part(self) -> list[Sample]:
         """Return the samples to start next with a common prefill: a preempted one, or all that never ran."""
-        resumed = next((sample for sample in self.waiting if sample.tokens), None)
+        resumed = next((sample for sample in self.waiting if not sample.is_at_prompt), None)
         return [resumed] if resumed is not None else list(self.waiting)
+
+    def wants_scores(self, end: int) -> bool:
+        """Return whether a chunk that ends before position ``end`` must be read with scores.
+
+        They are computed once. If the job is batch-invariant, and their program is not that of other chunks,
+        the same program reads the chunk every time.
+        """
+        is_special = self.batch_invariant and not self.scoring.needs_only_logprobs
+        return (self.needs_scores or is_special) and end > self.scoring.first_scored
 
     def result(self) -> Finished:
         """Encode the response once all samples have ended."""
@@ -225,7 +258,7 @@ class ChunkedPrefill:
 
     def is_scored(self, chunk: PrefillChunk) -> bool:
         """Return whether the request wants scores of this chunk besides keys and values."""
-        return self.job.needs_scores and chunk.end > self.job.scoring.first_scored
+        return self.job.wants_scores(chunk.end)
 
     def give_up(self, sample: Sample) -> None:
         """Let a sample leave early. The pages are the owner's: without it, the prefill is given up."""
@@ -264,6 +297,7 @@ class SamplingModel:
     max_context: int  # tokens
     decoder: Decoder | None  # None: stop strings cannot be used
     eos_token_ids: tuple[int, ...] = ()  # what ends a sample when the request names no stop
+    batch_invariant: bool = False
 
 
 def make_job(
@@ -291,6 +325,7 @@ def make_job(
         ),
         top=body.topk_sample_logprobs or 0,
         records_stability=bool(body.record_stability_info),
+        batch_invariant=model.batch_invariant,
     )
     job.needs_scores = not job.scoring.is_empty
     job.samples = [

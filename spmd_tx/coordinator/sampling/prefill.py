@@ -60,7 +60,8 @@ class _Row:
 class PrefillPlan:
     """Collects chunks and page copies. A row holds segments of one version on one data shard.
 
-    When the first chunk continues behind what its pages hold, every row has one segment only.
+    When the first chunk continues behind what its pages hold, or rows are read in pieces, every row has one
+    segment only.
     """
 
     def __init__(self, shapes: SamplingShapes, *, copies: int) -> None:
@@ -76,6 +77,11 @@ class PrefillPlan:
     @property
     def is_empty(self) -> bool:
         return not self._segments and not any(self._copies)
+
+    @property
+    def scores(self) -> Scores | None:
+        """What the Prefill computes of prompts; None: it reads none yet."""
+        return self._scores if self._segments else None
 
     def copies_left(self, shard: int) -> int:
         return self._most_copies - len(self._copies[shard])
@@ -108,15 +114,15 @@ class PrefillPlan:
         counts, table = [len(rows) for rows in self._rows], self._table
         if chunk.length:
             counts[chunk.shard] += self._row_for(chunk, row_length) is None
-            table = self._wide_enough(chunk, row_length) if self._table or chunk.first else 0
+            table = self._wide_enough(chunk, row_length) if self._has_table(chunk) else 0
         return self._shapes.rows_of_prefill(max(counts)), row_length, table
 
     def _program(self, rows: int, row_length: int, table: int, scores: Scores) -> ProgramShape:
         return ProgramShape(
             step="prefill",
             rows=(self._shapes.prefill_block or self._shapes.rows_of_prefill(rows)) * self._shapes.shards,
-            row_length=row_length,
-            table=table,
+            row_length=self._shapes.piece or row_length,
+            table=self._shapes.tables[-1] if self._shapes.piece else table,
             **scores._asdict(),
         )
 
@@ -124,7 +130,7 @@ class PrefillPlan:
         """Place a chunk; it must fit."""
         self._scores = self._scores.and_of(scores)
         self._row_length = self._shapes.row_length(max(self._row_length, chunk.length))
-        if self._table or chunk.first:
+        if self._has_table(chunk):
             self._table = self._wide_enough(chunk, self._row_length)
         row = self._row_for(chunk, self._row_length)
         if row is None:
@@ -158,8 +164,8 @@ class PrefillPlan:
 
         ``scored`` are the segments whose scores are wanted besides keys and values.
         """
-        shape = (self._command_rows(program) * self._shapes.shards, program.row_length)
-        width = program.table
+        length = self._row_length if self._shapes.piece else program.row_length
+        shape, width = (self._command_rows(program) * self._shapes.shards, length), program.table
         tokens, targets, segments, positions, pages = (np.zeros(shape, np.int32) for _ in range(5))
         pages[:] = TRASH_PAGE
         numbers = np.zeros(shape[0], np.int32)
@@ -187,11 +193,16 @@ class PrefillPlan:
             ),
             pages=pages,
             copies=self._copy_array(),
-            logprobs=bool(scored),
+            logprobs=program.logprobs,
             wishes=prompt_scores.for_device(shape, placed, vocab_size),
             tables=tables,
             block=self._shapes.prefill_block,
+            piece=self._shapes.piece,
         )
+
+    def _has_table(self, chunk: PrefillChunk) -> bool:
+        """Return whether rows have tables once this chunk has joined."""
+        return bool(self._table or chunk.first or self._shapes.piece)
 
     def _wide_enough(self, chunk: PrefillChunk, row_length: int) -> int:
         """Return the width of tables that hold the pages of this chunk too, for rows of this length."""

@@ -37,6 +37,16 @@ class EverythingReady(ProgramOrders):
 
 
 @dataclass(frozen=True)
+class DecodeShape:
+    """Holds the sizes of a Decode."""
+
+    program: ProgramShape
+    rows: int  # of each data shard
+    block: int  # rows of each data shard that the program takes at once; 0: all
+    known_steps: int  # steps that may be fed known tokens; 0: none
+
+
+@dataclass(frozen=True)
 class SamplingPrograms:
     """Chooses programs in one generation of workers."""
 
@@ -45,6 +55,10 @@ class SamplingPrograms:
     bank_slots: int
     decode_steps: int  # most steps of one Decode
     vocab_size: int
+
+    def covers(self, program: ProgramShape, needed: ProgramShape) -> bool:
+        """Return whether a Decode that needs one program may run as another."""
+        return program == needed if self.shapes.batch_invariant else _covers(program, needed)
 
     def scores(self, scoring: PromptScoring) -> Scores:
         """Return what a Prefill with this scoring computes."""
@@ -71,23 +85,28 @@ class SamplingPrograms:
         ]
         return min(large_enough, key=lambda each: (each.rows * each.row_length, each.table), default=None)
 
+    def width(self, sample: Sample) -> int:
+        """Return how many of the likeliest tokens the program of a sample's Decodes returns."""
+        return width(sample.job.top, self.vocab_size)
+
     def first_decode(self, part: Sequence[Sample]) -> ProgramShape | None:
         """Return the missing program for the first Decode of samples that start together; None: none is."""
         first = part[0]
         pages = pages_for(first.last_position(self.decode_steps) + 1, self.shapes.page_size)
         alone = self.decode([[first]], {first: pages})
         if self.programs.is_ready(alone) or any(
-            covers(each, alone) for each in self.programs.ready("decode")
+            self.covers(each, alone) for each in self.programs.ready("decode")
         ):
             return None
-        rows = self.shapes.rows_of_decode(min(len(part), self.shapes.decode_rows))
+        rows = self.shapes.rows_of_decode(min(len(part), self.shapes.rows))
         together = self.decode([list(part[:rows])], dict.fromkeys(part, pages))
         return alone if self.programs.has_failed(together) else together
 
     def decode(self, samples: Sequence[Sequence[Sample]], pages: dict[Sample, int]) -> ProgramShape:
         """Return the program for a Decode of the samples of each data shard with these numbers of pages."""
         everybody = [sample for each in samples for sample in each]
-        rows = self.shapes.rows_of_decode(max(map(len, samples))) * self.shapes.shards
+        rows = self.shapes.decode_block or self.shapes.rows_of_decode(max(map(len, samples)))
+        rows *= self.shapes.shards
         used = len({sample.bank for sample in everybody})
         return ProgramShape(
             step="decode",
@@ -97,9 +116,15 @@ class SamplingPrograms:
             top=width(max(sample.job.top for sample in everybody), self.vocab_size),
         )
 
+    def decode_shape(self, program: ProgramShape, chosen: Sequence[Sequence[Sample]]) -> DecodeShape:
+        """Return the sizes of a Decode that runs a program for these samples of each data shard."""
+        if not self.shapes.batch_invariant:
+            return DecodeShape(program, program.rows // self.shapes.shards, 0, 0)
+        rows = self.shapes.rows_of_decode(max(map(len, chosen)))
+        return DecodeShape(program, rows, self.shapes.decode_block, self.decode_steps)
 
-def covers(program: ProgramShape, needed: ProgramShape) -> bool:
-    """Return whether a Decode that needs one program may run as another."""
+
+def _covers(program: ProgramShape, needed: ProgramShape) -> bool:
     return (
         program.rows >= needed.rows
         and program.table >= needed.table

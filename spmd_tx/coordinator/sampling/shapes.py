@@ -2,6 +2,9 @@
 
 On CPUs the pages of a row are read in a loop, so all tables have one width, and a Prefill runs row by row, so
 one program serves any number of rows.
+
+With ``batch_invariant`` there is one program for all prompts and one for all Decodes, each for a block of a
+fixed size: a command has any number of blocks. So what is computed for a token follows from its own request.
 """
 
 from collections.abc import Sequence
@@ -19,6 +22,8 @@ MOST_SEEN = 8  # chunks that all tables of a Prefill hold together, unless it ha
 GROWTH = 4  # the factor between numbers of rows (1, 4, 16, ...) and between row lengths
 FEW_ROWS = 16  # of a Decode: up to here it costs nearly as much as with one row
 FEWEST_STEPS = 4  # of a Decode
+BLOCK_ROWS = 16  # of a batch-invariant Decode on CPUs, at most; accelerators take all rows at once
+BLOCK_TOKENS, CPU_BLOCK_TOKENS = 256, 64  # of a batch-invariant Prefill, at most
 
 
 @dataclass(frozen=True)
@@ -31,18 +36,50 @@ class SamplingShapes:
     decode_rows: int  # most rows of one Decode
     chunk_tokens: int = CHUNK_TOKENS
     on_cpu: bool = False
+    batch_invariant: bool = False
+
+    @cached_property
+    def piece(self) -> int:
+        """Tokens of a row that a Prefill's program takes at once, whole pages; 0: all.
+
+        Cached beginnings of prompts end at multiples of it.
+        """
+        if not self.batch_invariant:
+            return 0
+        most = min(CPU_BLOCK_TOKENS if self.on_cpu else BLOCK_TOKENS, self.chunk_tokens)
+        return self.page_size * max(1, most // self.page_size)
+
+    @cached_property
+    def chunk(self) -> int:
+        """Most tokens of a Prefill; a whole number of pieces."""
+        pieces = self.chunk_tokens // self.piece if self.piece else 0
+        return max(1, pieces) * self.piece or self.chunk_tokens
+
+    @cached_property
+    def decode_block(self) -> int:
+        """Rows that a Decode's program takes at once; 0: all."""
+        if not self.batch_invariant:
+            return 0
+        return min(BLOCK_ROWS, self.decode_rows) if self.on_cpu else self.decode_rows
+
+    @cached_property
+    def rows(self) -> int:
+        """Samples that may be in one Decode: ``decode_rows``, or as many of them as are whole blocks."""
+        return self.decode_rows - (self.decode_rows % self.decode_block if self.decode_block else 0)
 
     @cached_property
     def row_lengths(self) -> list[int]:
         """Lengths of prefill rows, in tokens; none longer than the context needs."""
-        lengths = [min(SHORTEST_ROW, self.chunk_tokens)]
-        while lengths[-1] < min(self.chunk_tokens, self.context - 1):
-            lengths.append(min(lengths[-1] * GROWTH, self.chunk_tokens))
+        lengths = [min(self.piece or SHORTEST_ROW, self.chunk)]
+        while lengths[-1] < min(self.chunk, self.context - 1):
+            lengths.append(min(lengths[-1] * GROWTH, self.chunk))
         return lengths
 
     @cached_property
     def decode_sizes(self) -> list[int]:
         """Numbers of rows of a Decode, ascending. Above FEW_ROWS its cost grows with them."""
+        if self.decode_block:
+            return list(range(self.decode_block, self.rows + 1, self.decode_block))
         doubled = [2**n for n in range(self.decode_rows.bit_length()) if 2**n > FEW_ROWS]
         return sorted({*_powers_of_four(min(FEW_ROWS, self.decode_rows)), *doubled, self.decode_rows})
 
@@ -50,10 +87,11 @@ class SamplingShapes:
     def tables(self) -> list[int]:
         """Widths of page tables, in pages: up to the whole context, each a quarter of the next.
 
-        On CPUs there is one.
+        Where they are read in a loop there is one.
         """
         widths = [pages_for(self.context, self.page_size)]
-        while not self.on_cpu and widths[0] * self.page_size >= GROWTH * NARROWEST_TABLE:
+        in_loop = self.on_cpu or self.batch_invariant
+        while not in_loop and widths[0] * self.page_size >= GROWTH * NARROWEST_TABLE:
             widths.insert(0, pages_for(widths[0], GROWTH))
         return widths
 
@@ -62,7 +100,7 @@ class SamplingShapes:
 
         Cuts lie at multiples of the chunk size: they follow from the prompt, not from those beside it.
         """
-        return min(end, (first // self.chunk_tokens + 1) * self.chunk_tokens)
+        return min(end, (first // self.chunk + 1) * self.chunk)
 
     def row_length(self, tokens: int) -> int:
         return _smallest(self.row_lengths, tokens)
@@ -78,21 +116,23 @@ class SamplingShapes:
     @property
     def prefill_block(self) -> int:
         """The rows that a Prefill's program takes at once; 0: all."""
-        return 1 if self.on_cpu else 0
+        return 1 if self.on_cpu or self.batch_invariant else 0
 
     def rows_of_prefill(self, used: int) -> int:
         """Return the rows of a Prefill with so many that hold anything."""
-        return max(1, used) if self.on_cpu else power_of_four(used)
+        return max(1, used) if self.prefill_block else power_of_four(used)
 
     def may_prefill(self, rows: int, row_length: int, table: int) -> bool:
         """Return whether a Prefill may have this shape; ``table`` is 0 where rows do not continue."""
-        is_short = rows * row_length <= self.chunk_tokens
-        sees_few = self.on_cpu or rows * table * self.page_size <= MOST_SEEN * self.chunk_tokens
-        return rows == 1 or (is_short and sees_few)
+        is_short = rows * row_length <= self.chunk
+        sees_few = self.prefill_block or rows * table * self.page_size <= MOST_SEEN * self.chunk_tokens
+        return rows == 1 or (is_short and bool(sees_few))
 
     def prefills(self) -> list[tuple[int, int, int]]:
         """Return (rows of all data shards, row length, width of tables or 0) of every Prefill's program."""
-        counts = [1] if self.on_cpu else _powers_of_four(self.chunk_tokens // self.row_lengths[0])
+        if self.piece:
+            return [(self.shards, self.piece, self.tables[-1])]
+        counts = [1] if self.on_cpu else _powers_of_four(self.chunk // self.row_lengths[0])
         return [
             (rows * self.shards, length, table)
             for length in self.row_lengths
@@ -105,7 +145,7 @@ class SamplingShapes:
         """Return (rows of all data shards, width of tables, active adapters) of every possible Decode."""
         return [
             (rows * self.shards, table, active)
-            for rows in self.decode_sizes
+            for rows in ([self.decode_block] if self.decode_block else self.decode_sizes)
             for table in self.tables
             for active in self.active_sizes(rows * self.shards, bank_slots)
         ]
@@ -115,6 +155,8 @@ class SamplingShapes:
 
         On CPUs adapters without rows cost nothing.
         """
+        if self.batch_invariant:
+            return [bank_slots]
         if not self.on_cpu:
             return active_sizes(rows, bank_slots)
         return [1, bank_slots] if rows > 1 else [1]

@@ -22,14 +22,24 @@ class Shard:
     """Holds resident samples and their pages. At most ``rows`` samples take part in one Decode."""
 
     def __init__(
-        self, *, rows: int, page_size: int, pages: int, decode_steps: int, has_cache: bool = True
+        self,
+        *,
+        rows: int,
+        page_size: int,
+        pages: int,
+        decode_steps: int,
+        has_cache: bool = True,
+        piece: int = 0,
     ) -> None:
+        """With ``piece`` only whole pieces of so many tokens, read by Prefills, are found in the cache."""
         self.rows = rows
         self._cache = PrefixCache(pages)
         self.pool = self._cache.pool
         self._has_cache = has_cache
         self.residents: list[Sample] = []  # oldest first
         self._page_size = page_size
+        self._pages_found = piece // page_size or 1  # and multiples of it
+        self._keeps_drawn = not piece  # whether pages that Decodes have written may be found
         self._growth = pages_for(decode_steps, page_size)  # pages that one Decode may add to a sample
         self._prompts: dict[
             SampleJob, list[int]
@@ -57,7 +67,7 @@ class Shard:
 
     def start(self, part: list[Sample], keep_prompt: bool) -> Start:
         """Make samples with common content resident; ``keep_prompt`` if more of the job's will start."""
-        job, written = part[0].job, part[0].position
+        job, written = part[0].job, part[0].next_position
         full, partial = divmod(written, self._page_size)
         kept, found = self.kept_prompt(part), self.cached(part)
         if kept is None:
@@ -78,7 +88,7 @@ class Shard:
             sample.is_resident, sample.decode = True, NEVER
             self.residents.append(sample)
         self.sort_residents()
-        if keep_prompt and kept is None and not part[0].tokens:
+        if keep_prompt and kept is None and part[0].is_at_prompt:
             self.pool.hold(pages)
             self._prompts[job] = list(pages)
         known = len(found) * self._page_size
@@ -89,9 +99,11 @@ class Shard:
         first = part[0]
         if not self._has_cache or self.kept_prompt(part) is not None:
             return []
-        most = first.position if not first.job.needs_scores else first.job.scoring.first_scored
-        count = min(most, first.position) // self._page_size
-        return self._cache.find(self._keys(first).first(count, first.content))
+        most = first.next_position
+        if first.job.wants_scores(most):
+            most = first.job.scoring.first_scored
+        found = self._cache.find(self._keys(first).first(most // self._page_size, first.content))
+        return found[: len(found) - len(found) % self._pages_found]
 
     def _keys(self, sample: Sample) -> BlockKeys:
         if sample.keys is None or sample.keys.scope != sample.job.scope:
@@ -120,13 +132,14 @@ class Shard:
         self.residents.remove(sample)
         if sample.prefill is None:
             # Commands in flight write behind this position only.
-            self._remember(sample, sample.pages, sample.position // self._page_size)
+            if self._keeps_drawn:
+                self._remember(sample, sample.pages, sample.position // self._page_size)
         else:
             sample.prefill.give_up(sample)
             if sample.prefill.is_given_up:
                 self.forget_prompt(sample.job)
             sample.prefill = None
-        if sample.outstanding:
+        if sample.outstanding and self._keeps_drawn:
             sample.left = [(page, self.pool.takes(page)) for page in sample.pages]
         self.pool.release(sample.pages)
         sample.pages, sample.is_resident = [], False
@@ -192,7 +205,7 @@ class Shard:
         return max(others, key=lambda sample: counts[sample.job.sampler], default=None)
 
     def _fitting(self, part: list[Sample], is_newcomer: bool) -> int:
-        written = part[0].position
+        written = part[0].next_position
         partial = 1 if written % self._page_size else 0
         common = 0
         if self.kept_prompt(part) is None:
@@ -205,7 +218,7 @@ class Shard:
 
     def kept_prompt(self, part: list[Sample]) -> list[int] | None:
         """Return the kept pages that hold the common content of these samples."""
-        return None if part[0].tokens else self._prompts.get(part[0].job)
+        return self._prompts.get(part[0].job) if part[0].is_at_prompt else None
 
     def _forget_prompts_but(self, job: SampleJob | None) -> None:
         for other in [each for each in self._prompts if each is not job]:

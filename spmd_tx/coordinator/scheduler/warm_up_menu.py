@@ -35,7 +35,7 @@ def _prefills(menu: SamplingShapes) -> list[ProgramShape]:
     return [
         ProgramShape(step="prefill", rows=rows, row_length=row_length, logprobs=logprobs, table=table)
         for rows, row_length, table in menu.prefills()
-        for logprobs in (False, True)
+        for logprobs in ((True,) if menu.batch_invariant else (False, True))
     ]
 
 
@@ -52,6 +52,8 @@ def _rank(shape: ProgramShape, menu: SamplingShapes) -> tuple[int, ...]:
     tokens = shape.row_length if shape.step != "decode" else menu.page_size * shape.table
     if shape.step == "decode" and menu.on_cpu:
         tokens = SMALL_TOKENS  # its only table is as wide as the context
+    if menu.batch_invariant and shape.step in ("prefill", "decode"):
+        return 0, BEGINNING.index(shape.step), 0, 0, 0  # the only one
     is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0) or shape.step in LAST
     if tokens > COMMON_TOKENS or is_rare:
         stage = 2

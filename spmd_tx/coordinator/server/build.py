@@ -337,14 +337,21 @@ class GenerationBuilder:
             decode_steps=config.decode_steps,
         )
         text = model.text.loaded
-        sampled = SamplingModel(model.config, model.max_context, text.tokenizer, text.eos_token_ids)
+        sampled = SamplingModel(
+            model.config, model.max_context, text.tokenizer, text.eos_token_ids, config.batch_invariant
+        )
         return SampleBatch(sampled, bank, limits, self.progress.hear, self.at_work, orders)
 
 
 def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) -> SamplingShapes:
     """Decide the sizes of sampling commands."""
     return SamplingShapes(
-        config.data_shards, max_context, config.page_size, plan.decode_rows, on_cpu=plan.on_cpu
+        config.data_shards,
+        max_context,
+        config.page_size,
+        plan.decode_rows,
+        on_cpu=plan.on_cpu,
+        batch_invariant=config.batch_invariant,
     )
 
 

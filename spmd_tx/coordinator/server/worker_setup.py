@@ -34,6 +34,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -
         compilation_cache=str(config.data_dir / "compilation_cache"),
         idle_adapters=str(config.data_dir / "idle_adapters"),
         train_tokens=config.train_tokens,
+        batch_invariant=config.batch_invariant,
         longest_row=row_lengths(max_context)[-1],
         loss_processes=config.bounds.custom_loss_processes,
         loss_memory_bytes=config.bounds.custom_loss_memory_bytes,

@@ -94,24 +94,38 @@ class _Programs:
 
     def prefill(self, shape: Shape) -> Any:
         arrays = (self._base, self._bank, self._cache)
-        step: Any = make_prefill(self._model, self._mesh, *arrays, logprobs=True, attention=self._attention)
+        step: Any = make_prefill(
+            self._model,
+            self._mesh,
+            *arrays,
+            logprobs=True,
+            attention=self._attention,
+            batch_invariant=self._setup.batch_invariant,
+        )
         return step.lower(*self._sampling(), self._packed(shape), self._rows(*shape), None, None)
 
     def decode(self, shape: Shape) -> Any:
         setup, rows = self._setup, shape.rows
         step: Any = make_decode(
-            self._model, self._mesh, self._base, self._bank, self._cache, setup.decode_steps
+            self._model,
+            self._mesh,
+            self._base,
+            self._bank,
+            self._cache,
+            setup.decode_steps,
+            batch_invariant=setup.batch_invariant,
         )
-        numbers = {name: self._rows(rows) for name in DecodeRows.__dataclass_fields__}
+        numbers: dict[str, Any] = {name: self._rows(rows) for name in DecodeRows.__dataclass_fields__}
         numbers |= {name: self._rows(rows, dtype=jnp.float32) for name in ("temperatures", "top_p")}
         numbers |= {
             "seeds": self._rows(rows, 2, dtype=jnp.uint32),
             "stop_tokens": self._rows(rows, STOP_TOKENS),
             "tables": self._rows(rows, shape.length // setup.page_size),
+            "forced": self._rows(rows, setup.decode_steps) if setup.batch_invariant else None,
         }
         state = RowState(*(self._rows(rows) for _ in range(3)))
         steps = jax.ShapeDtypeStruct((), jnp.int32)
-        return step.lower(*self._sampling(), state, DecodeRows(**numbers), None, steps)
+        return step.lower(*self._sampling(), state, state, DecodeRows(**numbers), None, steps, steps)
 
     def _sampling(self) -> tuple[Any, Any, Any]:
         return self._place(self._base), self._place(self._bank), self._place(self._cache)

@@ -41,9 +41,12 @@ class Calls:
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         self._swap = make_swap_steps(mesh, declared.train)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
-        prefill = partial(make_prefill, *sampling, attention=attention)
+        invariant = setup.batch_invariant
+        prefill = partial(make_prefill, *sampling, attention=attention, batch_invariant=invariant)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
-        self._decode = cache(lambda top: make_decode(*sampling, setup.decode_steps, top))
+        self._decode = cache(
+            lambda top: make_decode(*sampling, setup.decode_steps, top, batch_invariant=invariant)
+        )
         self._copy_pages = make_copy_pages(mesh, declared.cache)
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
@@ -104,12 +107,15 @@ class Calls:
     def gather(self, one: Any) -> Call:
         return Call("gather", (), self._gather, (one,))
 
-    def prefill(self, state: WorkerState, command: commands.Prefill) -> Iterator[Call]:
-        """Yield the call of each block. It takes the cache that the one before has left in ``state``."""
+    def prefill(self, state: WorkerState, command: commands.Prefill) -> Iterator[Call | None]:
+        """Yield the call of each block, or None for one without a token.
+
+        A call takes the cache that the one before has left in ``state``.
+        """
         shards = self._plan.sizes.data_shards
         rows, length = command.rows.tokens.shape
         name = "prefill with logprobs" if command.logprobs else "prefill"
-        shape = (shards * command.block or rows, length)
+        shape = (shards * command.block or rows, command.piece or length)
         widths = inputs = None
         wishes = command.wishes
         if wishes is not None:
@@ -121,20 +127,27 @@ class Calls:
         batch = (self._rows(command.rows), command.pages, command.tables, inputs)
         step = self._prefill(command.logprobs, widths)
         for block in blocks(batch, shards, command.block):
-            yield Call(name, shape, step, (state.base, state.bank, state.cache), block, variant=widths)
+            for piece in _pieces(block, shape[1]):
+                arrays = (state.base, state.bank, state.cache)
+                is_empty = not piece[0].segments.any()
+                yield None if is_empty else Call(name, shape, step, arrays, piece, variant=widths)
 
     def copy_pages(self, state: WorkerState, copies: np.ndarray) -> Call:
         return Call("copy_pages", copies.shape[:1], self._copy_pages, (state.cache,), (copies,))
 
-    def decode(self, state: WorkerState, command: commands.Decode) -> Call:
+    def decode(self, state: WorkerState, command: commands.Decode) -> Iterator[Call]:
+        """Yield the call of each block. It takes what the one before has left in ``state``."""
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
-        top = command.top
+        top, shards = command.top, self._plan.sizes.data_shards
+        rows, table = command.tables.shape
         adapters = self._setup.bank_slots if active is None else active.size
-        shape = (*command.tables.shape, adapters, *([top] if top else []))
-        arrays = (state.base, state.bank, state.cache, state.rows)
-        rows, rest = (DecodeRows(**fields),), (active, _i32(command.steps))
-        return Call("decode", shape, self._decode(top), arrays, rows, rest, variant=top)
+        shape = (shards * command.block or rows, table, adapters, *([top] if top else []))
+        step = self._decode(top)
+        for number, block in enumerate(blocks(DecodeRows(**fields), shards, command.block)):
+            rest = (active, _i32(number * command.block), _i32(command.steps))
+            arrays = (state.base, state.bank, state.cache, state.rows, state.next_rows)
+            yield Call("decode", shape, step, arrays, (block,), rest, variant=top)
 
     def _batch(self, rows: commands.PackedRows, loss: commands.LossInputs) -> tuple[Rows, TokenLossInputs]:
         inputs = TokenLossInputs(
@@ -165,6 +178,18 @@ class Calls:
     def _scale(self, adapter: AdapterSpec) -> np.ndarray:
         experts = adapter.expert_scale(max(1, self._model.experts_per_token))
         return np.array([adapter.scale, experts], np.float32)
+
+
+Prompts = tuple[Rows, np.ndarray, np.ndarray | None, ScoreInputs | None]
+
+
+def _pieces(batch: Prompts, length: int) -> Iterator[Prompts]:
+    """Yield rows of prompts in parts of ``length`` tokens, in order."""
+    rows, pages, tables, inputs = batch
+    for start in range(0, pages.shape[1], length):
+        part = slice(start, start + length)
+        by_token = jax.tree.map(lambda x, part=part: x[:, part] if x.ndim > 1 else x, (rows, pages, inputs))
+        yield by_token[0], by_token[1], tables, by_token[2]
 
 
 def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray | None, np.ndarray]:

@@ -65,9 +65,10 @@ class Menu:
                 return [calls.forward_backward(state, command)]
             case "prefill":
                 command = self._prefill(shape)
-                return [*calls.prefill(state, command), calls.copy_pages(state, command.copies)]
+                prefills = [call for call in calls.prefill(state, command) if call is not None]
+                return [*prefills, calls.copy_pages(state, command.copies)]
             case "decode":
-                return [calls.decode(state, self._decode(shape))]
+                return list(calls.decode(state, self._decode(shape)))
             case _:
                 assert_never(shape.step)
 
@@ -104,11 +105,14 @@ class Menu:
             tables=np.zeros((rows, shape.table), np.int32),
             top=shape.top,
             active=shape.active,
+            forced=np.full((rows, self._setup.decode_steps), -1, np.int32)
+            if self._setup.batch_invariant
+            else None,
         )
 
 
 def _rows(shape: ProgramShape) -> commands.PackedRows:
-    tokens = np.zeros((shape.rows, shape.row_length), np.int32)
+    tokens = np.ones((shape.rows, shape.row_length), np.int32)
     targets = np.zeros((*tokens.shape, shape.targets), np.int32) if shape.targets else tokens
     slots = np.zeros(shape.rows, np.int32)
     return commands.PackedRows(tokens=tokens, targets=targets, segments=tokens, positions=tokens, slots=slots)

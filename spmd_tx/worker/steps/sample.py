@@ -20,7 +20,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend, Pass
 from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
-from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, row_lora
+from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, each_lora, row_lora
 from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.models.sampling import draw, tempered
 from spmd_tx.sharding.collectives import replicate_rows, varying
@@ -59,6 +59,7 @@ class DecodeRows(PyTreeNode):
     top_p: Any  # float32 [B]
     stop_tokens: Any  # int32 [B, 8]
     tables: Any  # int32 [B, N]
+    forced: Any = None  # int32 [B, K]; -1: draw. None: all tokens are drawn
 
     def resume(self, previous: RowState) -> RowState:
         """Return the rows' state: that of row ``source`` before, or for new rows their own fields."""
@@ -108,16 +109,17 @@ def make_prefill(
     logprobs: bool,
     widths: Widths | None = None,
     attention: str = "reference",
+    batch_invariant: bool = False,
 ) -> Callable[..., Any]:
     """Make (weights, bank, cache, rows, pages, tables, inputs) -> (cache, scores, experts).
 
     ``tables`` is None, or int32 [B, N] for rows that continue after what their pages hold. ``scores`` are
     the reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of chunked_scores;
     without, ``inputs`` is None. ``experts`` [B, T, L, k] are those used; None without any. ``cache`` is
-    donated.
+    donated. With ``batch_invariant`` the width of the tables changes no bit.
     """
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 4)
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    in_loop = batch_invariant or mesh.devices.flat[0].platform == "cpu"
 
     @partial(jax.jit, donate_argnums=2)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(), P()))
@@ -134,7 +136,7 @@ def make_prefill(
         adapters = jax.tree.map(varying, bank.w)
         attend = prefill_attend(attention, rows.segments, pages, rows.positions)
         if tables is not None:
-            attend = continue_attend(tables, pages, rows.positions, in_loop=is_cpu)
+            attend = continue_attend(tables, pages, rows.positions, in_loop=in_loop)
         how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts)
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
         if experts_BTLC is not None:
@@ -180,28 +182,40 @@ def make_decode(
     cache: KvCache,
     max_steps: int,
     top: int = 0,
+    *,
+    batch_invariant: bool = False,
 ) -> Callable[..., Any]:
-    """Make (weights, bank, cache, state, rows, active, steps) -> (cache, state, Drawn [K, B, ...]).
+    """Make (weights, bank, cache, previous, after, rows, active, first, steps) -> (cache, after, Drawn).
+
+    ``previous`` is the state that the last Decode left; that of these rows is written into ``after``, from
+    row ``first`` of every data shard on. They are two because several calls, one for each block of rows, may
+    read any row of the last Decode. Drawn is [K, B, ...].
 
     ``active`` int32 [A] lists the bank slots in use, and ``rows.slots`` are indices into it: every step
-    reads all adapters in it. None: the whole bank. ``cache`` and ``state`` are donated. The cache is carried
+    reads all adapters in it. None: the whole bank. ``cache`` and ``after`` are donated. The cache is carried
     through the loops: as a scanned input it would be copied for every layer.
-    """
-    in_specs = (specs(base), specs(bank), specs(cache), P(DATA), P(DATA), P(), P())
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
 
-    @partial(jax.jit, donate_argnums=(2, 3))
+    With ``batch_invariant`` what a row draws depends on the number of rows, but neither on the other rows,
+    nor on its place, the slot of its adapter or the width of the tables; ``active`` must be None.
+    """
+    in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 3, P(), P(), P())
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    apply = each_lora if batch_invariant else bank_lora
+
+    @partial(jax.jit, donate_argnums=(2, 4))
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P()))
     def decode(
         base: Weights[Array],
         bank: Bank,
         cache: KvCache,
         previous: RowState,
+        after: RowState,
         rows: DecodeRows,
         active: Array | None,
+        first: Array,
         steps: Array,
     ) -> Any:
-        adapters, loras = _adapters(model, bank, rows.slots, active, grouped=is_cpu)
+        adapters, loras = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
         state = rows.resume(previous)
         b = rows.source.shape[0]
         drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b, top))
@@ -215,27 +229,34 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, drawn = carry
-            attend = partial(decode_attend, rows.tables, row_by_row=is_cpu)
-            cache, state, one = _step(model, base, adapters, loras, cache, state, rows, attend, top)
+            attend = partial(decode_attend, rows.tables, row_by_row=is_cpu, in_loop=batch_invariant)
+            forced = None if rows.forced is None else rows.forced[:, step]
+            cache, state, one = _step(model, base, adapters, loras, cache, state, rows, forced, attend, top)
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
 
         carry = (jnp.int32(0), alive(state), cache, state, drawn)
         _, _, cache, state, drawn = lax.while_loop(go_on, step_all, carry)
-        padded = jax.tree.map(lambda old, new: old.at[:b].set(new), previous, state)
-        return cache, padded, jax.tree.map(lambda x: replicate_rows(x.swapaxes(0, 1)).swapaxes(0, 1), drawn)
+        after = jax.tree.map(lambda x, new: lax.dynamic_update_slice(x, new, (first,)), after, state)
+        return cache, after, jax.tree.map(lambda x: replicate_rows(x.swapaxes(0, 1)).swapaxes(0, 1), drawn)
 
     return decode
 
 
 def _adapters(
-    model: ModelConfig, bank: Bank, slots_B: Array, active: Array | None, *, grouped: bool
+    model: ModelConfig,
+    bank: Bank,
+    slots_B: Array,
+    active: Array | None,
+    apply: Callable[[Array, Array], ApplyLora],
+    *,
+    grouped: bool,
 ) -> tuple[Adapters[Any], tuple[ApplyLora, ApplyLora]]:
     """Return the adapters in use, or the whole bank, and how they apply to rows and in experts."""
     w, scale_S2 = jax.tree.map(varying, bank.w), bank.scale
     if active is not None:
         w, scale_S2 = jax.tree.map(lambda x: jnp.take(x, active, axis=x.ndim - 3), w), scale_S2[active]
-    loras = both_loras(bank_lora, slots_B, scale_S2)
+    loras = both_loras(apply, slots_B, scale_S2)
     if active is not None or not grouped:
         return w, loras
     return places(model, w), (grouped_lora(w, slots_B, scale_S2[:, 0]), loras[1])
@@ -249,10 +270,11 @@ def _step(
     cache: KvCache,
     state: RowState,
     rows: DecodeRows,
+    forced_B: Array | None,
     attend_at: Callable[[Array, Array], Attend],
     top: int,
 ) -> tuple[KvCache, RowState, Drawn]:
-    """Feed every live row its last token and draw the next one."""
+    """Feed every live row its last token and draw the next one; a row that is forced takes that token."""
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
     how = Pass(attend_at(positions_B, is_alive_B), *loras, sequence_parallel=False, stationary=True)
@@ -264,6 +286,8 @@ def _step(
     token_B, logprob_B = draw(
         logits_BV, rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p
     )
+    if forced_B is not None:
+        token_B = jnp.where(forced_B >= 0, forced_B, token_B)
     top_tokens_BK = top_logprobs_BK = None
     if top:
         top_tokens_BK, highest_BK = head.top_logits(local_BV, top)

@@ -61,19 +61,27 @@ class Bench:
         model=MODEL,
         programs=None,
         on_cpu=False,
+        batch_invariant=False,
+        exact=False,
     ):
         limits = SamplingLimits(
-            shapes=SamplingShapes(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu=on_cpu),
+            shapes=SamplingShapes(
+                shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu, batch_invariant
+            ),
             pages_per_shard=pages,
             decode_steps=decode_steps,
         )
         self.bank = VersionBank(slots, Path("/paged-out"))
         self.batch = SampleBatch(
-            SamplingModel(model, MAX_CONTEXT, Words()), self.bank, limits, listener, programs=programs
+            SamplingModel(model, MAX_CONTEXT, Words(), batch_invariant=batch_invariant),
+            self.bank,
+            limits,
+            listener,
+            programs=programs,
         )
         self.prefills = set(limits.shapes.prefills())
         self.decodes = {(rows, table) for rows, table, _ in limits.shapes.decodes(slots)}
-        self.device = FakeDevice(shards, pages, PAGE_SIZE)
+        self.device = FakeDevice(shards, pages, PAGE_SIZE, exact)
         self.shards = shards
         self.rows = rows
         self.in_flight = deque()
@@ -115,9 +123,10 @@ class Bench:
         if isinstance(command, Prefill):
             table = 0 if command.tables is None else command.tables.shape[1]
             rows, length = command.rows.tokens.shape
-            assert (command.block * self.shards or rows, length, table) in self.prefills
+            assert (command.block * self.shards or rows, command.piece or length, table) in self.prefills
         elif isinstance(command, Decode):
-            assert command.tables.shape in self.decodes
+            rows, table = command.tables.shape
+            assert (command.block * self.shards or rows, table) in self.decodes
 
     def absorb(self):
         dispatch, reply = self.in_flight.popleft()

@@ -59,10 +59,16 @@ class Row:
 
 
 class FakeDevice:
-    """Executes commands as the protocol says, and fails on those that break it."""
+    """Executes commands as the protocol says, and fails on those that break it.
 
-    def __init__(self, shards, pages, page_size):
+    If it is ``exact``, what it holds of a token includes which program wrote it, and at which place of a
+    block: like a device on which every program rounds in its own way.
+    """
+
+    def __init__(self, shards, pages, page_size, exact=False):
         self.page_size = page_size
+        self.exact = exact
+        self.origins = np.full((shards, pages, page_size), None, object)
         self.tokens = np.full((shards, pages, page_size), -1)
         self.versions = np.full((shards, pages, page_size), "", object)
         self.bank = {0: BASE}
@@ -98,30 +104,42 @@ class FakeDevice:
         rows = command.rows
         per_shard = len(rows.tokens) // len(self.rows)
         logprobs = np.zeros(rows.tokens.shape, np.float32)
+        length = rows.tokens.shape[1]
         for start in range(0, per_shard, command.block or per_shard):
-            end = start + (command.block or per_shard)
-            self._prefill_block(command, slice(start, end), logprobs)
+            of_rows = slice(start, start + (command.block or per_shard))
+            for first in range(0, length, command.piece or length):
+                of_tokens = slice(first, first + (command.piece or length))
+                self._prefill_block(command, of_rows, of_tokens, logprobs)
         copies_per_shard = len(command.copies) // len(self.rows)
-        before = self.tokens.copy(), self.versions.copy()
+        before = self.tokens.copy(), self.versions.copy(), self.origins.copy()
         for number, (source, target) in enumerate(command.copies):
             shard = number // copies_per_shard
             self.tokens[shard, target] = before[0][shard, source]
             self.versions[shard, target] = before[1][shard, source]
+            self.origins[shard, target] = before[2][shard, source]
         scores = {} if command.wishes is None else self._scores(command, logprobs)
         return {"logprobs": logprobs, **scores} if command.logprobs else {}
 
-    def _prefill_block(self, command, block, logprobs):
+    def _prefill_block(self, command, of_rows, of_tokens, logprobs):
         """Read the prompts in these rows of every data shard."""
         rows = command.rows
-        per_shard = len(rows.tokens) // len(self.rows)
-        is_here = np.zeros((len(self.rows), per_shard, 1), bool)
-        is_here[:, block] = True
-        used = (rows.segments > 0) & is_here.reshape(-1, 1)
+        per_shard, length = len(rows.tokens) // len(self.rows), rows.tokens.shape[1]
+        is_here = np.zeros((len(self.rows), per_shard, length), bool)
+        is_here[:, of_rows, of_tokens] = True
+        used = (rows.segments > 0) & is_here.reshape(-1, length)
+        table = 0 if command.tables is None else command.tables.shape[1]
+        wishes = command.wishes and (
+            command.wishes.top,
+            command.wishes.targets.shape[2],
+            command.wishes.draws,
+        )
+        program = command.block or per_shard, command.piece or length, table, command.logprobs, wishes
         for row, column in np.argwhere(used):
             position, page = rows.positions[row, column], command.pages[row, column]
             assert page, "a prompt token goes to the trash page"
             place = row // per_shard, page, position % self.page_size
             self.tokens[place], self.versions[place] = rows.tokens[row, column], self.bank[rows.slots[row]]
+            self.origins[place] = program, column % (command.piece or length)
         for row, column in np.argwhere(used):
             seen = self._seen(command, row, column, row // per_shard)
             logprobs[row, column] = score(self.bank[rows.slots[row]], seen, rows.targets[row, column])
@@ -139,7 +157,11 @@ class FakeDevice:
         cells = shard, command.tables[row][order // self.page_size], order % self.page_size
         assert set(self.versions[cells]) == {version}, "keys and values of other weights"
         assert command.tables[row][position // self.page_size] == command.pages[row, column]
-        return self.tokens[cells].tolist()
+        return self._content(cells)
+
+    def _content(self, cells):
+        tokens = self.tokens[cells].tolist()
+        return list(zip(tokens, self.origins[cells].tolist(), strict=True)) if self.exact else tokens
 
     def _scores(self, command, logprobs):
         """Return scores: likeliest tokens are made up, draws depend on what they must depend on."""
@@ -169,7 +191,8 @@ class FakeDevice:
             written = set()
             for index, row in enumerate(rows):
                 if row.remaining:
-                    place = index // per_shard, self._step(command, index, index // per_shard, row)
+                    shard = index // per_shard
+                    place = shard, self._step(command, index, shard, row, step)
                     assert place not in written, "two rows write to the same page"
                     written.add(place)
                     tokens[step, index], logprobs[step, index] = row.token, row.logprob
@@ -190,17 +213,22 @@ class FakeDevice:
             assert (row.position, row.remaining) == (stated.position, stated.remaining)
         return Row(row.token, row.position, row.remaining)
 
-    def _step(self, command, index, shard, row):
+    def _step(self, command, index, shard, row, step):
         """Draw a row's next token; returns the page that its last one was written to."""
         page = command.tables[index, row.position // self.page_size]
         assert page, "a live row writes to the trash page"
         version = self.bank[command.slots[index]]
+        rows = command.block or len(command.source) // len(self.rows)
+        forced = -1 if command.forced is None else command.forced[index, step]
         place = shard, page, row.position % self.page_size
         self.tokens[place], self.versions[place] = row.token, version
+        self.origins[place] = rows, command.tables.shape[1], command.active, command.top
         pages = command.tables[index][np.arange(row.position + 1) // self.page_size]
         cells = shard, pages, np.arange(row.position + 1) % self.page_size
         assert set(self.versions[cells]) == {version}, "keys and values of other weights"
-        row.token, row.logprob = draw(version, self.tokens[cells].tolist(), command.seeds[index])
+        row.token, row.logprob = draw(version, self._content(cells), command.seeds[index])
+        if forced >= 0:
+            row.token, row.logprob = int(forced), 0.0
         row.position += 1
         row.remaining = 0 if row.token in command.stop_tokens[index] else row.remaining - 1
         return page
