@@ -129,6 +129,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return fsdp * ep
 
     @property
+    def expert_shards(self) -> int:
+        """How many data shards each have a part of the experts."""
+        return self._known_mesh[1]
+
+    @property
     def mesh_size(self) -> int:
         return math.prod(self._known_mesh)
 

@@ -105,6 +105,8 @@ class ForwardBackward(Command, frozen=True, tag="forward_backward"):
 
     rows: PackedRows
     loss: LossInputs
+    # Rows of each data shard that the program takes at once; 0: all. Gradients of blocks are added in turn.
+    block: int = 0
 
 
 class Forward(Command, frozen=True, tag="forward"):
@@ -112,6 +114,7 @@ class Forward(Command, frozen=True, tag="forward"):
 
     rows: PackedRows
     loss: LossInputs
+    block: int = 0
 
 
 class CustomLoss(Command, frozen=True, tag="custom_loss"):

@@ -11,6 +11,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     pages: int  # including page 0, which holds nothing
     train_tokens: int  # most of a training micro-batch; a single row may be longer
     decode_rows: int  # most of one Decode
+    block_tokens: tuple[
+        int, ...
+    ] = ()  # of training blocks, the small ones first; (): micro-batches are blocks
     page_size: int = 0  # tokens
     device_bytes: int = 0  # usable bytes
     base_bytes: int = 0
@@ -50,6 +53,7 @@ def choices(plan: MemoryPlan) -> list[tuple[str, str]]:
     """Return what was chosen per data shard, as pairs of what and choice."""
     return [
         ("micro-batch of training", f"up to {plan.train_tokens} tokens, or one longer sequence"),
+        ("block of a micro-batch", _block(plan.block_tokens)),
         ("computed twice in training", _by_level(plan.remat)),
         ("sequences sampled at once", str(plan.decode_rows)),
     ]
@@ -59,6 +63,10 @@ def summary(plan: MemoryPlan) -> str:
     """Return the plan in one line, for the log."""
     parts = [f"{what} {size}" for what, size, _ in rows(plan)]
     return "; ".join([*parts, *(f"{what}: {choice}" for what, choice in choices(plan))])
+
+
+def _block(sizes: tuple[int, ...]) -> str:
+    return " or ".join(map(str, sizes)) + " tokens" if sizes else "the micro-batch"
 
 
 def _by_level(remat: dict[str, str]) -> str:

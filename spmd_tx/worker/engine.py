@@ -92,14 +92,17 @@ class Engine:
         return {}, {}
 
     def forward_backward(self, command: commands.ForwardBackward) -> Result:
-        call = self._calls.forward_backward(self.state, command)
-        grad_sum, logprobs, losses = self._run(call)
-        self.state.train = self.state.train.replace(grad_sum=grad_sum)
-        return {"logprobs": logprobs, "losses": losses}, {}
+        replies = []
+        for call in self._calls.forward_backward(self.state, command):
+            grad_sum, logprobs, losses = self._run(call)
+            self.state.train = self.state.train.replace(grad_sum=grad_sum)
+            replies.append({"logprobs": logprobs, "losses": losses})
+        return joined(replies, self._plan.sizes.data_shards), {}
 
     def forward(self, command: commands.Forward) -> Result:
-        logprobs, losses = self._run(self._calls.forward(self.state, command))
-        return {"logprobs": logprobs, "losses": losses}, {}
+        outputs = map(self._run, self._calls.forward(self.state, command))
+        replies = [{"logprobs": logprobs, "losses": losses} for logprobs, losses in outputs]
+        return joined(replies, self._plan.sizes.data_shards), {}
 
     def custom_loss(self, command: commands.CustomLoss) -> Result:
         """Start it on process 0 only, where it runs beside the commands."""

@@ -106,6 +106,41 @@ def test_company_changes_no_bit(engine, alone, requests):
     assert_identical(ours(engine, w, deal(engine.data_shards, requests)), alone)
 
 
+def lay(engine, *requests):
+    """Rows of requests on data shards, each of which they fill before the next."""
+    places = ROWS // engine.data_shards
+    shards = [[] for _ in range(engine.data_shards)]
+    for rows, its_shards in requests:
+        for number, row in enumerate(rows):
+            shards[its_shards[number // places]].append(row)
+    return [row for shard in shards for row in (*shard, *[()] * (places - len(shard)))]
+
+
+def test_a_request_on_one_data_shard_gives_the_same_bits_on_any(engine):
+    w = random_adapters(1, engine.model)
+    alone = ours(engine, w, lay(engine, (A, (0,))))
+    assert any(np.any(factor) for factor in alone.values())
+    for shard in range(engine.data_shards):
+        others = [(D, ((shard + 1) % engine.data_shards,))] if engine.data_shards > 1 else []
+        rows = lay(engine, (C, (shard,)), (A, (shard,)), *others)
+        assert_identical(ours(engine, with_a_broken_adapter(w, np.nan), rows), alone)
+
+
+@pytest.mark.parametrize(
+    "shape, kind",
+    [((4, 1, 2), "dense"), ((2, 2, 2), "dense"), ((2, 2, 2), "mixture"), ((1, 4, 2), "mixture")],
+)
+def test_a_request_on_two_data_shards_gives_the_same_bits_on_any_pair(shape, kind):
+    engine = tiny_engine(shape, kind=kind)
+    w = random_adapters(1, engine.model)
+    mine = request(OURS, 5, 4, "importance_sampling")
+    company = (request(SECOND, 6, 4, "ppo"), (0, 1)), (C, (3,))
+    for count in (3, 4):
+        alone = ours(engine, w, lay(engine, (mine[:count], (0, 1))))
+        rows = lay(engine, *company[: 5 - count], (mine[:count], (2, 3)))
+        assert_identical(ours(engine, w, rows), alone)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38], ids=str)
 @pytest.mark.parametrize("requests", [[D, A], [A, D]], ids=["before", "after"])
 def test_a_broken_adapter_in_company_changes_no_bit(engine, alone, requests, value):

@@ -177,6 +177,47 @@ def test_training_lowers_the_loss_and_changes_no_other_slot(engine):
     assert np.array_equal(forward(engine, OTHER), other)
 
 
+def dealt(parts, shards):
+    """Several PackedRows or LossInputs in one, in which each data shard has its rows of all of them."""
+    fields = {
+        name: np.concatenate(
+            [getattr(part, name)[shard : shard + 1] for shard in range(shards) for part in parts]
+        )
+        for name in parts[0].__struct_fields__
+        if getattr(parts[0], name) is not None
+    }
+    return type(parts[0])(**fields)
+
+
+def test_a_command_of_several_blocks_is_as_many_commands_of_one(engine):
+    shards = engine.setup.fsdp * engine.setup.ep
+    create(engine, FIRST, FOUR)
+    train(engine, FIRST)  # so that all gradients differ from zero
+    parts = [batch(engine, FIRST, seed) for seed in range(3)]
+    whole = {name: dealt([part[name] for part in parts], shards) for name in ("rows", "loss")}
+    results, gradients = [], []
+    for makes in [{**whole, "block": 1}], parts:
+        replies = [engine.forward_backward(commands.ForwardBackward(**make))[0] for make in makes]
+        replies += [engine.forward(commands.Forward(**make))[0] for make in makes]
+        results.append(
+            [
+                np.concatenate(
+                    [np.asarray(reply[name]).reshape(shards, -1, LENGTH).swapaxes(0, 1) for reply in replies]
+                )
+                for name in ("logprobs", "losses")
+            ]
+        )
+        gradients.append(to_numpy(engine.state.train.grad_sum))
+        create(engine, FIRST, FOUR)
+        train(engine, FIRST)
+    for one, other in zip(*results, strict=True):
+        assert one.shape == (6, shards, LENGTH)
+        assert np.array_equal(one, other)
+    for one, other in zip(*map(jax.tree.leaves, gradients), strict=True):
+        assert np.any(one[..., FIRST, :, :])
+        assert np.array_equal(one, other)
+
+
 def test_the_same_seed_and_requests_give_the_same_adapter_in_any_slot(engine):
     for slot in (FIRST, OTHER):
         create(engine, slot, FOUR)

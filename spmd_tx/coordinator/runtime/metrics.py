@@ -92,6 +92,25 @@ IDLE_ADAPTER_BYTES = Gauge(
     registry=REGISTRY,
 )
 
+MICRO_BATCHES = Counter(
+    "spmd_tx_micro_batches",
+    "Micro-batches of training sent to workers, by whether several models share them.",
+    ["shared"],
+    registry=REGISTRY,
+)
+TRAINING_ROWS = Counter(
+    "spmd_tx_training_rows",
+    "Rows of these micro-batches: used, or free because a block has a fixed number of rows.",
+    ["kind"],
+    registry=REGISTRY,
+)
+TRAINING_TOKENS = Counter(
+    "spmd_tx_training_tokens",
+    "Tokens of these micro-batches: used by datums, or padding of rows and free rows.",
+    ["kind"],
+    registry=REGISTRY,
+)
+
 PROMPT_TOKENS = Counter(
     "spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", registry=REGISTRY
 )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.requests.records import Outcome, Stage
@@ -16,6 +18,7 @@ from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, Work, work_of
 from spmd_tx.coordinator.training.batching import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
+from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.programs import StepPrograms
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.errors import MeshError, WorkerLost
@@ -96,7 +99,7 @@ class Dispatcher:
         workers: Hub,
         sampling: SampleBatch,
         slots: TrainingSlots,
-        data_shards: int,
+        shapes: TrainingShapes,
         on_reply: Callable[[], None],
         note: Callable[[Stage, Iterable[str]], None],
         suspects: set[str] | None = None,
@@ -111,7 +114,7 @@ class Dispatcher:
         self._programs = StepPrograms(compilation, slots)
         self._sampling = sampling
         self._slots = slots
-        self._data_shards = data_shards
+        self._shapes = shapes
         self._on_reply = on_reply
         self._note = note
         self._sent: deque[_Sent] = deque()
@@ -230,7 +233,7 @@ class Dispatcher:
         if sum(sent.is_micro_batch for sent in self._sent) >= MOST_MICRO_BATCHES:
             return False
         swapping = {order[0]: self._seat(order[0])}
-        batch = MicroBatch(step.chunk.in_slot(order[0].slot), self._data_shards)
+        batch = MicroBatch(step.chunk.in_slot(order[0].slot), self._shapes)
         for model in () if batch.is_full else order[1:]:
             head = model.unsent[0]
             if not isinstance(head, ChunkStep) or not self._may_meet(step, head):
@@ -247,7 +250,8 @@ class Dispatcher:
         payer = self._payer({model: cost + chunk.tokens for (model, cost), chunk in trained})
         self._taken = steps = [model.take() for model in swapping]
         make = Forward if step.chunk.forward_only else ForwardBackward
-        command = make(rows=batch.rows(), loss=batch.loss())
+        command = make(rows=batch.rows(), loss=batch.loss(), block=batch.rows_of_shard)
+        _count(batch, command)
         parts = [step for step in steps if isinstance(step, ChunkStep)]
         self._send(payer, command, partial(_absorb_batch, batch, parts), parts)
         return True
@@ -336,6 +340,16 @@ class Dispatcher:
             self._last_turn[model.id] = self._turns
             parts[model.session_id] = parts.get(model.session_id, 0.0) + mine / sum(tokens.values())
         return _Payer(TRAINING, parts)
+
+
+def _count(batch: MicroBatch, command: Forward | ForwardBackward) -> None:
+    metrics.MICRO_BATCHES.labels("yes" if len(batch.chunks) > 1 else "no").inc()
+    rows, tokens = command.rows.slots.size, command.rows.tokens.size
+    used = int(np.count_nonzero(command.rows.segments))
+    metrics.TRAINING_ROWS.labels("used").inc(batch.used)
+    metrics.TRAINING_ROWS.labels("free").inc(rows - batch.used)
+    metrics.TRAINING_TOKENS.labels("used").inc(used)
+    metrics.TRAINING_TOKENS.labels("padding").inc(tokens - used)
 
 
 def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Outcomes:

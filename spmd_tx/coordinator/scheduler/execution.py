@@ -84,9 +84,9 @@ class Execution:
             log, snapshots, self._training, versions, unfinished, tasks, self._is_lost, self._wake
         )
         self._loss: MeshError | None = None
-        shards, slots = self._training.shapes.data_shards, self._training.slots
+        shapes, slots = self._training.shapes, self._training.slots
         self._dispatcher = Dispatcher(
-            self._workers, sampling, slots, shards, self._wake, log.note, suspects, parts.compilation
+            self._workers, sampling, slots, shapes, self._wake, log.note, suspects, parts.compilation
         )
         self._replay = Replay(log, self._training, tasks.spawn, self._is_lost, at_work)
         self._view = QueueView(

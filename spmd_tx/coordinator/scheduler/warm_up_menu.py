@@ -13,6 +13,8 @@ FIRST = "create_adapter", "save_sampler", "optim_step"
 LAST = "swap_out", "swap_in", "save_state", "load_state", "page_out"
 BEGINNING = "prefill", "decode", *FIRST, "forward_backward", "forward"
 
+TRAINING = "forward_backward", "forward"
+
 SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
 
 
@@ -26,8 +28,8 @@ def program_menu(shapes: TrainingShapes, sampling: SamplingShapes, bank_slots: i
 def _training(shapes: TrainingShapes) -> list[ProgramShape]:
     return [
         ProgramShape(step=step, rows=rows, row_length=row_length)
-        for rows, row_length in shapes.micro_batches()
-        for step in ("forward_backward", "forward")
+        for rows, row_length in shapes.blocks()
+        for step in TRAINING
     ]
 
 
@@ -58,6 +60,8 @@ def _rank(shape: ProgramShape, menu: SamplingShapes) -> tuple[int, ...]:
     if tokens > COMMON_TOKENS or is_rare:
         stage = 2
     else:
-        stage = 0 if shape.rows <= menu.shards and tokens <= SMALL_TOKENS else 1
+        most = SMALL_TOKENS // max(1, tokens)  # rows per data shard: small blocks of short rows have several
+        most = most if shape.step in TRAINING else min(1, most)
+        stage = 0 if shape.rows <= menu.shards * most else 1
     order = BEGINNING.index(shape.step) if stage == 0 else 0
     return stage, order, tokens, -shape.rows, shape.active

@@ -359,7 +359,14 @@ def training_shapes(
     config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
 ) -> TrainingShapes:
     """Decide the sizes of training commands."""
-    return TrainingShapes(config.data_shards, plan.train_tokens, max_context, attention_share(model))
+    return TrainingShapes(
+        config.data_shards,
+        plan.train_tokens,
+        plan.block_tokens or (plan.train_tokens,),
+        max_context,
+        attention_share(model),
+        config.expert_shards,
+    )
 
 
 def make_menu(

@@ -1,9 +1,10 @@
-"""Packs segments into rows (first-fit decreasing), and rows into micro-batches of few sizes. Pure.
+"""Packs segments into rows (first-fit decreasing), and rows into blocks of few sizes. Pure.
 
-Everything follows from one request alone, so that its gradient does not depend on other requests.
+A block is what a program runs on; a command carries several. Everything follows from one request alone, so
+that its gradient does not depend on other requests.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,11 +13,12 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 
 SMALL_ROW = 16  # tokens: for experiments with a few words; only one row per data shard
-USUAL_ROW = 64  # tokens: the shortest rows of micro-batches with several sizes
+USUAL_ROW = 64  # tokens: the shortest rows of which a block has several
 FINE_UP_TO = 512  # tokens: two lengths per power of two up to here; longer rows hold many segments anyway
-SIZE_STEP = 8  # micro-batches have 1, 8, 64, ... rows per data shard
-LARGEST_STEP = 4  # the largest allowed size is added if it is at least this many times the last one
-MICRO_BATCH_TOKENS = 128  # overhead of a micro-batch, in tokens
+SMALL_ROWS = 2  # most rows of a small block, per data shard
+FREE_ROW_SHARE = 0.25  # of a row's cost, for a row that is left to other models
+LEAST_STEP = 4  # a larger block has at least this many times the rows of the smaller one
+OVERHEAD_SHARE = 8  # a block's overhead is that of a small block's tokens divided by this
 
 
 def attention_share(model: ModelConfig) -> float:
@@ -46,12 +48,16 @@ def row_lengths(max_context: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TrainingShapes:
-    """Defines the few shapes of micro-batches; each is compiled once."""
+    """Defines the few shapes of blocks; each is compiled once."""
 
     data_shards: int
-    train_tokens: int  # most tokens of a micro-batch, per data shard
+    train_tokens: int  # most tokens of a command, per data shard; one block may have more
+    block_tokens: tuple[
+        int, ...
+    ]  # of a small block and of a large one, per data shard; one row may have more
     max_context: int  # tokens
     attention_share: float  # as ``attention_share`` returns it
+    expert_shards: int = 1  # data shards that each have a part of the experts, and rows of each other
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:
@@ -59,59 +65,94 @@ class TrainingShapes:
 
     @property
     def layout(self) -> str:
-        """Everything besides the requests that determines the shapes, for the log."""
-        return f"{self.data_shards}x{self.train_tokens}x{self.max_context}x{self.attention_share}"
+        """Everything besides the requests that determines how rows share blocks, for the log."""
+        blocks = "+".join(map(str, self.block_tokens))
+        return f"{self.data_shards}x{self.max_context}x{self.attention_share} in blocks of {blocks}"
 
     def as_recorded(self, layout: str | None) -> "TrainingShapes":
         """Return the shapes with this layout, or these if it has other data shards or an old format.
 
         In that case a replayed request is cut like a new one, and its sums may differ in the last bits.
         """
-        if not layout or layout.count("x") != 3:
+        given, is_ours, blocks = (layout or "").partition(" in blocks of ")
+        if not is_ours:
             return self
-        shards, tokens, context, share = layout.split("x")
-        recorded = TrainingShapes(int(shards), int(tokens), int(context), float(share))
-        return recorded if recorded.data_shards == self.data_shards else self
+        shards, context, share = given.split("x")
+        recorded = replace(
+            self,
+            block_tokens=tuple(map(int, blocks.split("+"))),
+            max_context=int(context),
+            attention_share=float(share),
+        )
+        return recorded if int(shards) == self.data_shards else self
 
-    def micro_batches(self) -> list[tuple[int, int]]:
+    def blocks(self) -> list[tuple[int, int]]:
         """Return all shapes: (rows over all data shards, row length)."""
         return [(size, length) for length in self.row_lengths for size in self.sizes(length)]
 
     def sizes(self, row_length: int) -> list[int]:
-        """Return the numbers of rows for this row length, ascending; at least one per data shard."""
+        """Return the rows of a small block and, where it is worth a program, of a large one."""
         if row_length == SMALL_ROW:
             return [self.data_shards]
-        most = max(1, self.train_tokens // row_length)  # per data shard
-        sizes = [1]
-        while SIZE_STEP * sizes[-1] <= most:
-            sizes.append(SIZE_STEP * sizes[-1])
-        if most >= LARGEST_STEP * sizes[-1]:
-            sizes.append(1 << (most.bit_length() - 1))
+        small, *larger = (tokens // row_length for tokens in self.block_tokens)
+        sizes = [max(1, min(small, SMALL_ROWS))]
+        for rows in larger:
+            if rows >= LEAST_STEP * sizes[-1]:
+                sizes.append(rows - rows % sizes[-1])
         return [self.data_shards * size for size in sizes]
+
+    def most_blocks(self, size: int, row_length: int) -> int:
+        """Return how many blocks of so many rows a command carries at most."""
+        return max(1, self.train_tokens * self.data_shards // (size * row_length))
+
+    @cached_property
+    def choices(self) -> list[list[tuple[int, ...]]]:
+        """Return for each number of data shards those among which rows give the same bits of gradients.
+
+        Pairs are aligned, so that both of a pair compute the same experts or neither does. The last choices
+        come first, because what takes more data shards has only the first ones.
+        """
+        shards = self.data_shards
+        choices = [[tuple(range(count))] for count in range(shards + 1)]
+        choices[1] = [(shard,) for shard in reversed(range(shards))]
+        if shards > 1 and (self.expert_shards == 1 or self.expert_shards % 2 == 0):
+            choices[2] = [(shard, shard + 1) for shard in reversed(range(0, shards - 1, 2))]
+        return choices
 
     def token_cost(self, row_length: int) -> float:
         """Return the cost of a token in such a row, relative to one without attention."""
         return 1 + self.attention_share * row_length
 
     @property
-    def micro_batch_cost(self) -> int:
-        """Overhead of a micro-batch, in tokens without attention."""
-        return MICRO_BATCH_TOKENS * self.data_shards
+    def block_cost(self) -> int:
+        """Overhead of a block, in tokens without attention."""
+        return self.data_shards * self.block_tokens[0] // OVERHEAD_SHARE
 
     def chunks(self, rows: int, row_length: int) -> list[tuple[int, int]]:
-        """Split rows into chunks (rows in use, rows of the micro-batch), large ones first."""
+        """Split rows into chunks (rows, rows of a block), large blocks first; a command can carry each."""
         row_cost = row_length * self.token_cost(row_length)
-        return cheapest_chunks(rows, self.sizes(row_length), row_cost, self.micro_batch_cost)
+        chunks: list[tuple[int, int]] = []
+        for used, size in cheapest_blocks(rows, self.sizes(row_length), row_cost, self.block_cost):
+            before, its_size = chunks[-1] if chunks else (0, 0)
+            if size == its_size and before < size * self.most_blocks(size, row_length):
+                chunks[-1] = (before + used, size)
+            else:
+                chunks.append((used, size))
+        return chunks
 
     def least_cost(self, tokens: int, row_length: int) -> float:
-        """Return a lower bound of the cost of ``tokens`` tokens: without padding of full micro-batches."""
-        tokens = max(tokens, self.data_shards * row_length)
-        return tokens * self.token_cost(row_length) + self.micro_batch_cost
+        """Return a lower bound of the cost of ``tokens`` tokens: without padding of whole blocks."""
+        tokens = max(tokens, row_length)
+        return tokens * self.token_cost(row_length) + self.block_cost
 
     def cost(self, chunks: list[tuple[int, int]], row_length: int) -> float:
         """Return the cost of chunks, in tokens without attention."""
-        tokens = sum(size for _, size in chunks) * row_length
-        return tokens * self.token_cost(row_length) + self.micro_batch_cost * len(chunks)
+        rows, blocks = 0.0, 0
+        for used, size in chunks:
+            its_blocks = -(-used // size)
+            blocks += its_blocks
+            rows += used + FREE_ROW_SHARE * (its_blocks * size - used)
+        return rows * row_length * self.token_cost(row_length) + self.block_cost * blocks
 
 
 @dataclass(frozen=True)
@@ -121,7 +162,7 @@ class Layout:
     row_length: int
     rows: np.ndarray  # [segments] row of each segment
     starts: np.ndarray  # [segments] place of its first token in the row
-    chunks: list[tuple[int, int]]  # (rows in use, rows of the micro-batch); in order of the rows
+    chunks: list[tuple[int, int]]  # (rows, rows of a block); in order of the rows
 
 
 def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> Layout:
@@ -142,10 +183,10 @@ def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> Layout:
     return best
 
 
-def cheapest_chunks(
-    count: int, sizes: list[int], row_cost: float, chunk_cost: float
+def cheapest_blocks(
+    count: int, sizes: list[int], row_cost: float, block_cost: float
 ) -> list[tuple[int, int]]:
-    """Split rows into chunks (rows in use, size) at the least cost, free rows included.
+    """Split rows into blocks (rows in use, size) at the least cost, free rows included.
 
     As many as possible have the largest size. All sizes are multiples of the smallest.
     """
@@ -154,7 +195,7 @@ def cheapest_chunks(
     costs, firsts = [0.0], [0]  # by units of rows: the least cost, and one size that leads to it
     for units in range(1, -(-(count % largest) // unit) + 1):
         cost, first = min(
-            (size * row_cost + chunk_cost + costs[max(0, units - size // unit)], size) for size in sizes
+            (size * row_cost + block_cost + costs[max(0, units - size // unit)], size) for size in sizes
         )
         costs.append(cost)
         firsts.append(first)
@@ -162,11 +203,11 @@ def cheapest_chunks(
     while rest > 0:
         chosen.append(firsts[rest])
         rest -= firsts[rest] // unit
-    chunks = []
+    blocks = []
     for size in sorted(chosen, reverse=True):
-        chunks.append((min(count, size), size))
+        blocks.append((min(count, size), size))
         count -= min(count, size)
-    return chunks
+    return blocks
 
 
 def _first_fit_decreasing(lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:

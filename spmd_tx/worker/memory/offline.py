@@ -28,5 +28,6 @@ def plan_offline(setup: Setup, model: ModelConfig, devices: Devices) -> MemoryPl
     if devices.bytes is None:
         memory = of_host(1 / devices.count)
     else:
-        memory = Memory(int(devices.bytes * float(MEMORY_FRACTION) * USABLE_SHARE))
+        usable = int(devices.bytes * float(MEMORY_FRACTION) * USABLE_SHARE)
+        memory = Memory(usable, is_host=devices.is_cpu)
     return report(make_plan(sizes, memory))

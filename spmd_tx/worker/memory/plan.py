@@ -20,6 +20,8 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.steps import LEVELS, Shape, Step, StepMemory
 
+SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -30,6 +32,11 @@ class Memory:
     most_resident: int | None = None  # bytes of all permanent arrays, the cache included
     most_saved: int | None = None  # bytes that a training step should keep for its backward pass
     is_host: bool = False  # whether it is host memory, that of CPUs
+
+    def block_tokens(self, train_tokens: int) -> tuple[int, ...]:
+        """Return the tokens of a small block and, on accelerators, of a large one, for such micro-batches."""
+        small = min(SMALL_BLOCK, train_tokens)
+        return (small,) if self.is_host or small == train_tokens else (small, train_tokens)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,11 @@ class Plan:
     def cache_tokens(self) -> int:
         return (self.pages - 1) * self.sizes.setup.page_size
 
+    @property
+    def train_shapes(self) -> list[Shape]:
+        """The largest block of each row length."""
+        return self.sizes.shapes(self.memory.block_tokens(self.train_tokens)[-1])
+
     def level(self, rows: int, length: int) -> str:
         """Return the level of recomputation for a micro-batch, the least that fits."""
         shape = Shape(rows, length)
@@ -76,7 +88,7 @@ class Plan:
     def worst(self) -> dict[Step, tuple[Shape, int]]:
         """Return for each step its largest batch and the bytes that it needs."""
         found: dict[Step, tuple[Shape, int]] = {}
-        for shape in self.sizes.shapes(self.train_tokens):
+        for shape in self.train_shapes:
             level = self.level(*shape)
             _keep_largest(found, f"train {level}", shape, self.steps.train(level, shape))
         for shape in self.sizes.prefill_shapes():
@@ -142,7 +154,7 @@ class Planner:
         """Yield plans for each choice, the fastest first; None where one does not fit."""
         wish = self._sizes.setup.remat
         levels = LEVELS if wish == "auto" else (wish,)
-        most, *fewer = self._sizes.train_tokens()
+        most, *fewer = self._sizes.train_tokens(on_cpu=self._memory.is_host)
         for start in range(len(levels)):
             yield self._plan(levels[start:], most, rows)
         for tokens in fewer:
@@ -191,10 +203,11 @@ class Planner:
 
     def _without_decode(self, levels: tuple[str, ...], tokens: int) -> int:
         sizes, steps = self._sizes, self.steps
-        usual = min(tokens, USUAL_LENGTH, sizes.longest_row)
+        block = self._memory.block_tokens(tokens)[-1]
+        usual = min(block, USUAL_LENGTH, sizes.longest_row)
         return max(
-            steps.train(levels[0], Shape(max(1, tokens // usual), usual)),
-            *(steps.train(levels[-1], shape) for shape in sizes.shapes(tokens)),
+            steps.train(levels[0], Shape(max(1, block // usual), usual)),
+            *(steps.train(levels[-1], shape) for shape in sizes.shapes(block)),
             *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
             steps.prefill(Shape(1, min(PREFILL_TOKENS, sizes.longest_row)), sizes.widest_table),
         )
@@ -208,11 +221,12 @@ def engine_setup(plan: Plan) -> Setup:
 
 def report(plan: Plan) -> MemoryPlan:
     """Summarise the plan for the coordinator and for people."""
-    shapes, needs = plan.sizes.shapes(plan.train_tokens), plan.worst().items()
+    shapes, needs = plan.train_shapes, plan.worst().items()
     return MemoryPlan(
         pages=plan.pages,
         page_size=plan.sizes.setup.page_size,
         train_tokens=plan.train_tokens,
+        block_tokens=plan.memory.block_tokens(plan.train_tokens),
         decode_rows=plan.decode_rows,
         device_bytes=plan.memory.bytes,
         base_bytes=plan.base,

@@ -35,14 +35,15 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
     splits = sizes.ways_to_split(memory.bytes)[-1]
     planner = Planner(sizes, memory, splits, {})
     level = LEVELS[-1] if sizes.setup.remat == "auto" else sizes.setup.remat
-    tokens, rows = sizes.train_tokens()[-1], sizes.row_counts()[-1]
+    tokens, rows = sizes.train_tokens(on_cpu=memory.is_host)[-1], sizes.row_counts()[-1]
+    block = memory.block_tokens(tokens)[-1]
     wanted = sizes.setup.kv_cache_tokens
     pages = max(sizes.least_pages, -(-wanted // sizes.setup.page_size)) + 1
     parts = {
         "base weights": planner.base,
         f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": planner.adapters,
         f"{sizes.setup.bank_slots} sampler slots": planner.bank,
-        f"steps of {tokens} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
+        f"steps of {block} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
         f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,
     }
     total = sum(parts.values())

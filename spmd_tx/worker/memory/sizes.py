@@ -24,6 +24,7 @@ from spmd_tx.worker.steps.train_state import train_weights
 
 REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may take before fsdp splits them
 TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster
+CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
 SHORTEST_ROW = 64  # tokens
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge whether pages are enough
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
@@ -76,9 +77,11 @@ class Sizes:
             counts.append(max(1, counts[-1] // FEWER_ROWS))
         return counts
 
-    def train_tokens(self) -> list[int]:
+    def train_tokens(self, *, on_cpu: bool) -> list[int]:
         """Return the maximum tokens of a micro-batch: the choices to try, the most first."""
-        return [self.setup.train_tokens] if self.setup.train_tokens else list(TRAIN_TOKENS)
+        if self.setup.train_tokens:
+            return [self.setup.train_tokens]
+        return [CPU_TRAIN_TOKENS] if on_cpu else list(TRAIN_TOKENS)
 
     def shapes(self, tokens: int) -> list[Shape]:
         """Return the largest batch of each row length, with at most so many tokens, or one row.

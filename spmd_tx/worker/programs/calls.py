@@ -32,6 +32,7 @@ class Calls:
     def __init__(self, plan: Plan, setup: Setup, mesh: Mesh, declared: WorkerState) -> None:
         model, attention = plan.sizes.model, setup.attention
         self._plan, self._setup, self._model = plan, setup, model
+        self._shards = plan.sizes.data_shards
         training = (model, mesh, declared.base, declared.train)
         self._forward = make_forward(*training, attention=attention)
         self._forward_backward = {
@@ -57,18 +58,28 @@ class Calls:
         rest = (_i32(command.slot), seed_2, self._ranks(adapter), self._scale(adapter), groups)
         return Call("create_adapter", (), self._adapters.create, (state.train,), rest=rest)
 
-    def forward_backward(self, state: WorkerState, command: commands.ForwardBackward) -> Call:
-        batch, train = self._batch(command.rows, command.loss), state.train
-        weights = (state.base, train.w, train.grad_sum, train.scale)
-        rows, length = command.rows.tokens.shape
-        level = self._plan.level(rows // self._plan.sizes.data_shards, length)
-        name, shape = _name("forward_backward", command.loss), command.rows.targets.shape
-        return Call(name, shape, self._forward_backward[level], weights, batch, variant=level)
-
-    def forward(self, state: WorkerState, command: commands.Forward) -> Call:
+    def forward_backward(self, state: WorkerState, command: commands.ForwardBackward) -> Iterator[Call]:
+        """Yield the call of each block. It takes the gradient that the one before has left in ``state``."""
+        name, shape = self._program(command)
+        step = self._forward_backward[self._plan.level(shape[0] // self._shards, shape[1])]
         batch = self._batch(command.rows, command.loss)
+        for block in blocks(batch, self._shards, command.block):
+            train = state.train
+            yield Call(name, shape, step, (state.base, train.w, train.grad_sum, train.scale), block)
+
+    def forward(self, state: WorkerState, command: commands.Forward) -> Iterator[Call]:
+        """Yield the call of each block."""
+        name, shape = self._program(command)
         weights = (state.base, state.train.w, state.train.scale)
-        return Call(_name("forward", command.loss), command.rows.targets.shape, self._forward, weights, batch)
+        for block in blocks(self._batch(command.rows, command.loss), self._shards, command.block):
+            yield Call(name, shape, self._forward, weights, block)
+
+    def _program(self, command: commands.Forward | commands.ForwardBackward) -> tuple[str, tuple[int, ...]]:
+        """Return the name of a command's program and its shape, which depend on the arrays that it has."""
+        step = "forward" if isinstance(command, commands.Forward) else "forward_backward"
+        name = step if command.loss.ratio_mask is None else f"{step} of sequences"
+        rows, *rest = command.rows.targets.shape
+        return name, (self._shards * command.block or rows, *rest)
 
     def optim_step(self, state: WorkerState, command: commands.OptimStep) -> Call:
         inputs = AdamWInputs(
@@ -112,7 +123,7 @@ class Calls:
 
         A call takes the cache that the one before has left in ``state``.
         """
-        shards = self._plan.sizes.data_shards
+        shards = self._shards
         rows, length = command.rows.tokens.shape
         name = "prefill with logprobs" if command.logprobs else "prefill"
         shape = (shards * command.block or rows, command.piece or length)
@@ -205,11 +216,6 @@ def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray
         return None, np.where(is_used, command.slots, 0).astype(np.int32)
     index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)
-
-
-def _name(step: str, loss: commands.LossInputs) -> str:
-    """Return the program's name, which depends on the arrays that a batch has."""
-    return step if loss.ratio_mask is None else f"{step} of sequences"
 
 
 def _i32(value: int) -> np.ndarray:

@@ -59,10 +59,10 @@ class Menu:
             case "swap_in":
                 return [calls.swap_in(state, 0, self._vector)]
             case "forward":
-                return [calls.forward(state, commands.Forward(rows=_rows(shape), loss=_loss(shape)))]
+                return [*calls.forward(state, commands.Forward(rows=_rows(shape), loss=_loss(shape)))]
             case "forward_backward":
                 command = commands.ForwardBackward(rows=_rows(shape), loss=_loss(shape))
-                return [calls.forward_backward(state, command)]
+                return [*calls.forward_backward(state, command)]
             case "prefill":
                 command = self._prefill(shape)
                 prefills = [call for call in calls.prefill(state, command) if call is not None]

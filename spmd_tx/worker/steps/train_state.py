@@ -71,8 +71,8 @@ def add_to_slots(stack: Any, some: Any, slots_A: Array) -> Any:
     if all(x.shape[-3] == count for x in jax.tree.leaves(stack)):
         return jax.tree.map(jnp.add, stack, some)
 
-    def add(number: int, stack: Any) -> Any:
-        slot, one = slots_A[number], take_slot(some, jnp.asarray(number))
+    def add(number: Array, stack: Any) -> Any:
+        slot, one = slots_A[number], take_slot(some, number)
         return put_slot(stack, jax.tree.map(jnp.add, take_slot(stack, slot), one), slot)
 
     return lax.fori_loop(0, count, add, stack)

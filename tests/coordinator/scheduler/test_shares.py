@@ -32,7 +32,7 @@ async def test_the_models_of_a_session_take_turns(bench):
     bench.create(A)
     bench.create(second)
     seq_id = await bench.hold(A, 1)
-    results = [bench.train(A, seq_id, *[250] * 24), bench.train(second, 1, *[250] * 24)]
+    results = [bench.train(A, seq_id, *[250] * 48), bench.train(second, 1, *[250] * 48)]
     await bench.prepared(A, 3)
     await bench.prepared(second, 3)
     bench.let_go()

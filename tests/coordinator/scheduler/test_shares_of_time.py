@@ -18,7 +18,7 @@ from spmd_tx.protocol.commands import LOSS_NAMES, Decode, ForwardBackward
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.scheduler.fake_sampling import FakeSampling
 
-SHAPES = TrainingShapes(data_shards=1, train_tokens=8192, max_context=8192, attention_share=1e-3)
+SHAPES = TrainingShapes(1, 8192, (256, 8192), max_context=8192, attention_share=1e-3)
 TOKENS_PER_SECOND = 25_000  # that one H100 trains, of a model with 8 billion parameters
 
 
@@ -61,7 +61,7 @@ class Server:
             devices,
             self.sampling,
             TrainingSlots(4),
-            data_shards=1,
+            shapes=SHAPES,
             on_reply=lambda: None,
             note=lambda stage, requests: None,
             clock=lambda: devices.now,

@@ -9,7 +9,14 @@ BANK_SLOTS = 10
 
 def menu_of(context, shards=1, on_cpu=False):
     sampling = SamplingShapes(shards, context, page_size=16, decode_rows=128, on_cpu=on_cpu)
-    return program_menu(TrainingShapes(shards, 8192, context, 5e-4), sampling, BANK_SLOTS)
+    tokens, blocks = (4096, (256,)) if on_cpu else (8192, (256, 8192))
+    return program_menu(TrainingShapes(shards, tokens, blocks, context, 5e-4), sampling, BANK_SLOTS)
+
+
+@pytest.mark.parametrize("context, most", [(512, 16), (4096, 22), (32768, 28)])
+def test_training_on_cpus_has_one_program_per_step_and_row_length(context, most):
+    menu = menu_of(context, on_cpu=True)
+    assert len([shape for shape in menu if shape.step in ("forward", "forward_backward")]) == most
 
 
 @pytest.mark.parametrize("context, most", [(512, 112), (2048, 142), (32768, 202)])

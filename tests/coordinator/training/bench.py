@@ -36,9 +36,9 @@ from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTraine
 BASE_MODEL = "tiny"
 SHARDS = 2
 LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
-SHAPES = TrainingShapes(data_shards=SHARDS, train_tokens=2048, max_context=256, attention_share=5e-4)
-SHORT_ROWS = TrainingShapes(data_shards=SHARDS, train_tokens=1024, max_context=64, attention_share=5e-4)
-HALF = [60] * 8  # of a micro-batch of short rows: two models meet in it
+SHAPES = TrainingShapes(SHARDS, 2048, (256, 2048), max_context=256, attention_share=5e-4)
+SHORT_ROWS = TrainingShapes(SHARDS, 128, (256,), max_context=64, attention_share=5e-4)
+HALF = [60] * 2  # of a micro-batch of short rows: two models meet in it
 
 
 class NoSampling:

@@ -5,11 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share, cheapest_chunks, lay_out
+from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share, cheapest_blocks, lay_out
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from tests.support.model_shapes import TINY_OF_BENCH
 
-SHAPES = TrainingShapes(data_shards=2, train_tokens=1024, max_context=1000, attention_share=5e-4)
+SHAPES = TrainingShapes(
+    data_shards=2, train_tokens=1024, block_tokens=(256, 1024), max_context=1000, attention_share=5e-4
+)
+CPU = TrainingShapes(1, 4096, (256,), 4096, 5e-4)
+ACCELERATOR = TrainingShapes(1, 8192, (256, 8192), 4096, 5e-4)
 NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
 
 
@@ -23,14 +27,14 @@ def test_row_lengths_double_in_two_steps_when_short_and_reach_the_context(max_co
 
 @pytest.mark.parametrize(
     "row_length, sizes",
-    [(16, [2]), (64, [2, 16]), (96, [2, 16]), (128, [2, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
+    [(16, [2]), (64, [4, 32]), (96, [4, 20]), (128, [4, 16]), (256, [2, 8]), (512, [2]), (1024, [2])],
 )
-def test_sizes_fill_the_token_budget_of_each_shard(row_length, sizes):
+def test_blocks_have_the_tokens_they_may_have_or_one_row_per_shard(row_length, sizes):
     assert SHAPES.sizes(row_length) == sizes
 
 
 def test_the_menu_names_every_shape_that_a_request_can_lead_to():
-    menu = SHAPES.micro_batches()
+    menu = SHAPES.blocks()
     assert len(menu) == len(set(menu)) == 14
     for seed in range(50):
         random = np.random.default_rng(seed)
@@ -40,7 +44,8 @@ def test_the_menu_names_every_shape_that_a_request_can_lead_to():
 
 
 def test_a_server_has_few_programs():
-    assert len(TrainingShapes(1, 8192, 4096, 5e-4).micro_batches()) == 25
+    assert len(CPU.blocks()) == len(CPU.row_lengths) == 11
+    assert len(ACCELERATOR.blocks()) == 20
 
 
 def row_length_of(lengths, shapes=SHAPES):
@@ -54,7 +59,7 @@ def test_a_few_words_take_a_small_row_and_whatever_fills_more_of_them_a_usual_on
 
 
 def test_a_row_longer_than_the_budget_still_gets_one_row_per_shard():
-    assert TrainingShapes(4, 64, 256, 5e-4).sizes(256) == [4]
+    assert TrainingShapes(4, 64, (64,), 256, 5e-4).sizes(256) == [4]
 
 
 @pytest.mark.parametrize(
@@ -67,20 +72,38 @@ def test_a_row_longer_than_the_budget_still_gets_one_row_per_shard():
         (41, [(16, 16), (16, 16), (8, 8), (1, 2)]),
     ],
 )
-def test_chunks_cost_least(count, chunks):
-    assert cheapest_chunks(count, [2, 8, 16], row_cost=64.0, chunk_cost=128.0) == chunks
+def test_blocks_cost_least(count, chunks):
+    assert cheapest_blocks(count, [2, 8, 16], row_cost=64.0, block_cost=128.0) == chunks
 
 
 @given(st.integers(1, 300), st.floats(1, 1e4), st.floats(0, 1e4))
-def test_chunks_hold_all_rows_and_none_is_empty(count, row_cost, chunk_cost):
-    chunks = cheapest_chunks(count, [2, 16, 64], row_cost, chunk_cost)
+def test_blocks_hold_all_rows_and_none_is_empty(count, row_cost, block_cost):
+    blocks = cheapest_blocks(count, [2, 16, 64], row_cost, block_cost)
+    assert sum(used for used, _ in blocks) == count
+    assert all(0 < used <= size for used, size in blocks)
+
+
+@given(st.integers(1, 3000), st.sampled_from(ACCELERATOR.row_lengths), st.sampled_from([CPU, ACCELERATOR]))
+def test_a_command_can_carry_each_chunk_and_only_the_last_block_of_a_request_has_free_rows(
+    count, row_length, shapes
+):
+    chunks = shapes.chunks(count, row_length)
     assert sum(used for used, _ in chunks) == count
-    assert all(0 < used <= size for used, size in chunks)
+    for used, size in chunks[:-1]:
+        assert used % size == 0
+    for used, size in chunks:
+        assert -(-used // size) <= shapes.most_blocks(size, row_length)
+
+
+def test_rows_of_many_blocks_are_one_command():
+    assert CPU.chunks(33, 128) == [(32, 2), (1, 2)]
+    assert CPU.chunks(3, 4096) == [(1, 1), (1, 1), (1, 1)]
+    assert ACCELERATOR.chunks(64 + 12, 128) == [(64, 64), (12, 2)]
 
 
 def test_longer_rows_are_taken_as_attention_allows():
     def row_length(share):
-        return row_length_of([143] * 32, TrainingShapes(1, 8192, 4096, share))
+        return row_length_of([143] * 32, replace(ACCELERATOR, attention_share=share))
 
     assert row_length(DEAR) < row_length(NEARLY_FREE)
     assert row_length(attention_share(TINY_OF_BENCH)) <= 512
@@ -93,23 +116,24 @@ def test_attention_counts_less_the_wider_a_model_is():
 
 
 def test_a_recorded_layout_is_read_back():
-    other = TrainingShapes(data_shards=2, train_tokens=64, max_context=64, attention_share=NEARLY_FREE)
-    assert other.as_recorded(SHAPES.layout) == SHAPES
+    other = TrainingShapes(2, 64, (64,), max_context=64, attention_share=NEARLY_FREE)
+    assert other.as_recorded(SHAPES.layout) == replace(SHAPES, train_tokens=64)
     assert other.as_recorded(None) == other
 
 
 def test_requests_of_an_earlier_version_are_cut_as_new_ones_are():
     assert SHAPES.as_recorded("2x1024x1000") == SHAPES
+    assert SHAPES.as_recorded("2x512x500x0.001") == SHAPES
 
 
 def test_rows_cannot_be_split_over_another_number_of_data_shards():
-    other = replace(SHAPES, data_shards=1, train_tokens=64)
+    other = replace(SHAPES, data_shards=1, block_tokens=(64,))
     assert other.as_recorded(SHAPES.layout) == other
 
 
 def test_samples_of_one_length_just_above_a_power_of_two_take_rows_that_fit():
-    layout = lay_out(np.array([95] * 64), TrainingShapes(1, 8192, 4096, 5e-4))
-    assert (layout.row_length, layout.chunks) == (96, [(64, 64)])
+    layout = lay_out(np.array([95] * 64), CPU)
+    assert (layout.row_length, layout.chunks) == (96, [(42, 2), (22, 2)])
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60))
@@ -138,8 +162,18 @@ def test_short_segments_share_a_row():
 
 def test_the_row_length_follows_from_the_padding_not_from_the_longest_segment_alone():
     # Rows of 64 would need one row each (33 + 33 > 64), half empty.
-    assert row_length_of([33] * 30, TrainingShapes(1, 1024, 1024, NEARLY_FREE)) > 64
+    assert row_length_of([33] * 30, TrainingShapes(1, 1024, (256,), 1024, NEARLY_FREE)) > 64
 
 
-def test_equal_padding_takes_the_shorter_row():
-    assert row_length_of([64] * 8, TrainingShapes(1, 1024, 1024, NEARLY_FREE)) == 64
+def test_one_sequence_takes_the_shortest_row_that_others_can_join():
+    assert [row_length_of([n], CPU) for n in (60, 90, 128, 140, 250)] == [64, 96, 128, 192, 256]
+
+
+def test_many_short_sequences_take_longer_rows_and_so_fewer_blocks():
+    assert row_length_of([64] * 8, CPU) == 128
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 8])
+def test_a_few_rows_leave_room_for_those_of_others(shards):
+    shapes = replace(CPU, data_shards=shards)
+    assert row_length_of([128] * 4, shapes) == 128

@@ -137,6 +137,25 @@ def test_micro_batches_are_as_large_as_was_asked_for_or_refused():
         make_plan(sizes(train_tokens=900_000), gib(120))
 
 
+def test_blocks_on_cpus_are_small_and_all_that_training_needs_memory_for():
+    server = sizes(max_context=512)
+    large, small = (make_plan(server, replace(gib(120), is_host=on_cpu)) for on_cpu in (False, True))
+    assert (large.train_tokens, report(large).block_tokens) == (8192, (256, 8192))
+    assert (small.train_tokens, report(small).block_tokens) == (4096, (256,))
+    assert max(shape.tokens for shape in small.train_shapes) == 512  # the longest row
+    needs = [
+        max(size for step, (_, size) in plan.worst().items() if step.startswith("train"))
+        for plan in (small, large)
+    ]
+    assert needs[0] < needs[1] / 4
+
+
+def test_blocks_are_no_larger_than_the_micro_batches_that_were_asked_for():
+    for on_cpu, tokens, wanted in ((True, 64, (64,)), (False, 256, (256,)), (False, 500, (256, 500))):
+        server = sizes(max_context=64, train_tokens=tokens)
+        assert report(make_plan(server, replace(gib(120), is_host=on_cpu))).block_tokens == wanted
+
+
 def test_a_level_is_what_was_asked_for():
     plan = make_plan(sizes(remat="full"), gib(250))
     assert {plan.level(*shape) for shape in plan.sizes.shapes(8192)} == {"full"}

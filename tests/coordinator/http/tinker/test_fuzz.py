@@ -17,7 +17,7 @@ from spmd_tx.errors import RequestError
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))  # of each test; `make fuzz` wants more
 LIMITS = Limits(vocab_size=512, max_context=128, max_rank=16)
-SHAPES = TrainingShapes(1, 256, 128, 5e-4)
+SHAPES = TrainingShapes(1, 256, (128,), 128, 5e-4)
 LOSSES = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom nonsense".split()
 INPUTS = "target_tokens weights logprobs advantages clip_low_threshold clip_high_threshold mask \xf6".split()
 WANTED = {
