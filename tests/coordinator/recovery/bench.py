@@ -24,6 +24,7 @@ from spmd_tx.coordinator.requests.records import Finished, Outcome
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.server.build import GenerationBuilder, ServedModel
+from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
@@ -52,6 +53,7 @@ class SimulatedWorkers:
         self.busy: str | None = None
         self._on_written = on_written
         self.programs = CompileProgress()
+        self.compiles_aside = False
         self.avoided: set[ProgramShape] = set()
         self.device = ReplayDevice(PAGES, page_size=16)
         self._pending: deque[tuple[AnyCommand, asyncio.Future[Reply]]] = deque()
@@ -163,6 +165,9 @@ class Coordinator:
     def __init__(self, folder: Path) -> None:
         self.config = ServerConfig(
             base_model="tiny",
+            fully_sharded_data_parallel_size=1,
+            expert_parallel_size=1,
+            tensor_parallel_size=1,
             warm_up="off",
             data_dir=folder,
             max_lora_adapters=2,
@@ -194,7 +199,7 @@ class Coordinator:
         await model.text.get()
         quarantine = Quarantine()
         builder = GenerationBuilder(
-            config=config,
+            mesh=MeshChoice(config, config.data_dir),
             model=model,
             catalog=self.catalog,
             checkpoints=checkpoints,
