@@ -35,7 +35,9 @@ from spmd_tx.worker.programs.store import ProgramStore
 
 logger = logging.getLogger(__name__)
 
-NICENESS = 5  # of threads that compile what is not urgent, so that commands go first
+# Of threads that compile what is not urgent, so that commands go first. On a CPU, where all processors are
+# busy, a thread that hardly runs would keep Python's lock from the thread that runs commands.
+NICENESS, NICENESS_BESIDE_ACCELERATORS = 5, 19
 IDLE_SECONDS = 20.0  # after which the child process ends
 
 
@@ -59,6 +61,10 @@ class _Program:
     is_settled: threading.Event = field(default_factory=threading.Event)
 
 
+def _niceness() -> int:
+    return NICENESS if jax.default_backend() == "cpu" else NICENESS_BESIDE_ACCELERATORS
+
+
 class Programs:
     """Compiles, keeps and runs all programs of this process."""
 
@@ -74,9 +80,9 @@ class Programs:
         self._unforeseen = 0
         self._is_ending = False
         self._lanes = [
-            Lane("programs awaited", niceness=0),
-            Lane("programs ahead", NICENESS),
-            Lane("programs aside", NICENESS, self._rest, IDLE_SECONDS),
+            Lane("programs awaited", lambda: 0),
+            Lane("programs ahead", _niceness),
+            Lane("programs aside", _niceness, self._rest, IDLE_SECONDS),
         ]
         assert len(self._lanes) == COMPILE_LANES
 

@@ -18,11 +18,14 @@ class Lane:
     def __init__(
         self,
         name: str,
-        niceness: int,
+        niceness: Callable[[], int],
         on_idle: Callable[[], None] = lambda: None,
         idle_seconds: float | None = None,
     ) -> None:
-        """``on_idle`` is called in the thread when there was no work for ``idle_seconds``; None: never."""
+        """``niceness`` is asked for when the thread starts.
+
+        ``on_idle`` is called in the thread when there was no work for ``idle_seconds``; None: never.
+        """
         self._niceness = niceness
         self._on_idle, self._idle_seconds = on_idle, idle_seconds
         self._waiting: SimpleQueue[Work | None] = SimpleQueue()
@@ -45,8 +48,9 @@ class Lane:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if sys.platform == "linux" and self._niceness:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+        niceness = self._niceness()
+        if sys.platform == "linux" and niceness:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
         while (work := self._next()) is not None:
             work()
 
