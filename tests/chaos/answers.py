@@ -15,7 +15,6 @@ import numpy as np
 from tests.chaos import finals
 
 PROGRAM = Path(__file__).with_name("program.py")
-TOLERANCE = 1e-5  # of sampled log-probabilities, in nats: they depend on what else is in the batch
 ERRORS = ("error", "log")
 
 
@@ -101,15 +100,6 @@ def differences(one: Answers, other: Answers) -> Counter[str]:
     return +found
 
 
-def inexact_logprobs(one: Answers, other: Answers) -> int:
-    """Count the groups of samples whose log-probabilities differ in any bit."""
-    return sum(
-        what == "sampled logprobs" and expected != value
-        for tenant in one.notes.keys() & other.notes.keys()
-        for (what, expected), (_, value) in zip(one.notes[tenant], other.notes[tenant], strict=False)
-    )
-
-
 def final_differences(one: Answers, one_data: Path, other: Answers, other_data: Path) -> Counter[str]:
     """Count the arrays of the final states and weights that differ in any bit."""
     found: Counter[str] = Counter()
@@ -134,9 +124,4 @@ def miscounted_steps(answers: Answers, data_dir: Path) -> list[str]:
 def _is_same(what: str, expected: Any, value: Any) -> bool:
     if what == "final":  # where it lies differs; what it holds is compared by final_differences
         return expected["steps"] == value["steps"]
-    if what == "sampled logprobs":
-        return all(
-            len(one) == len(other) and np.allclose(one, other, rtol=0, atol=TOLERANCE)
-            for one, other in zip(expected, value, strict=True)
-        )
     return expected == value

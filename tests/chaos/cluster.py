@@ -31,7 +31,8 @@ OPTIONS = {
     "num_processes": 2,
     "fully_sharded_data_parallel_size": 2,
     "train_tokens": 64,
-    "decode_rows": 1,
+    "decode_rows": 4,
+    "batch_invariant": True,  # so that what is trained on samples is the same, too
     "max_lora_adapters": 5,
     "max_lora_rank": 8,
     "sampler_slots": 3,
@@ -163,7 +164,11 @@ def environment(points: Path) -> dict[str, str]:
 
 
 def as_arguments(options: Mapping[str, object]) -> list[str]:
-    return [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    return [
+        text
+        for name, value in options.items()
+        for text in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
+    ]
 
 
 def _kill(pid: int) -> bool:

@@ -16,7 +16,6 @@ class Outcome:
     kills: Counter[str]  # by what they hit: a named point, or any time
     cuts: Counter[str]
     differences: Counter[str]  # from the undisturbed run, by kind
-    inexact_logprobs: int  # samples whose log-probabilities differ, within what is promised of them
     miscounted_steps: list[str]
     errors: list[str]  # that a client saw
     bad_exits: list[str]  # of processes that were not killed
@@ -52,9 +51,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
         "differences": sum(outcome.differences.total() for outcome in outcomes),
         "miscounted steps": sum(len(outcome.miscounted_steps) for outcome in outcomes),
         "errors that a client saw": sum(len(outcome.errors) for outcome in outcomes),
-        "samples with log-probabilities of other last bits": sum(
-            outcome.inexact_logprobs for outcome in outcomes
-        ),
         "seconds of the longest pause": round(max((each.longest_pause for each in outcomes), default=0), 1),
     }
     totals = [

@@ -41,14 +41,13 @@ def reinforced(service: tinker.ServiceClient, note: Note, seed: int, rounds: int
         answers = sampler.sample(types.ModelInput.from_ints(prompt), 4, params).result().sequences
         note("samples", [list(answer.tokens) for answer in answers])
         note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
-        # Sampled log-probabilities are the same within 1e-5 only, those of a forward pass to the bit.
         targets = [[*prompt, *answer.tokens] for answer in answers]
         scored = trainer.forward([_supervised(tokens) for tokens in targets], "cross_entropy").result()
         _note_training(note, scored)
         rewards = [float(np.mean([token % 2 == 0 for token in answer.tokens])) for answer in answers]
         data = [
-            _reinforced(tokens, output["logprobs"].tolist(), reward - float(np.mean(rewards)))
-            for tokens, output, reward in zip(targets, scored.loss_fn_outputs, rewards, strict=True)
+            _reinforced(prompt, answer, reward - float(np.mean(rewards)))
+            for answer, reward in zip(answers, rewards, strict=True)
         ]
         gradient, step = trainer.forward_backward(data, "importance_sampling"), trainer.optim_step(ADAM)
         _note_training(note, gradient.result())
@@ -114,8 +113,11 @@ def _supervised(tokens: Sequence[int]) -> types.Datum:
     return _datum(tokens, weights=[1.0] * (len(tokens) - 1))
 
 
-def _reinforced(tokens: Sequence[int], logprobs: Sequence[float], advantage: float) -> types.Datum:
-    return _datum(tokens, logprobs=list(logprobs), advantages=[float(advantage)] * (len(tokens) - 1))
+def _reinforced(prompt: list[int], answer: types.SampledSequence, advantage: float) -> types.Datum:
+    before = [0.0] * (len(prompt) - 1)
+    advantages = [*before, *[float(advantage)] * len(answer.tokens)]
+    logprobs = [*before, *(answer.logprobs or ())]
+    return _datum([*prompt, *answer.tokens], logprobs=logprobs, advantages=advantages)
 
 
 def _datum(tokens: Sequence[int], **inputs: list[float]) -> types.Datum:

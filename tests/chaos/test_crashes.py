@@ -111,7 +111,6 @@ def disturbed(
         cuts=attack.cuts,
         differences=answers.differences(expected, result)
         + answers.final_differences(expected, expected_data, result, cluster.data_dir),
-        inexact_logprobs=answers.inexact_logprobs(expected, result),
         miscounted_steps=answers.miscounted_steps(result, cluster.data_dir),
         errors=result.errors,
         bad_exits=[

@@ -46,7 +46,7 @@ class Server:
         }
         command = [*command, "serve"]
         for name, value in options.items():
-            command += ["--" + name.replace("_", "-"), str(value)]
+            command += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
         environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none"}
         with self.log_path.open("w") as log:
