@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spmd_tx.cli import plan
+from spmd_tx.config import PARALLEL_SIZES
+from spmd_tx.coordinator.server import mesh_choice
 from spmd_tx.errors import StartError
 from spmd_tx.worker.memory.accelerators import parse_devices
 
@@ -62,6 +65,10 @@ def test_sizes_that_are_given_are_kept_and_the_others_are_chosen(model_dir):
     ended = run(model_dir, "--devices", "8xh100", "--tensor-parallel-size", "3")
     assert ended.returncode == 2
     assert "a mesh with --tensor-parallel-size 3 cannot have 8 devices" in ended.stderr
+
+
+def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
+    assert {*plan.OPTIONS} == {"base_model", *PARALLEL_SIZES, *mesh_choice.OF_PLAN}
 
 
 def test_the_table_names_what_a_device_holds(model_dir):
