@@ -1,5 +1,6 @@
 import pytest
 
+from spmd_tx.coordinator.scheduler.command_seconds import work_of_chunk
 from spmd_tx.coordinator.scheduler.queue_status import in_words
 from tests.coordinator.scheduler.fake_sampling import sample
 
@@ -29,6 +30,24 @@ async def test_the_status_of_a_training_request_tells_how_much_others_have_ready
     await bench.prepared(B, 2)
     expected = "behind 3 earlier requests of this model; 2 micro-batches of 1 other model ready"
     assert bench.scheduler.status(mine).reason == expected
+
+
+async def test_the_status_tells_how_long_the_work_before_a_request_takes(bench, sampling):
+    bench.create(A)
+    bench.create(B)
+    seq_id = await bench.hold(A, 1)
+    for other in (1, 2):
+        bench.train(B, other, 10)
+    first, mine = bench.train(A, seq_id, 10), bench.train(A, seq_id + 1, 10)
+    await bench.prepared(A, 2)
+    await bench.prepared(B, 2)
+    of_others = [step.chunk for step in bench.scheduler._execution.lines[B].model.unsent]
+    bench.scheduler._execution._dispatcher.seconds.learn(work_of_chunk(of_others[0]), 4.0)
+    assert bench.scheduler.status(first).reason.endswith("; about 8 seconds of work before it")
+    assert bench.scheduler.status(mine).reason.endswith("; about 12 seconds of work before it")
+    await sample(bench)
+    await bench.until(sampling.waiting)
+    assert bench.scheduler.status(first).reason.endswith("; about 16 seconds of work before it")
 
 
 @pytest.mark.parametrize(
