@@ -16,10 +16,10 @@ def hold() -> None:
 
     compile_it = Programs._compile
 
-    def held(self: Programs, program: Any, call: Any, mesh: Any) -> Any:
+    def held(self: Programs, program: Any, call: Any, *rest: Any) -> Any:
         while str(call) == os.environ["HELD_PROGRAM"] and not Path(os.environ["LET_GO"]).exists():
             time.sleep(LOOK_SECONDS)
-        return compile_it(self, program, call, mesh)
+        return compile_it(self, program, call, *rest)
 
     Programs._compile = held
 
