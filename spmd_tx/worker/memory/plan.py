@@ -192,7 +192,7 @@ class Planner:
             most = memory.most_cache_tokens // self._sizes.setup.page_size
         if memory.most_resident is not None:
             arrays = self.base + self.adapters + self.bank
-            most = min(most, (memory.most_resident - arrays) // self._sizes.page - 1)
+            most = min(most, _rounded_down((memory.most_resident - arrays) // self._sizes.page - 1))
         return most
 
     def needs(self, levels: tuple[str, ...], tokens: int, rows: int) -> int:
@@ -211,6 +211,16 @@ class Planner:
             *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
             steps.prefill(Shape(1, min(PREFILL_TOKENS, sizes.longest_row)), sizes.widest_table),
         )
+
+
+def _rounded_down(pages: int) -> int:
+    """Keep four binary digits.
+
+    What is free differs a little from start to start, and with another number of pages all programs that use
+    them would have to be compiled again.
+    """
+    unit = 1 << max(0, pages.bit_length() - 4)
+    return pages // unit * unit
 
 
 def engine_setup(plan: Plan) -> Setup:

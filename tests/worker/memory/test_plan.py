@@ -221,3 +221,14 @@ def test_what_training_should_keep_is_bounded_where_keeping_is_slow():
     free, bounded = (make_plan(sizes(), Memory(500 * GIB, most_saved=most)) for most in (None, GIB))
     assert free.level(4, 2048) == LEVELS[0]
     assert bounded.level(4, 2048) != LEVELS[0]
+
+
+def test_a_little_more_free_memory_gives_the_same_pages_so_that_programs_are_found_again():
+    most = Memory(120 * GIB)
+    base = make_plan(sizes(), most).base
+
+    def pages(free):
+        return make_plan(sizes(), replace(most, most_resident=base + free)).pages
+
+    assert pages(20 * GIB) == pages(20 * GIB + GIB // 64)
+    assert pages(20 * GIB) < pages(30 * GIB)
