@@ -33,7 +33,12 @@ LOSSES = ["cross_entropy", "importance_sampling", "ppo", "cispo"]
 
 @pytest.fixture(
     scope="module",
-    params=[((1, 1, 1), SPEC), ((2, 1, 2), SPEC), ((4, 1, 1), SPEC), ((2, 2, 1), MIXTURE)],
+    params=[
+        ((1, 1, 1), SPEC),
+        pytest.param(((2, 1, 2), SPEC), marks=pytest.mark.slow),
+        ((4, 1, 1), SPEC),
+        ((2, 2, 1), MIXTURE),
+    ],
     ids=["one", "two", "four", "mixture"],
 )
 def engine(request, tmp_path_factory):

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator.requests.records import Finished
+from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
@@ -91,6 +92,33 @@ async def test_models_share_a_micro_batch_but_requests_of_one_model_never_do(tmp
         for request_id in results:
             await bench.result(request_id)
         assert [slots(command) for command in bench.workers.sent(ForwardBackward)] == [{0, 1}, {0}]
+
+
+async def test_metrics_tell_how_full_micro_batches_are(tmp_path):
+    kinds = [
+        ("micro_batches", {"shared": "yes"}),
+        ("micro_batches", {"shared": "no"}),
+        *((f"training_{unit}", {"kind": "used"}) for unit in ("rows", "tokens")),
+        ("training_rows", {"kind": "free"}),
+        ("training_tokens", {"kind": "padding"}),
+    ]
+
+    def counts():
+        return [REGISTRY.get_sample_value(f"spmd_tx_{name}_total", labels) or 0 for name, labels in kinds]
+
+    async with running(tmp_path, shapes=SHORT_ROWS) as bench:
+        bench.create(A)
+        bench.create(B)
+        seq_id, before = await bench.hold(A, 1), counts()
+        results = [bench.train(A, seq_id, *HALF), bench.train(B, 1, *HALF), bench.train(B, 2, 60)]
+        await bench.prepared(A)
+        await bench.prepared(B, 2)
+        bench.let_go()
+        for request_id in results:
+            await bench.result(request_id)
+    counted = [after - earlier for after, earlier in zip(counts(), before, strict=True)]
+    rows, free = 5, 3  # in two blocks of four
+    assert counted == [1, 1, rows, 60 * rows, free, 4 * rows + 64 * free]
 
 
 async def test_a_barrier_of_one_model_holds_no_other_up(bench):

@@ -136,6 +136,16 @@ def test_samples_of_one_length_just_above_a_power_of_two_take_rows_that_fit():
     assert (layout.row_length, layout.chunks) == (96, [(42, 2), (22, 2)])
 
 
+@pytest.mark.parametrize("shards, expert_shards", [(2, 1), (4, 1), (5, 1), (4, 2), (6, 2), (6, 3), (8, 4)])
+def test_all_pairs_of_data_shards_share_experts_like_the_first(shards, expert_shards):
+    pairs = replace(CPU, data_shards=shards, expert_shards=expert_shards).choices[2]
+    assert (0, 1) in pairs
+    assert len({shard for pair in pairs for shard in pair}) == 2 * len(pairs)
+    assert len(pairs) == (1 if expert_shards == 3 else shards // 2)
+    for one, other in pairs:
+        assert (one // expert_shards == other // expert_shards) == (expert_shards > 1)
+
+
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60))
 def test_segments_lie_within_their_rows_and_do_not_overlap(lengths):
     layout = lay_out(np.array(lengths), SHAPES)
