@@ -1,6 +1,6 @@
 """Measures sampling without a server, in one process: tokens per second, and per CPU second.
 
-    python -m tests.bench.sampling [--model DIR] [--rounds N] [--rows N] [CASE ...]
+    python -m tests.bench.sampling --model DIR [--rounds N] [--rows N] [--batch-invariant] [CASE ...]
 
 The first round of a case compiles, and does not count. CPU seconds depend little on what else is running.
 """
@@ -41,13 +41,16 @@ class Sampler:
 
     def __post_init__(self) -> None:
         model = self.engine.model
-        limits = SamplingLimits(
-            SamplingShapes(1, CONTEXT, PAGE_SIZE, self.rows, on_cpu=self.engine.plan.on_cpu),
-            self.engine.plan.pages,
-            STEPS,
+        plan, invariant = self.engine.plan, self.engine.setup.batch_invariant
+        shapes = SamplingShapes(
+            1, CONTEXT, PAGE_SIZE, self.rows, on_cpu=plan.on_cpu, batch_invariant=invariant
         )
         self.bank = VersionBank(BANK_SLOTS, Path(tempfile.gettempdir()))
-        self.batch = SampleBatch(SamplingModel(model, CONTEXT, None), self.bank, limits)
+        self.batch = SampleBatch(
+            SamplingModel(model, CONTEXT, None, batch_invariant=invariant),
+            self.bank,
+            SamplingLimits(shapes, plan.pages, STEPS),
+        )
         self.random = np.random.default_rng(0)
         self.in_flight = deque()
         self.start = time.monotonic()
@@ -95,6 +98,18 @@ def single(sampler: Sampler) -> int:
     return sampler.ask("one", 64, 256)
 
 
+def sixteen(sampler: Sampler) -> int:
+    return sampler.ask("one", 64, 128, samples=16)
+
+
+def prompts(sampler: Sampler) -> int:
+    """Read prompts of 32 to 1,500 tokens; the rate is that of their tokens."""
+    lengths = sampler.random.integers(32, 1500, 24).tolist()
+    for number, length in enumerate(lengths):
+        sampler.ask(f"{number}", length, 1)
+    return sum(lengths)
+
+
 def one_tenant(sampler: Sampler) -> int:
     version = sampler.version(0)
     return sum(sampler.ask(f"{number}", 64, 128, 8, version) for number in range(8))
@@ -116,7 +131,8 @@ def beside(sampler: Sampler) -> int:
     return tokens
 
 
-CASES = {case.__name__: case for case in (uniform, ragged, single, one_tenant, eight_tenants, beside)}
+ALL = (uniform, ragged, single, sixteen, prompts, one_tenant, eight_tenants, beside)
+CASES = {case.__name__: case for case in ALL}
 
 
 def main() -> None:
@@ -125,10 +141,16 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="directory of a model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=128, help="of a Decode, at most")
+    parser.add_argument("--batch-invariant", action="store_true")
     options = parser.parse_args()
     sizes = {"max_context": CONTEXT, "bank_slots": BANK_SLOTS, "max_rank": RANK, "page_size": PAGE_SIZE}
     setup = tiny_setup(
-        model_dir=str(options.model), adapter_slots=8, decode_rows=options.rows, decode_steps=STEPS, **sizes
+        model_dir=str(options.model),
+        adapter_slots=8,
+        decode_rows=options.rows,
+        decode_steps=STEPS,
+        batch_invariant=options.batch_invariant,
+        **sizes,
     )
     engine = Engine.start(setup, Programs(lambda what: None), lambda what: None)
     for name in options.cases:

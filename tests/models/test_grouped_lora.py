@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.models.grouped_lora import LEAST_ROWS, Place, block_rows, grouped_lora
-from spmd_tx.models.lora import Adapters, Lora, bank_lora
+from spmd_tx.models.lora import Adapters, Lora, bank_lora, each_lora
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
 RANK, WIDTH_IN, WIDTH_OUT = 4, 16, 24
@@ -27,7 +27,7 @@ def apply(make, slots, adapters, broken=None):
     @jax.jit
     @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(x, slots, scale, a, b):
-        if make is bank_lora:
+        if make is not grouped_lora:
             return make(slots, scale)(x, Lora(a, b))
         bank = Adapters({"q": Lora(*(jnp.stack([0 * f, f]) for f in (a, b)))}, Lora(a, b))
         in_layer = make(bank, slots, scale)(x, Place(layer=jnp.int32(1), name="q"))
@@ -55,6 +55,14 @@ def test_each_row_gets_its_own_adapter(slots, adapters):
     np.testing.assert_allclose(
         apply(grouped_lora, slots, adapters), apply(bank_lora, slots, adapters), rtol=1e-5, atol=1e-5
     )
+
+
+def test_adapters_with_products_of_their_own_are_the_same_function():
+    slots = [3, 0, 3, 1, 2, 2, 1, 3]
+    expected = apply(bank_lora, slots, 4)
+    np.testing.assert_allclose(apply(each_lora, slots, 4), expected, rtol=1e-5, atol=1e-5)
+    y = apply(each_lora, slots, 4, broken=1)
+    assert np.array_equal(np.isfinite(y).all(axis=1), np.array(slots) != 1)
 
 
 def test_blocks_are_as_large_as_the_share_of_an_adapter_within_bounds():

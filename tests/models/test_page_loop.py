@@ -19,7 +19,7 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def attend(positions, row_by_row, *, table=11, stale=0.0, dtype=jnp.float32):
+def attend(positions, row_by_row, *, in_loop=False, table=11, stale=0.0, dtype=jnp.float32):
     """[B, N, E] of one layer whose pages hold random keys and values, and ``stale`` behind the positions."""
     tables = 1 + np.random.default_rng(1).permutation(PAGES - 1)[: len(POSITIONS) * table].reshape(-1, table)
     pools = []
@@ -39,7 +39,7 @@ def attend(positions, row_by_row, *, table=11, stale=0.0, dtype=jnp.float32):
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(q, k, v, keys, values, tables, positions):
-        step = decode_attend(tables, positions, positions >= 0, row_by_row=row_by_row)
+        step = decode_attend(tables, positions, positions >= 0, row_by_row=row_by_row, in_loop=in_loop)
         return step(jnp.int32(LAYER), q, k, v, KvCache(keys, values))[0][:, 0]
 
     arrays = (jnp.asarray(x, dtype) for x in (q, k, v))
@@ -55,10 +55,20 @@ def test_row_by_row_is_what_all_rows_are_at_once(dtype, tolerance):
     np.testing.assert_allclose(looped, gathered, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("row_by_row", [False, True])
+@pytest.mark.parametrize("way", [{}, {"row_by_row": True}, {"in_loop": True}], ids=str)
 @pytest.mark.parametrize("stale", [np.nan, np.inf, 3e38], ids=str)
-def test_what_is_behind_the_last_token_changes_no_bit(stale, row_by_row):
-    assert np.array_equal(attend(POSITIONS, row_by_row, stale=stale), attend(POSITIONS, row_by_row))
+def test_what_is_behind_the_last_token_changes_no_bit(stale, way):
+    way = {"row_by_row": False} | way
+    assert np.array_equal(attend(POSITIONS, stale=stale, **way), attend(POSITIONS, **way))
+
+
+def test_all_rows_in_a_loop_are_what_they_are_at_once_and_a_longer_row_changes_no_bit():
+    gathered, looped = (attend(POSITIONS, False, in_loop=in_loop) for in_loop in (False, True))
+    np.testing.assert_allclose(looped, gathered, rtol=0, atol=1e-6)
+    short = POSITIONS.copy()
+    short[-1] = 5  # the longest row decides how many pages are read
+    beside = attend(short, False, in_loop=True)
+    np.testing.assert_array_equal(beside[:-1], looped[:-1])
 
 
 def test_a_row_that_nobody_reads_gets_zeros_and_changes_no_other_bit():

@@ -7,8 +7,10 @@ from spmd_tx.coordinator.training.packing import TrainingShapes
 BANK_SLOTS = 10
 
 
-def menu_of(context, shards=1, on_cpu=False):
-    sampling = SamplingShapes(shards, context, page_size=16, decode_rows=128, on_cpu=on_cpu)
+def menu_of(context, shards=1, on_cpu=False, batch_invariant=False):
+    sampling = SamplingShapes(
+        shards, context, page_size=16, decode_rows=128, on_cpu=on_cpu, batch_invariant=batch_invariant
+    )
     tokens, blocks = (4096, (256,)) if on_cpu else (8192, (256, 8192))
     return program_menu(TrainingShapes(shards, tokens, blocks, context, 5e-4), sampling, BANK_SLOTS)
 
@@ -32,6 +34,21 @@ def test_on_cpus_sampling_needs_few_programs_whatever_the_context(context, shard
     menu = menu_of(context, shards, on_cpu=True)
     assert len(set(menu)) == len(menu)
     assert len([shape for shape in menu if shape.step in ("prefill", "decode")]) <= 24
+
+
+@pytest.mark.parametrize("context, most", [(4096, 60), (32768, 60), (131072, 64)])
+def test_on_cpus_the_whole_menu_is_short(context, most):
+    assert len(menu_of(context, on_cpu=True)) <= most
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_one_batch_invariant_program_reads_all_prompts_and_one_draws_all_tokens(on_cpu):
+    menu = menu_of(32768, on_cpu=on_cpu, batch_invariant=True)
+    prefill, decode = (shape for shape in menu[:5] if shape.step in ("prefill", "decode"))
+    assert prefill.logprobs
+    assert prefill.row_length == (64 if on_cpu else 256)
+    assert decode.rows == (16 if on_cpu else 128)
+    assert not [shape for shape in menu[5:] if shape.step in ("prefill", "decode")]
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
