@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import qwen3
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol.commands import STOP_TOKENS
+from spmd_tx.protocol.commands import ACTIVE_SLOTS, STOP_TOKENS
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
 from spmd_tx.worker.memory.plan import Memory, Plan
@@ -124,8 +124,11 @@ class _Programs:
             "forced": self._rows(rows, setup.decode_steps) if setup.batch_invariant else None,
         }
         state = RowState(*(self._rows(rows) for _ in range(3)))
+        # The program that copies most: one for the whole bank reads adapters where they are.
+        copied = min(ACTIVE_SLOTS, setup.bank_slots)
+        active = None if setup.batch_invariant else jax.ShapeDtypeStruct((copied,), jnp.int32)
         steps = jax.ShapeDtypeStruct((), jnp.int32)
-        return step.lower(*self._sampling(), state, state, DecodeRows(**numbers), None, steps, steps)
+        return step.lower(*self._sampling(), state, state, DecodeRows(**numbers), active, steps, steps)
 
     def _sampling(self) -> tuple[Any, Any, Any]:
         return self._place(self._base), self._place(self._bank), self._place(self._cache)
