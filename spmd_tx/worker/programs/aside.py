@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,7 @@ from spmd_tx.worker.programs.surroundings import surroundings, traced_settings
 
 logger = logging.getLogger(__name__)
 
+QUOTED_BYTES = 2048  # of what a child has printed
 MOST_ENDS = 2  # of children that ended by themselves; after that the worker compiles in its own threads
 
 
@@ -47,10 +49,15 @@ class AsideProcess:
 
     def __init__(self, begin: Begin) -> None:
         self.pipe, theirs = Pipe()
+        self._lock = threading.Lock()
+        # Not this process's own output: the agent reads that until nobody has it open any more.
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "spmd_tx.worker.programs.aside_main", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
                 pass_fds=[theirs.fileno()],
                 env=os.environ,  # JAX and XLA must find what this process has found
             )
@@ -60,7 +67,18 @@ class AsideProcess:
     def end(self) -> str:
         self.process.kill()
         code = self.process.wait()
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        words = self._last_words()
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}: {words}"
+
+    def _last_words(self) -> str:
+        with self._lock:
+            if self._words.closed:
+                return "see above"
+            with self._words:
+                self._words.seek(0)
+                return self._words.read()[-QUOTED_BYTES:].decode(errors="replace").strip()
 
 
 class AsideCompiler:
