@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.training.batching import MicroBatch, pack
+from spmd_tx.coordinator.training.batching import pack
 from spmd_tx.coordinator.training.losses import LossSettings
+from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.demo import tiny_model

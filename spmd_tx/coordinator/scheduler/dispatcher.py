@@ -16,7 +16,7 @@ from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, Work, work_of
-from spmd_tx.coordinator.training.batching import MicroBatch
+from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.programs import StepPrograms
