@@ -2,6 +2,7 @@ import typing
 from functools import partial
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -44,7 +45,11 @@ OPTIM_STEP = OptimStep(
 DECODE = Decode(
     steps=1,
     **dict.fromkeys(
-        [name for name in Decode.__struct_fields__ if name not in ("steps", "top", "active")],
+        [
+            field.name
+            for field in msgspec.structs.fields(Decode)
+            if field.required and field.type is np.ndarray
+        ],
         np.zeros((1, 1), np.int32),
     ),
 )
