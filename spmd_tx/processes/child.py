@@ -138,7 +138,13 @@ class _Running:
 
     @property
     def has_ended(self) -> bool:
-        return self._process.returncode is not None
+        if self._process.returncode is not None:
+            return True
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:  # another thread has taken its exit code, and will pass it on
+            return True
+        return False
 
     async def exchange(self, call: Call) -> AnyAnswer:
         """Raises ForeignCodeFailed if the child ends without an answer, or answers with too much."""
