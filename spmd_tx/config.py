@@ -27,6 +27,21 @@ PARALLEL_SIZES = (
     "expert_parallel_size",
     "tensor_parallel_size",
 )
+PLAN_OPTIONS = (  # beside the model: what the memory plan depends on
+    "dtype",
+    "max_context_length",
+    *PARALLEL_SIZES,
+    "shard_base_weights",
+    "num_processes",
+    "max_lora_adapters",
+    "max_lora_rank",
+    "train_tokens",
+    "sampler_slots",
+    "decode_rows",
+    "decode_steps",
+    "page_size",
+    "kv_cache_tokens",
+)
 AUTO = "auto"
 Size = int | Literal["auto"]  # auto: chosen when it is known which devices there are
 SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache")
@@ -116,6 +131,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The sizes of the mesh; None while any of them has still to be chosen."""
         fsdp, ep, tp = self.parallel_sizes
         return None if fsdp == AUTO or ep == AUTO or tp == AUTO else (fsdp, ep, tp)
+
+    @property
+    def sizes_as_options(self) -> str:
+        """The sizes of the mesh that are given, as options of the command line."""
+        sizes = zip(PARALLEL_SIZES, self.parallel_sizes, strict=True)
+        return ", ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes if size != AUTO)
 
     @property
     def given_devices(self) -> int:

@@ -10,28 +10,11 @@ import typer
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.options import server_options
-from spmd_tx.config import AUTO, PARALLEL_SIZES, ServerConfig
+from spmd_tx.config import AUTO, PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
 from spmd_tx.worker.memory.accelerators import Devices, parse_devices
-
-OPTIONS = (  # those of the server that decide what is in memory
-    "base_model",
-    "dtype",
-    "max_context_length",
-    *PARALLEL_SIZES,
-    "shard_base_weights",
-    "num_processes",
-    "max_lora_adapters",
-    "max_lora_rank",
-    "train_tokens",
-    "sampler_slots",
-    "decode_rows",
-    "decode_steps",
-    "page_size",
-    "kv_cache_tokens",
-)
 
 
 @dataclass(frozen=True)
@@ -86,7 +69,9 @@ def signature() -> inspect.Signature:
         )
         for name, annotation in own.items()
     ]
-    return inspect.Signature([*(of_server[name] for name in ("config", *OPTIONS)), *parameters])
+    return inspect.Signature(
+        [*(of_server[name] for name in ("config", "base_model", *PLAN_OPTIONS)), *parameters]
+    )
 
 
 plan.__signature__ = signature()  # pyright: ignore[reportFunctionMemberAccess]
@@ -126,8 +111,8 @@ def _choose(config: ServerConfig, model: ModelConfig, devices: Devices) -> Plann
     if found:
         return replace(found[0], why="the least tensor parallelism with which the model fits")
     raise refusal or StartError(
-        f"a mesh with {_sizes(config)} cannot have {devices.count} devices; change a size to one that "
-        "divides their number, or leave it out to have it chosen"
+        f"a mesh with {config.sizes_as_options} cannot have {devices.count} devices; change a size to one "
+        "that divides their number, or leave it out to have it chosen"
     )
 
 
@@ -141,11 +126,6 @@ def _meshes(config: ServerConfig, model: ModelConfig, count: int) -> Iterator[tu
             if not left and given_fsdp in (AUTO, fsdp):
                 yield fsdp, ep, tp
                 break
-
-
-def _sizes(config: ServerConfig) -> str:
-    sizes = zip(PARALLEL_SIZES, config.parallel_sizes, strict=True)
-    return ", ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes if size != AUTO)
 
 
 def _planned(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
@@ -166,7 +146,7 @@ def show(planned: Planned) -> None:
     devices, console = planned.devices, Console()
     whole = "" if devices.bytes is None else f", {show_size(devices.bytes)} each"
     console.print(f"{planned.config.base_model} on {devices.count} x {devices.kind or 'device'}{whole}")
-    console.print(_sizes(planned.config) + (f": {planned.why}" if planned.why else ""))
+    console.print(planned.config.sizes_as_options + (f": {planned.why}" if planned.why else ""))
     table = Table("of each device", "memory", "")
     for row in rows(planned.plan):
         table.add_row(*row)

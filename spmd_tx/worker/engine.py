@@ -27,8 +27,9 @@ from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
 from spmd_tx.worker.memory.plan import Plan, engine_setup, report
 from spmd_tx.worker.programs.aside import ahead_of_need
+from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.programs.compiled import Call, Order, Programs
+from spmd_tx.worker.programs.compiled import Order, Programs
 from spmd_tx.worker.programs.examples import Menu
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.steps.adapters import one_adapter, slot_weights

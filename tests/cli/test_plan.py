@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.cli import plan
-from spmd_tx.config import PARALLEL_SIZES
-from spmd_tx.coordinator.server import mesh_choice
+from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS
 from spmd_tx.errors import StartError
 from spmd_tx.worker.memory.accelerators import parse_devices
 
@@ -68,7 +67,9 @@ def test_sizes_that_are_given_are_kept_and_the_others_are_chosen(model_dir):
 
 
 def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
-    assert {*plan.OPTIONS} == {"base_model", *PARALLEL_SIZES, *mesh_choice.OF_PLAN}
+    of_plan = {"config", "devices", "memory_per_device", "json"}
+    assert {*plan.signature().parameters} == of_plan | {"base_model", *PLAN_OPTIONS}
+    assert {*PARALLEL_SIZES} <= {*PLAN_OPTIONS}
 
 
 def test_the_table_names_what_a_device_holds(model_dir):

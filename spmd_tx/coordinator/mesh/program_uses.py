@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import msgspec
 
+from spmd_tx.durable_files import write_file
 from spmd_tx.protocol.programs import ProgramShape
 
 logger = logging.getLogger(__name__)
@@ -84,13 +85,10 @@ class ProgramUses:
         return msgspec.json.encode([_Use(program, count) for program, count in most])
 
     def _write(self, content: bytes) -> None:
-        """Write the file; a power failure may lose it, which costs little."""
         if self._path is None:
             return
-        unfinished = self._path.with_suffix(".tmp")
         try:
-            unfinished.write_bytes(content)
-            unfinished.replace(self._path)
+            write_file(self._path, content)
         except OSError as problem:
             logger.warning("cannot write %s: %s", self._path, problem)
 

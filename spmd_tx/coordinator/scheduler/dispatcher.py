@@ -107,7 +107,7 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``compilation`` is None when all programs are ready."""
-        self.suspects = suspects or set()
+        self.suspects = set[str]() if suspects is None else suspects
         self.seconds = CommandSeconds()
         self._clock = clock
         self._workers = workers

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from spmd_tx.config import AUTO, PARALLEL_SIZES, ServerConfig
+from spmd_tx.config import AUTO, PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
 from spmd_tx.coordinator.agent.devices import CPU
 from spmd_tx.coordinator.mesh.roster import HostDevices
 from spmd_tx.durable_files import write_file
@@ -21,20 +21,6 @@ from spmd_tx.processes.environments import of_worker
 logger = logging.getLogger(__name__)
 
 RECORD = "mesh.json"  # in the data directory
-OF_PLAN = (  # options beside the sizes on which the memory plan depends
-    "dtype",
-    "max_context_length",
-    "shard_base_weights",
-    "num_processes",
-    "max_lora_adapters",
-    "max_lora_rank",
-    "train_tokens",
-    "sampler_slots",
-    "decode_rows",
-    "decode_steps",
-    "page_size",
-    "kv_cache_tokens",
-)
 
 
 class MeshRecord(msgspec.Struct, frozen=True):
@@ -73,19 +59,16 @@ class MeshChoice:
             mesh, why = _completed(config), "the only one for these devices"
         else:
             mesh, why = await self._planned(count, device.kind, device.bytes)
-        sizes = ", ".join(
-            f"--{name.replace('_', '-')} {size}" for name, size in zip(PARALLEL_SIZES, mesh, strict=True)
-        )
-        logger.info("mesh of %d x %s: %s (%s)", count, device.kind, sizes, why)
-        self._note(mesh)
         self.config = config.with_mesh(mesh)
+        logger.info("mesh of %d x %s: %s (%s)", count, device.kind, self.config.sizes_as_options, why)
+        self._note(mesh)
         return self.config
 
     async def _planned(self, count: int, kind: str, size: int | None) -> tuple[tuple[int, int, int], str]:
         """Ask ``spmd-tx plan``, which needs JAX, in a process of its own."""
         arguments = ["--json", "--base-model", str(self.model_dir), "--devices", f"{count}x{kind}"]
         arguments += [] if size is None else ["--memory-per-device", str(size)]
-        for name in (*PARALLEL_SIZES, *OF_PLAN):
+        for name in PLAN_OPTIONS:
             value = getattr(self.config, name)
             arguments += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
         environment = of_worker(os.environ) | {"JAX_PLATFORMS": "cpu"}

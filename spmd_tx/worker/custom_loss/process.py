@@ -4,12 +4,9 @@ It carries out one order at a time. The worker kills it when it takes too long; 
 """
 
 import gc
-import os
-import queue
 import resource
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +17,7 @@ import jax
 import numpy as np
 
 from spmd_tx.processes.modest import be_modest
+from spmd_tx.processes.orders import orders_from
 from spmd_tx.worker.custom_loss.interpret import inputs_of
 from spmd_tx.worker.custom_loss.messages import (
     Answer,
@@ -91,8 +89,7 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
     be_modest()
     _configure_jax(compilation_cache)
     pipe = Connection(descriptor)
-    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(pipe, orders), daemon=True).start()
+    orders = orders_from(pipe)
 
     def tell(answer: Answer) -> None:
         with suppress(BrokenPipeError):  # the worker is gone, and the reading thread ends this process
@@ -116,15 +113,6 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
             tell(Failed(job=order.job, traceback=traceback.format_exc()))
         del order
         gc.collect(0)
-
-
-def _read(pipe: Connection, orders: queue.SimpleQueue[bytes]) -> None:
-    """Receive orders as they come, so that the worker never waits; exit when the worker is gone."""
-    try:
-        while True:
-            orders.put(pipe.recv_bytes())
-    except (EOFError, OSError):
-        os._exit(0)
 
 
 def _limit_memory(most: int) -> None:

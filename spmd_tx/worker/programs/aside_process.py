@@ -1,9 +1,6 @@
 """The child process that compiles ahead of need (aside.py); it ends with its worker."""
 
-import os
-import queue
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +10,7 @@ from pathlib import Path
 import jax
 
 from spmd_tx.models.config import read_model_config
+from spmd_tx.processes.orders import orders_from
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.decide import compute_dtype
@@ -60,8 +58,7 @@ def main(descriptor: int) -> None:
     """Compile what is ordered until the worker is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator
     pipe = Connection(descriptor)
-    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(pipe, orders), daemon=True).start()
+    orders = orders_from(pipe)
     begin = read_begin(orders.get())
     compiler: Compiler | None = None
     while True:
@@ -73,15 +70,6 @@ def main(descriptor: int) -> None:
             answer = Answer(problem=f"{type(problem).__name__}: {problem}")
         with suppress(BrokenPipeError):  # the worker is gone, and the reading thread ends this process
             pipe.send_bytes(encode(answer))
-
-
-def _read(pipe: Connection, orders: queue.SimpleQueue[bytes]) -> None:
-    """Receive orders as they come; exit when the worker is gone."""
-    try:
-        while True:
-            orders.put(pipe.recv_bytes())
-    except (EOFError, OSError):
-        os._exit(0)
 
 
 def _difference(here: str, there: str) -> str:

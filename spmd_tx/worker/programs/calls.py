@@ -15,7 +15,7 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, Setup, active_sizes
 from spmd_tx.worker.blocks import blocks
 from spmd_tx.worker.memory.plan import Plan
-from spmd_tx.worker.programs.compiled import Call
+from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.losses import TokenLossInputs

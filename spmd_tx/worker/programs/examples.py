@@ -11,8 +11,8 @@ from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec, Setup
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan, engine_setup
+from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.programs.compiled import Call
 from spmd_tx.worker.state import WorkerState, declare
 from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
 from spmd_tx.worker.steps.swap import vector
