@@ -1,5 +1,7 @@
 """Sampling through the real SDK: parameters, log-probabilities, versions, and many requests at once."""
 
+import queue
+
 import numpy as np
 import pytest
 from tinker import types
@@ -176,15 +178,11 @@ def test_forty_samples_at_once_are_those_that_come_one_by_one(base_sampler):
 
 
 def test_a_short_sample_does_not_wait_for_a_long_one(base_sampler):
-    finished = []
-    futures = []
+    finished = queue.SimpleQueue()
     for name, max_tokens in (("long", CONTEXT - len(PROMPT)), ("short", 4)):
         future = base_sampler.sample(prompt(PROMPT), 1, drawn(max_tokens=max_tokens))
-        future.future().add_done_callback(lambda _, name=name: finished.append(name))
-        futures.append(future)
-    for future in futures:
-        future.result(SECONDS)
-    assert finished == ["short", "long"]
+        future.future().add_done_callback(lambda _, name=name: finished.put(name))
+    assert [finished.get(timeout=SECONDS) for _ in range(2)] == ["short", "long"]
 
 
 def test_a_request_of_more_samples_than_rows_is_answered_in_full(base_sampler):
