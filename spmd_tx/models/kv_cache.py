@@ -1,9 +1,10 @@
 """Paged keys and values of the sequences being sampled (Kwon et al. 2023).
 
 Dimension key: L layer, P page (of one data shard), S place in a page, K key-value head, E head width,
-B row, T token, N pages in a row's table. Page 0 takes writes that nobody reads.
+B row, T token, N pages in a row's table, C page to copy.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from spmd_tx.models.page_loop import attend_pages, attend_row_by_row
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
+TRASH_PAGE = 0  # in place of the pages of tokens whose keys and values nobody reads
 MOST_SCORES = 1 << 22  # scores of one head held at once: tokens of the rows times tokens that they see
 
 
@@ -40,8 +42,27 @@ def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int,
 
 
 def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v: Array) -> KvCache:
-    """Write one layer's keys and values at (page, place); ``pages`` and ``places`` have k's leading shape."""
-    return KvCache(cache.keys.at[index, pages, places].set(k), cache.values.at[index, pages, places].set(v))
+    """Write one layer's keys and values at (page, place); ``pages`` and ``places`` have k's leading shape.
+
+    No two of them may be the same, except on page 0, to which nothing is written.
+    """
+    pages = _without_trash(pages, cache.keys.shape[1])
+
+    def put(pool: Array, new: Array) -> Array:
+        return pool.at[index, pages, places].set(new, unique_indices=True, mode="drop")
+
+    return KvCache(put(cache.keys, k), put(cache.values, v))
+
+
+def _without_trash(pages: Array, count: int) -> Array:
+    """Replace page 0 by distinct numbers from ``count`` on, which a scatter with mode "drop" leaves out.
+
+    So all indices of the scatter are unique. Of others, a deterministic XLA for GPUs sorts the flattened
+    32-bit indices to find which of several writes comes last: slowly, and in a pool of more than 2**32
+    numbers it takes some different indices for the same, and loses a write.
+    """
+    beyond = count + jnp.arange(pages.size, dtype=pages.dtype).reshape(pages.shape)
+    return jnp.where(pages == TRASH_PAGE, beyond, pages)
 
 
 def prefill_attend(
@@ -123,7 +144,7 @@ def decode_attend(
     def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
         page_size = cache.keys.shape[2]
         page_B = jnp.take_along_axis(tables_BN, (positions_B // page_size)[:, None], axis=1)[:, 0]
-        page_B = jnp.where(is_alive_B, page_B, 0)
+        page_B = jnp.where(is_alive_B, page_B, TRASH_PAGE)
         cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
         if row_by_row:
             pools = (cache.keys, cache.values)
@@ -145,7 +166,30 @@ def decode_attend(
     return attend
 
 
-def copy_pages(cache: KvCache, copies_C2: Int[Array, "C 2"]) -> KvCache:
-    """Copy pages (from, to) in all layers."""
-    source_C, target_C = copies_C2[:, 0], copies_C2[:, 1]
-    return jax.tree.map(lambda pool: pool.at[:, target_C].set(pool[:, source_C]), cache)
+def copy_pages(cache: KvCache, copies_C2: Int[Array, "C 2"], at_once: int = 1) -> KvCache:
+    """Copy pages (from, to) in all layers. Pairs with page 0 at the end cost nothing.
+
+    No page may be copied to twice, or both from and to. ``at_once`` pages are copied by one operation: one is
+    best where loops cost little, as on TPUs, on which a scatter of whole pages would copy the pools.
+    """
+    copies_C2 = jnp.pad(copies_C2, ((0, -copies_C2.shape[0] % at_once), (0, 0)))
+    order_C = jnp.arange(copies_C2.shape[0])
+    count = jnp.max(jnp.where(copies_C2[:, 1] != TRASH_PAGE, order_C + 1, 0))
+
+    def some(number: Array, cache: KvCache) -> KvCache:
+        source, target = lax.dynamic_slice_in_dim(copies_C2, number * at_once, at_once).T
+        if at_once == 1:
+            return jax.tree.map(partial(_copy_page, source=source[0], target=target[0]), cache)
+        target = _without_trash(target, cache.keys.shape[1])
+
+        def copy(pool: Array) -> Array:
+            return pool.at[:, target].set(pool[:, source], unique_indices=True, mode="drop")
+
+        return jax.tree.map(copy, cache)
+
+    return lax.fori_loop(0, (count + at_once - 1) // at_once, some, cache)
+
+
+def _copy_page(pool: Array, source: Array, target: Array) -> Array:
+    page = lax.dynamic_slice_in_dim(pool, source, 1, axis=1)
+    return lax.dynamic_update_slice_in_dim(pool, page, target, axis=1)

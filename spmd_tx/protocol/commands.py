@@ -243,12 +243,15 @@ class Prefill(Command, frozen=True, tag="prefill"):
     ``wishes`` the reply has ``top_tokens`` and ``top_logprobs`` [B, T, top], the likeliest first and the
     lowest id first among equals, ``target_logprobs`` [B, T, W], ``drawn_tokens`` and ``drawn_logprobs``
     [B, T, draws]. ``copies`` run after the writes. For a mixture of experts the reply has the ``experts``
-    [B, T, L, k] that were used. Pages are numbered per data shard; page 0 takes values that nothing reads.
+    [B, T, L, k] that were used. Pages are numbered per data shard; what goes to
+    page 0 is not kept.
     """
 
     rows: PackedRows
     pages: np.ndarray  # int32 [B, T]: page of each token; its place in it is position % page_size
-    copies: np.ndarray  # int32 [C, 2]: (from, to) pages; C splits over the data shards like B
+    # int32 [C, 2]: (from, to) pages; C splits over the data shards like B, and in each the pairs (0, 0) come
+    # last. No page is copied to twice, or both from and to.
+    copies: np.ndarray
     logprobs: bool  # whether to compute and reply logprobs, float32 [B, T]
     wishes: PromptWishes | None = None  # with logprobs only
     # int32 [B, N]: the pages of each row's only segment, whose positions need not begin at 0: earlier ones

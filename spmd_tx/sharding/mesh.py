@@ -28,3 +28,9 @@ def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
 def abstract_mesh(fsdp: int, ep: int, tp: int) -> AbstractMesh:
     """Return the same grid without devices, to compute what each of them would hold."""
     return AbstractMesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def platform(mesh: Mesh) -> str:
+    """Return what the devices are: "cpu", "gpu" or "tpu"."""
+    name = mesh.devices.flat[0].platform
+    return "gpu" if name in ("cuda", "rocm") else name

@@ -24,10 +24,12 @@ from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, each_lora, row_l
 from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.models.sampling import draw, tempered
 from spmd_tx.sharding.collectives import replicate_rows, varying
-from spmd_tx.sharding.mesh import DATA, TP
+from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
 from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs
+
+COPIES_AT_ONCE = 16  # pages, on GPUs, where every turn of a loop costs as much as copying several
 
 
 class Bank(PyTreeNode):
@@ -119,7 +121,7 @@ def make_prefill(
     donated. With ``batch_invariant`` the width of the tables changes no bit.
     """
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 4)
-    in_loop = batch_invariant or mesh.devices.flat[0].platform == "cpu"
+    in_loop = batch_invariant or platform(mesh) == "cpu"
 
     @partial(jax.jit, donate_argnums=2)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(), P()))
@@ -159,12 +161,16 @@ def make_prefill(
 
 
 def make_copy_pages(mesh: Mesh, cache: KvCache) -> Callable[..., Any]:
-    """Make (cache, copies) -> cache, which copies pages (from, to), int32 [C, 2]. Donates ``cache``."""
+    """Make (cache, copies) -> cache, which copies pages (from, to), int32 [C, 2]. Donates ``cache``.
+
+    The copies of each data shard come first among its pairs; the others are (0, 0).
+    """
+    at_once = COPIES_AT_ONCE if platform(mesh) == "gpu" else 1
 
     @partial(jax.jit, donate_argnums=0)
     @partial(jax.shard_map, mesh=mesh, in_specs=(specs(cache), P(DATA)), out_specs=specs(cache))
     def copy(cache: KvCache, copies: Array) -> KvCache:
-        return copy_pages(cache, copies)
+        return copy_pages(cache, copies, at_once)
 
     return copy
 
@@ -199,7 +205,7 @@ def make_decode(
     nor on its place, the slot of its adapter or the width of the tables; ``active`` must be None.
     """
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 3, P(), P(), P())
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    is_cpu = platform(mesh) == "cpu"
     apply = each_lora if batch_invariant else bank_lora
 
     @partial(jax.jit, donate_argnums=(2, 4))

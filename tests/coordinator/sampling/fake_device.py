@@ -111,12 +111,14 @@ class FakeDevice:
                 of_tokens = slice(first, first + (command.piece or length))
                 self._prefill_block(command, of_rows, of_tokens, logprobs)
         copies_per_shard = len(command.copies) // len(self.rows)
-        before = self.tokens.copy(), self.versions.copy(), self.origins.copy()
-        for number, (source, target) in enumerate(command.copies):
-            shard = number // copies_per_shard
-            self.tokens[shard, target] = before[0][shard, source]
-            self.versions[shard, target] = before[1][shard, source]
-            self.origins[shard, target] = before[2][shard, source]
+        for shard, copies in enumerate(command.copies.reshape(-1, copies_per_shard, 2)):
+            used = np.flatnonzero(copies[:, 1])
+            assert list(used) == list(range(len(used))), "copies come first"
+            sources, targets = copies[used].T
+            assert len(set(targets)) == len(targets), "two copies to one page"
+            assert not set(sources) & set(targets), "a page is copied from and to"
+            for kept in (self.tokens, self.versions, self.origins):
+                kept[shard, targets] = kept[shard, sources]
         scores = {} if command.wishes is None else self._scores(command, logprobs)
         return {"logprobs": logprobs, **scores} if command.logprobs else {}
 
