@@ -23,6 +23,13 @@ def sum_over_shards(x: Array) -> Array:
     return lax.psum(x, axes) if axes else x
 
 
+def from_first(x: Array, axis: str) -> Array:
+    """Return the first device's numbers on all devices of ``axis``, where they should be the same."""
+    if lax.axis_size(axis) == 1:
+        return x
+    return lax.psum(jnp.where(lax.axis_index(axis) == 0, x, jnp.zeros((), x.dtype)), axis)
+
+
 def replicate_rows(x: Array) -> Array:
     """Gather the rows of all data shards on every device, in data shard order."""
     for axis in reversed(DATA):

@@ -23,7 +23,7 @@ from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode
 from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, each_lora, row_lora
 from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.models.sampling import draw, tempered
-from spmd_tx.sharding.collectives import replicate_rows, varying
+from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
@@ -292,6 +292,9 @@ def _step(
     token_B, logprob_B = draw(
         logits_BV, rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p
     )
+    # Devices that round differently could draw differently: then their keys and values would no longer be of
+    # one sequence, and if only some of them saw a stop token, they would wait for each other forever.
+    token_B = from_first(token_B, TP)
     if forced_B is not None:
         token_B = jnp.where(forced_B >= 0, forced_B, token_B)
     top_tokens_BK = top_logprobs_BK = None

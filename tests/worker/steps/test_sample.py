@@ -1,12 +1,14 @@
 """Prefill and decode: the sampler's numbers are the trainer's, and a row's tokens are its own affair."""
 
 import functools
+import itertools
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+from spmd_tx.models.sampling import draw
 from tests.models import reference
 from tests.support.tiny_engine import (
     BOTH_SCALES,
@@ -25,6 +27,7 @@ from tests.support.tiny_sampler import (
     PAGE_SIZE,
     Place,
     Sample,
+    TinySampler,
     go_on,
     random_prompt,
     run,
@@ -304,3 +307,22 @@ def test_a_prompt_that_is_read_in_pieces_is_what_it_is_in_one(kind):
     (drawn,) = sampler.decode([place])
     assert np.array_equal(drawn.tokens, expected.tokens)
     np.testing.assert_allclose(drawn.logprobs, expected.logprobs, rtol=0, atol=TOLERANCE)
+
+
+def test_devices_that_draw_differently_all_take_the_token_of_the_first(monkeypatch):
+    """As if they rounded differently: without this they would write keys and values of other tokens."""
+    devices = itertools.count()
+
+    def draw_apart(*arguments):
+        token_B, logprob_B = draw(*arguments)
+        apart = jax.pure_callback(lambda: np.int32(next(devices)), jax.ShapeDtypeStruct((), np.int32))
+        return (token_B + apart) % MODEL.vocab_size, logprob_B
+
+    monkeypatch.setattr("spmd_tx.worker.steps.sample.draw", draw_apart)
+    sampler = TinySampler(tiny_engine((1, 1, 4)), np.float32)
+    places = stand([SAMPLES[0]])
+    sampler.prefill(places)
+    sampler.decode(places, steps=1)
+    assert next(devices) >= 4, "each has drawn"
+    tokens = {int(shard.data[0]) for shard in sampler.rows.tokens.addressable_shards}
+    assert len(tokens) == 1
