@@ -101,6 +101,15 @@ def machine() -> list[str]:
     return [*told, *sorted(f"{found.name} {found.version}" for found in libraries)]
 
 
+def keep_float32(dtype: str, platform: str) -> None:
+    """Have products of float32 numbers computed in float32 if that is the dtype that was asked for.
+
+    GPUs would round their operands to TF32, and TPUs to bfloat16. Must be called before anything is traced.
+    """
+    if dtype == "float32" and platform != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
 def agreed_attention(chosen: str) -> str:
     """Agree on the slowest of all processes' choices: their programs must be the same."""
     names = list(attention.IMPLEMENTATIONS)

@@ -15,10 +15,10 @@ from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.sharding.mesh import make_mesh
+from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.transfer import to_devices, to_host
 from spmd_tx.sharding.weight import abstract, shardings
-from spmd_tx.worker.accelerator import agreed_attention
+from spmd_tx.worker.accelerator import agreed_attention, keep_float32
 from spmd_tx.worker.blocks import joined
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
@@ -67,6 +67,7 @@ class Engine:
         """Load the base model and allocate everything else."""
         model = read_model_config(Path(setup.model_dir))
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
+        keep_float32(setup.dtype, platform(mesh))
         setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
         plan = plan_memory(setup, model, mesh, progress)
         programs.use(*ahead_of_need(plan, mesh))

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.extend.core import jaxprs_in_params
 
 from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.accelerator import keep_float32
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import make_forward_backward
@@ -30,16 +32,14 @@ def traced(step, dummy, declared, *args):
     return step.trace(*(abstract(dummy.mesh, tree) for tree in declared), *args)
 
 
-@pytest.fixture(scope="module")
-def training(dummy):
+def trained(dummy):
     step = make_forward_backward(TINY, dummy.mesh, dummy.declared_base, dummy.declared_train, "mlp")
     train = dummy.declared_train
     declared = (dummy.declared_base, train.w, train.grad_sum, train.scale)
     return traced(step, dummy, declared, *dummy.batch(ROWS, LENGTH, 2))
 
 
-@pytest.fixture(scope="module")
-def decoding(dummy):
+def decoded(dummy):
     cache = dummy.declared_cache(ROWS, LENGTH)
     step = make_decode(TINY, dummy.mesh, dummy.declared_base, dummy.declared_bank, cache, STEPS)
     state, rows = dummy.decode_rows(ROWS, LENGTH, STEPS)
@@ -47,8 +47,7 @@ def decoding(dummy):
     return traced(step, dummy, (dummy.declared_base, dummy.declared_bank, cache), *args)
 
 
-@pytest.fixture(scope="module")
-def prefilling(dummy):
+def prefilled(dummy):
     cache = dummy.declared_cache(ROWS, LENGTH)
     sampling = (dummy.declared_base, dummy.declared_bank, cache)
     step = make_prefill(TINY, dummy.mesh, *sampling, logprobs=True)
@@ -57,7 +56,25 @@ def prefilling(dummy):
     return traced(step, dummy, sampling, packed, pages, None, None)
 
 
-@pytest.fixture(params=["training", "decoding", "prefilling"])
+TRACED = {"training": trained, "decoding": decoded, "prefilling": prefilled}
+
+
+@pytest.fixture(scope="module")
+def training(dummy):
+    return trained(dummy)
+
+
+@pytest.fixture(scope="module")
+def decoding(dummy):
+    return decoded(dummy)
+
+
+@pytest.fixture(scope="module")
+def prefilling(dummy):
+    return prefilled(dummy)
+
+
+@pytest.fixture(params=[*TRACED])
 def program(request):
     return request.getfixturevalue(request.param)
 
@@ -85,6 +102,37 @@ def test_products_take_bfloat16(program):
     products = [e for e in equations(program.jaxpr.jaxpr) if e.primitive.name == "dot_general"]
     assert len(products) > 10
     assert {dtype for e in products for dtype in dtypes(e.invars)} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    "dtype, platform, expected",
+    [
+        ("float32", "gpu", "highest"),
+        ("float32", "tpu", "highest"),
+        ("float32", "cpu", None),
+        ("bfloat16", "gpu", None),
+        ("auto", "tpu", None),
+    ],
+)
+def test_products_of_float32_are_not_rounded_where_float32_was_asked_for(dtype, platform, expected):
+    assert jax.config.jax_default_matmul_precision is None
+    try:
+        keep_float32(dtype, platform)
+        assert jax.config.jax_default_matmul_precision == expected
+    finally:
+        jax.config.update("jax_default_matmul_precision", None)
+
+
+@pytest.mark.parametrize("name", ["training", "decoding", "prefilling"])
+def test_every_product_has_the_precision_that_was_set(name):
+    """None is computed by something that has a precision of its own, or none."""
+    dummy = Dummy(TINY, rank=4, slots=2, dtype=jnp.float32)
+    with jax.default_matmul_precision("highest"):
+        program = TRACED[name](dummy)
+    products = [e for e in equations(program.jaxpr.jaxpr) if e.primitive.name == "dot_general"]
+    assert len(products) > 10
+    highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+    assert {e.params["precision"] for e in products} == {highest}
 
 
 def test_logits_and_scores_are_not_rounded(program):
