@@ -1,11 +1,9 @@
 """What a child process runs (child.py): take the limits, call, answer, until there are no more calls."""
 
-import ctypes
 import importlib
 import math
 import os
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -25,14 +23,14 @@ from spmd_tx.processes.child_messages import (
     encode,
 )
 from spmd_tx.processes.modest import be_modest
+from spmd_tx.processes.parent import end_with
 
-PR_SET_PDEATHSIG = 1
 LATE_SECONDS = 5  # of processor time beyond the limit, until the kernel ends a child that its parent has not
 
 
 def main(parent: int) -> None:
     """Answer calls until there are no more. ``parent`` is the id of the process that has started this one."""
-    _end_with(parent)
+    end_with(parent)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # foreign code may print
     calls = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
@@ -50,13 +48,6 @@ def main(parent: int) -> None:
 def _next(calls: BinaryIO) -> Call | None:
     length = calls.read(LENGTH_BYTES)
     return msgspec.msgpack.decode(calls.read(int.from_bytes(length)), type=Call) if length else None
-
-
-def _end_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the process that wanted an answer is gone")
 
 
 def _limit(call: Call) -> None:

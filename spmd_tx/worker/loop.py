@@ -4,6 +4,7 @@ The device works while a reply travels: if the next command has arrived, it is d
 previous result is fetched. Replies keep the order of the commands.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -47,12 +48,13 @@ class Loop:
     steps: Steps
     inbox: Commands
     is_leader: bool  # process 0 sends arrays and metrics; the others only acknowledge
+    at_work: Callable[[bool], None]  # is told when commands begin to run, and when none is left
 
     def run(self) -> None:
         """Return after Shutdown. Whatever else ends the loop is an exception."""
         unsent: tuple[int, Result] | None = None
         while True:
-            envelope = self.inbox.next_if_there() if unsent else self.inbox.next()
+            envelope = self.inbox.next_if_there() if unsent else self._wait()
             if unsent and not (envelope and isinstance(envelope.command, DISPATCHED)):
                 self._reply(*unsent)
                 unsent = None
@@ -67,6 +69,12 @@ class Loop:
             if isinstance(envelope.command, Shutdown):
                 self._reply(*unsent)
                 return
+
+    def _wait(self) -> Envelope:
+        self.at_work(False)
+        envelope = self.inbox.next()
+        self.at_work(not isinstance(envelope.command, Compile))
+        return envelope
 
     def _start_fetching(self, result: Result) -> None:
         if self.is_leader:

@@ -110,7 +110,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
     engine.on_snapshot_end = written
     engine.report_aside = inbox.report_aside
     inbox.report(Ready, device=engine.device, plan=engine.plan, compiles_aside=programs.compiles_aside)
-    Loop(engine, inbox, is_leader).run()
+    Loop(engine, inbox, is_leader, programs.at_work).run()
 
 
 def configure_jax(setup: Setup, devices: int) -> None:

@@ -122,10 +122,10 @@ class ScriptedInbox:
         self.replies.append(reply)
 
 
-def run(*batches, is_leader=True):
+def run(*batches, is_leader=True, at_work=lambda is_at_work: None):
     log = []
     inbox = ScriptedInbox([*batches, [Shutdown()]], log)
-    Loop(RecordingSteps(log), inbox, is_leader).run()
+    Loop(RecordingSteps(log), inbox, is_leader, at_work).run()
     return inbox.replies, log
 
 
@@ -155,6 +155,12 @@ def test_replies_are_plain_arrays_and_numbers_in_the_order_of_the_commands():
 def test_the_next_command_is_dispatched_before_a_result_is_fetched():
     _, log = run([DECODE, DECODE, DECODE])
     assert log == "run decode,run decode,reply 0,run decode,reply 1,reply 2,reply 3".split(",")
+
+
+def test_it_says_when_commands_run_and_when_none_is_left():
+    told = []
+    run([DECODE, DECODE], [EXAMPLES["compile"]], [DECODE], at_work=told.append)
+    assert told == [False, True, False, False, False, True, False, True]
 
 
 def test_a_result_does_not_wait_for_a_command_that_is_not_there():

@@ -24,11 +24,13 @@ from jax.sharding import Mesh
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.aside_messages import Answer, Begin, encode, read_answer
+from spmd_tx.worker.programs.pacer import Pacer
 from spmd_tx.worker.programs.store import ProgramStore
 from spmd_tx.worker.programs.surroundings import surroundings, traced_settings
 
 logger = logging.getLogger(__name__)
 
+MAIN = "spmd_tx.worker.programs.aside_main"
 QUOTED_BYTES = 2048  # of what a child has printed
 MOST_ENDS = 2  # of children that ended by themselves; after that the worker compiles in its own threads
 
@@ -38,6 +40,12 @@ class Child(Protocol):
     """Defines a process that compiles, and the pipe to it."""
 
     pipe: Any
+
+    def pause(self) -> None:
+        """Stop it until ``resume``. Any thread may call either, as often as it likes."""
+        ...
+
+    def resume(self) -> None: ...
 
     def end(self) -> str:
         """Kill it if it is alive; return how it ended. Any thread may call this."""
@@ -50,11 +58,12 @@ class AsideProcess:
     def __init__(self, begin: Begin) -> None:
         self.pipe, theirs = Pipe()
         self._lock = threading.Lock()
+        self._is_paused = False
         # Not this process's own output: the agent reads that until nobody has it open any more.
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "spmd_tx.worker.programs.aside_main", str(theirs.fileno())],
+                [sys.executable, "-m", MAIN, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
                 stderr=self._words,
@@ -63,6 +72,17 @@ class AsideProcess:
             )
         with suppress(OSError):  # reading from it will show that it is gone
             self.pipe.send_bytes(encode(begin))
+
+    def pause(self) -> None:
+        # Only Linux ends a stopped process with its parent.
+        if sys.platform == "linux" and not self._is_paused:
+            self._is_paused = True
+            self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> str:
         self.process.kill()
@@ -89,7 +109,13 @@ class AsideCompiler:
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._ends = 0
+        self._has_begun = False  # the child that there is
         self._is_closed = False
+        self._pacer = Pacer()
+
+    def at_work(self, is_at_work: bool) -> None:
+        """Let the child stand back while commands run. Any thread may call this."""
+        self._pacer.at_work(is_at_work)
 
     def compile(self, program: ProgramShape) -> Answer | None:
         """Return what the child has done for a program; None if there is no child, or it has ended."""
@@ -98,6 +124,7 @@ class AsideCompiler:
             return None
         try:
             child.pipe.send_bytes(encode(program))
+            self._await_begin(child)
             return read_answer(child.pipe.recv_bytes())
         except (EOFError, OSError):
             self._lose(child)
@@ -107,6 +134,7 @@ class AsideCompiler:
         """End the child, which frees its memory, until another program is to be compiled."""
         with self._lock:
             child, self._child = self._child, None
+            self._pacer.drop()
         if child is not None:
             child.end()
             child.pipe.close()
@@ -115,6 +143,7 @@ class AsideCompiler:
         """End the child for good. Any thread may call this, also while ``compile`` waits."""
         with self._lock:
             self._is_closed = True
+            self._pacer.drop()
             child = self._child
         if child is not None:
             child.end()
@@ -125,11 +154,22 @@ class AsideCompiler:
                 return None
             if self._child is None:
                 self._child = self._start()
+                self._has_begun = False
             return self._child
+
+    def _await_begin(self, child: Child) -> None:
+        """A child that was stopped before it has asked to end with this process would never end."""
+        if not self._has_begun:
+            child.pipe.recv_bytes()
+            with self._lock:
+                self._has_begun = True
+                if child is self._child:
+                    self._pacer.take(child)
 
     def _lose(self, child: Child) -> None:
         with self._lock:
             self._child = None
+            self._pacer.drop()
             self._ends += 1
         how = child.end()
         child.pipe.close()

@@ -3,8 +3,10 @@
 import sys
 
 from spmd_tx.processes.modest import be_idle
+from spmd_tx.processes.parent import end_with
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]))
     be_idle()
     from spmd_tx.worker.programs.aside_process import main
 

@@ -21,6 +21,8 @@ from spmd_tx.worker.programs.examples import Menu
 from spmd_tx.worker.programs.store import ProgramStore
 from spmd_tx.worker.programs.surroundings import surroundings
 
+BEGUN = b""  # the first message; the process ends with its parent from now on
+
 
 class Compiler:
     """Compiles programs from abstract arguments, as the worker would, and writes them into its store.
@@ -58,6 +60,7 @@ def main(descriptor: int) -> None:
     """Compile what is ordered until the worker is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator
     pipe = Connection(descriptor)
+    pipe.send_bytes(BEGUN)
     orders = orders_from(pipe)
     begin = read_begin(orders.get())
     compiler: Compiler | None = None

@@ -90,6 +90,11 @@ class Programs:
         """Keep programs in the store, and have those that nobody waits for compiled aside."""
         self._store, self._aside = store, aside
 
+    def at_work(self, is_at_work: bool) -> None:
+        """Let what nobody waits for stand back while commands run."""
+        if self._aside is not None:
+            self._aside.at_work(is_at_work)
+
     @property
     def compiles_aside(self) -> bool:
         return self._aside is not None

@@ -19,6 +19,7 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, AdapterSpec
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.engine import Engine
+from spmd_tx.worker.programs import aside
 from spmd_tx.worker.programs.compile_counts import compile_counts
 from spmd_tx.worker.programs.compiled import Programs
 from tests.support.tiny_setup import tiny_setup
@@ -29,6 +30,7 @@ SPEC = tiny_model.Spec(n_layers=1, n_kv_heads=2, vocab_size=272)
 CREATE = ProgramShape(step="create_adapter")
 OPTIM = ProgramShape(step="optim_step")
 TRACED = "/jax/core/compile/jaxpr_trace_duration"
+REAL_MAIN = aside.MAIN
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -36,6 +38,13 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     return tiny_model.write(tmp_path_factory.mktemp("aside") / "model", SPEC)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _child_compiles_at_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aside, "MAIN", "tests.worker.programs.aside_at_once")
+        yield
 
 
 class Worker:
@@ -67,11 +76,7 @@ class Worker:
 
     @property
     def child(self) -> psutil.Process | None:
-        found = [
-            process
-            for process in psutil.Process().children()
-            if "spmd_tx.worker.programs.aside_main" in process.cmdline()
-        ]
+        found = [process for process in psutil.Process().children() if aside.MAIN in process.cmdline()]
         return found[0] if found else None
 
 
@@ -112,13 +117,30 @@ def fresh_adapter(worker: Worker) -> list[np.ndarray]:
 
 
 @linux_only
-def test_every_thread_of_the_child_runs_only_when_nobody_else_wants_the_processor(start):
+def test_every_thread_of_the_child_runs_only_when_nobody_else_wants_the_processor(start, monkeypatch):
+    monkeypatch.setattr(aside, "MAIN", REAL_MAIN)
     worker = start()
     worker.order(OPTIM)
     assert worker.outcome() == (1, None)
     threads = [int(task.name) for task in Path(f"/proc/{until_there(worker).pid}/task").iterdir()]
     assert len(threads) > 2
     assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_IDLE}
+
+
+@linux_only
+def test_the_child_stands_back_while_commands_run_and_gets_ahead_all_the_same(start):
+    worker = start()
+    worker.order(OPTIM)
+    child = until_there(worker)
+    worker.programs.at_work(True)
+    seen = set()
+    while not {psutil.STATUS_STOPPED, psutil.STATUS_RUNNING} <= seen:
+        seen.add(child.status())
+    assert worker.outcome() == (1, None)
+    worker.programs.at_work(False)
+    worker.order(CREATE)
+    assert worker.outcome() == (2, None)
+    assert child.status() != psutil.STATUS_STOPPED
 
 
 @pytest.fixture(scope="module")
@@ -178,16 +200,20 @@ def test_a_program_that_somebody_waits_for_does_not_wait_for_the_child(start):
     assert worker.outcome() == (1, None)
 
 
-def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir):
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir, is_at_work):
     script = (
         "import sys, time; from pathlib import Path; from tests.support import engine_setup;"
         "from tests.worker.programs.test_aside import OPTIM, Worker, until_there;"
         "worker = Worker(Path(sys.argv[1]), Path(sys.argv[2])); worker.order(OPTIM);"
+        f"worker.programs.at_work({is_at_work});"
         "print(until_there(worker).pid, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", script, str(model_dir), str(tmp_path / "cache")]
     with psutil.Popen(command, stdout=-1, env=os.environ | {"PYTHONPATH": str(ROOT)}) as worker:
         child = psutil.Process(int(worker.stdout.readline()))
+        while is_at_work and child.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
         worker.kill()
     child.wait(SECONDS)
     assert not child.is_running()
