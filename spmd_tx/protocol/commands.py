@@ -22,7 +22,12 @@ SPARE_BANK_SLOTS = 2  # in the sampler bank: one for the base model, one free fo
 
 PREFILL_TOKENS = 1024  # maximum of one Prefill, per data shard
 
+# The most that all tables of a Prefill with several rows hold, in units of the maximum of one Prefill
+MOST_SEEN = 8
+
 SEGMENTS_PER_ROW = 64  # maximum in PackedRows
+
+MAX_TARGETS = 256  # per position
 
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
 

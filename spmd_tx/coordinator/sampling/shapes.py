@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmd_tx.coordinator.sampling.pages import pages_for
-from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
+from spmd_tx.protocol.commands import MOST_SEEN, PREFILL_TOKENS, active_sizes
 
 CHUNK_TOKENS = PREFILL_TOKENS  # most tokens of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
 NARROWEST_TABLE = 128  # tokens that the pages of a decode row hold
 NARROWEST_CONTINUED_TABLE = 512  # tokens, for a prefill row that continues behind cached tokens
-MOST_SEEN = 8  # chunks that all tables of a Prefill hold together, unless it has one row only
 GROWTH = 4  # the factor between numbers of rows (1, 4, 16, ...) and between row lengths
 FEW_ROWS = 16  # of a Decode: up to here it costs nearly as much as with one row
 FEWEST_STEPS = 4  # of a Decode

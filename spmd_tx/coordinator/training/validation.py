@@ -10,9 +10,7 @@ from spmd_tx.coordinator.wire.limits import Limits, vocabulary
 from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol.commands import AdapterSpec
-
-MAX_TARGETS = 256  # per position
+from spmd_tx.protocol.commands import MAX_TARGETS, AdapterSpec
 
 
 def check_adam(request: OptimStepRequest) -> AdamParams:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import qwen3
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol.commands import ACTIVE_SLOTS, STOP_TOKENS
+from spmd_tx.protocol.commands import ACTIVE_SLOTS, MAX_TARGETS, STOP_TOKENS
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
 from spmd_tx.worker.memory.plan import Memory, Plan
@@ -50,10 +50,13 @@ def measure(plan: Plan, step: Step, shape: Shape) -> int:
     programs = _Programs(plan)
     if step == "prefill":
         lowered = programs.prefill(shape)
+    elif step == "continued prefill":
+        lowered = programs.prefill(shape, plan.sizes.widest_table)
     elif step == "decode":
         lowered = programs.decode(shape)
     else:
-        lowered = programs.train(step.removeprefix("train "), shape)
+        level, *kind = step.removeprefix("train ").split(" ", 1)
+        lowered = programs.train(level, shape, *kind)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
@@ -74,7 +77,8 @@ class _Programs:
         self._attention = plan.steps.attention
         self._shards = setup.fsdp * setup.ep
 
-    def train(self, level: str, shape: Shape) -> Any:
+    def train(self, level: str, shape: Shape, kind: str = "") -> Any:
+        """``kind`` is "", "of sequences" or "of several targets", as in LOSS_KINDS."""
         step: Any = make_forward_backward(
             self._model, self._mesh, self._base, self._train, level, attention=self._attention
         )
@@ -83,16 +87,22 @@ class _Programs:
             kinds=self._rows(shape.rows, 1),
             beta=self._rows(shape.rows, 1, dtype=jnp.float32),
             kl_coeff=self._rows(shape.rows, 1, dtype=jnp.float32),
-            ratio_mask=None,
+            ratio_mask=self._rows(*shape, dtype=jnp.float32) if kind == "of sequences" else None,
             **{
                 name: self._rows(*shape, dtype=jnp.float32)
                 for name in ("clip_low", "clip_high", "weights", "advantages", "sampling_logprobs")
             },
         )
         rows = self._packed(shape)
+        if kind == "of several targets":
+            rows = rows.replace(targets=self._rows(*shape, MAX_TARGETS))
+            loss = loss.replace(weights=self._rows(*shape, MAX_TARGETS, dtype=jnp.float32))
         return step.lower(self._place(self._base), state.w, state.grad_sum, state.scale, rows, loss)
 
-    def prefill(self, shape: Shape) -> Any:
+    def prefill(self, shape: Shape, table_tokens: int = 0) -> Any:
+        """``table_tokens`` as in StepMemory.prefill."""
+        pages = table_tokens // self._setup.page_size
+        tables = self._rows(shape.rows, pages) if pages else None
         arrays = (self._base, self._bank, self._cache)
         step: Any = make_prefill(
             self._model,
@@ -102,7 +112,7 @@ class _Programs:
             attention=self._attention,
             batch_invariant=self._setup.batch_invariant,
         )
-        return step.lower(*self._sampling(), self._packed(shape), self._rows(*shape), None, None)
+        return step.lower(*self._sampling(), self._packed(shape), self._rows(*shape), tables, None)
 
     def decode(self, shape: Shape) -> Any:
         setup, rows = self._setup, shape.rows

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import msgspec
 
-from spmd_tx.protocol.commands import PREFILL_TOKENS, Setup
+from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
-from spmd_tx.worker.memory.steps import LEVELS, Shape, Step, StepMemory
+from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape, Step, StepMemory
 
 SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
 
@@ -32,6 +32,10 @@ class Memory:
     most_resident: int | None = None  # bytes of all permanent arrays, the cache included
     most_saved: int | None = None  # bytes that a training step should keep for its backward pass
     is_host: bool = False  # whether it is host memory, that of CPUs
+
+    def continued_shapes(self, sizes: Sizes) -> list[Shape]:
+        """Return the largest batches of prompts that continue, with the widest tables."""
+        return sizes.continued_shapes(by_rows=self.is_host or sizes.setup.batch_invariant)
 
     def block_tokens(self, train_tokens: int) -> tuple[int, ...]:
         """Return the tokens of a small block and, on accelerators, of a large one, for such micro-batches."""
@@ -90,7 +94,14 @@ class Plan:
         found: dict[Step, tuple[Shape, int]] = {}
         for shape in self.train_shapes:
             level = self.level(*shape)
-            _keep_largest(found, f"train {level}", shape, self.steps.train(level, shape))
+            _keep_largest(found, f"train {level}", shape, self.steps.train_with("", level, shape))
+        largest = max(found, key=lambda step: found[step][1])
+        shape = found[largest][0]
+        for kind in LOSS_KINDS[1:]:
+            found[largest + kind] = (shape, self.steps.train_with(kind, self.level(*shape), shape))
+        for shape in self.memory.continued_shapes(self.sizes):
+            size = self.steps.prefill(shape, self.sizes.widest_table)
+            _keep_largest(found, "continued prefill", shape, size)
         for shape in self.sizes.prefill_shapes():
             _keep_largest(found, "prefill", shape, self.steps.prefill(shape, 0))
         rows = Shape(self.decode_rows, self.sizes.widest_table)
@@ -209,7 +220,7 @@ class Planner:
             steps.train(levels[0], Shape(max(1, block // usual), usual)),
             *(steps.train(levels[-1], shape) for shape in sizes.shapes(block)),
             *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
-            steps.prefill(Shape(1, min(PREFILL_TOKENS, sizes.longest_row)), sizes.widest_table),
+            *(steps.prefill(shape, sizes.widest_table) for shape in self._memory.continued_shapes(sizes)),
         )
 
 

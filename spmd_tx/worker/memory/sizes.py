@@ -17,7 +17,7 @@ from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol.commands import PREFILL_TOKENS, Setup
+from spmd_tx.protocol.commands import MOST_SEEN, PREFILL_TOKENS, Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.worker.memory.steps import Shape
 from spmd_tx.worker.steps.train_state import train_weights
@@ -96,6 +96,15 @@ class Sizes:
     def prefill_shapes(self) -> list[Shape]:
         """Return the same for prefills."""
         return [shape for shape in self.shapes(PREFILL_TOKENS) if shape.tokens <= PREFILL_TOKENS]
+
+    def continued_shapes(self, *, by_rows: bool) -> list[Shape]:
+        """Return the largest batch of each row length whose rows continue after what the widest tables hold.
+
+        With ``by_rows`` a program takes one row at a time.
+        """
+        several = 1 if by_rows else max(1, MOST_SEEN * PREFILL_TOKENS // self.widest_table)
+        longest = Shape(1, min(PREFILL_TOKENS, self.longest_row))
+        return [longest, *(Shape(min(several, rows), length) for rows, length in self.prefill_shapes())]
 
     def base(self, splits: bool) -> int:
         declared = qwen3.weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)

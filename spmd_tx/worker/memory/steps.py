@@ -20,6 +20,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import MOST_SCORES
 from spmd_tx.models.moe import GROUP_ELEMENTS
 from spmd_tx.models.qwen3 import REMAT_LEVELS
+from spmd_tx.protocol.commands import MAX_TARGETS
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.worker.steps.train import HEAD_TOKENS
 
@@ -27,7 +28,9 @@ FP32 = 4  # bytes
 LEVELS = tuple(REMAT_LEVELS)  # how much of a layer the backward pass recomputes, the least first
 
 Amount = int | float  # of bytes, or of numbers
-Step = str  # "prefill", "decode", or "train " and a level
+Step = str  # "prefill", "continued prefill", "decode", or "train", a level, and one of LOSS_KINDS
+# Kinds of programs of one level: with a loss per token, with one per sequence, and with several targets.
+LOSS_KINDS = ("", " of sequences", " of several targets")
 
 
 class Shape(NamedTuple):
@@ -56,14 +59,20 @@ class StepMemory:
     corrections: Mapping[Step, float] = field(default_factory=dict)  # measured bytes over estimated ones
 
     def train(self, level: str, shape: Shape) -> int:
-        """Return the bytes of forward_backward, the largest of the training steps."""
+        """Return the bytes of forward_backward, the largest of the training steps, with any loss."""
+        return max(self.train_with(kind, level, shape) for kind in LOSS_KINDS)
+
+    def train_with(self, kind: str, level: str, shape: Shape) -> int:
+        """Return the bytes of forward_backward with one kind of losses, of LOSS_KINDS."""
         saved = self.saved(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
         working = max(layer + self._experts(shape, FP32 * 8), self._head(shape, copies=3))
         copies = 1 if self.mesh.shape[FSDP] == 1 else 2  # the gradient; and what is gathered over fsdp
         whole = copies * self._adapters + self._gathered_base + self._head_factors(shape.rows)
-        return self._corrected(f"train {level}", saved + working + self._stream(shape, 4) + whole)
+        per_token = {"": 0, " of sequences": 4, " of several targets": 4 * MAX_TARGETS}[kind]
+        estimate = saved + working + self._stream(shape, 4) + whole + shape.tokens * per_token * FP32
+        return self._corrected(f"train {level}{kind}", estimate, like=f"train {level}")
 
     def saved(self, level: str, shape: Shape) -> Amount:
         """Return the bytes that all layers keep for the backward pass."""
@@ -80,7 +89,8 @@ class StepMemory:
         layer = shape.tokens * held + keys + self._factors(shape.rows) + 2 * FP32 * scores
         working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
         whole = self._stream(shape, 2) + self._gathered_base + self._head_factors(shape.rows)
-        return self._corrected("prefill", working + whole)
+        step = "continued prefill" if table_tokens else "prefill"
+        return self._corrected(step, working + whole, like="prefill")
 
     def decode(self, rows: int, table_tokens: int) -> int:
         """Return the bytes of one token per row, with all of the bank's adapters in use."""
@@ -92,8 +102,9 @@ class StepMemory:
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
         return self._corrected("decode", self.bank_bytes + working)
 
-    def _corrected(self, step: Step, estimate: Amount) -> int:
-        return int(estimate * self.corrections.get(step, 1.0))
+    def _corrected(self, step: Step, estimate: Amount, like: Step = "") -> int:
+        """Correct an estimate by what was measured of the step, or else of the one that it is ``like``."""
+        return int(estimate * self.corrections.get(step, self.corrections.get(like, 1.0)))
 
     @cached_property
     def _tp(self) -> int:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.training.losses import LOSSES
-from spmd_tx.coordinator.training.validation import MAX_TARGETS, check_forward_backward
+from spmd_tx.coordinator.training.validation import check_forward_backward
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol.commands import LOSS_NAMES
+from spmd_tx.protocol.commands import LOSS_NAMES, MAX_TARGETS
 
 LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)
 TOKENS = np.arange(1, 5, dtype=np.int32)

@@ -10,7 +10,7 @@ from spmd_tx.worker.memory.measure import measure, measured_plan
 from spmd_tx.worker.memory.plan import Memory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import LEVELS, Shape
+from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape
 from tests.support.tiny_engine import MODEL
 from tests.support.tiny_setup import tiny_setup
 
@@ -18,7 +18,9 @@ SMALL = replace(
     MODEL, d_model=128, d_ff=384, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=1024
 )
 SHAPES = {f"train {level}": Shape(4, 256) for level in LEVELS} | {
+    **{f"train light{kind}": Shape(4, 256) for kind in LOSS_KINDS},
     "prefill": Shape(4, 256),
+    "continued prefill": Shape(4, 256),
     "decode": Shape(4, 256),
 }
 FACTOR = 1.6
@@ -32,17 +34,18 @@ def sizes(**different) -> Sizes:
 @pytest.mark.parametrize("step", SHAPES)
 def test_an_estimate_is_near_what_the_program_needs(step):
     plan, shape = make_plan(sizes(), Memory(2**30)), SHAPES[step]
-    if step == "prefill":
-        estimate = plan.steps.prefill(shape, 0)
+    if "prefill" in step:
+        estimate = plan.steps.prefill(shape, plan.sizes.widest_table if step != "prefill" else 0)
     elif step == "decode":
         estimate = plan.steps.decode(*shape)
     else:
-        estimate = plan.steps.train(step.removeprefix("train "), shape)
+        level, *kind = step.removeprefix("train ").split(" ", 1)
+        estimate = plan.steps.train_with("".join(f" {each}" for each in kind), level, shape)
     assert 1 / FACTOR < estimate / measure(plan, step, shape) < FACTOR
 
 
 def test_a_plan_follows_what_was_measured(monkeypatch):
-    """Programs that need three times what was estimated leave less for pages, and are measured once each."""
+    """Programs that need three times what was estimated leave less for others, and are measured once."""
     measured = []
 
     def measure_more(plan, step, shape):
@@ -53,6 +56,8 @@ def test_a_plan_follows_what_was_measured(monkeypatch):
     memory = Memory(2**28)
     estimated = make_plan(sizes(), memory)
     plan = measured_plan(sizes(), memory, lambda message: None, lambda ratio: ratio)
-    assert len(measured) == len(set(measured)) >= 3
-    assert plan.pages < estimated.pages
+    assert len(measured) == len(set(measured)) >= 6
+    kinds = {"prefill", "continued prefill", "decode", "of sequences", "of several targets"}
+    assert all(any(step.endswith(kind) for step in measured) for kind in kinds)
+    assert (plan.train_tokens, plan.pages) < (estimated.train_tokens, estimated.pages)
     assert all(needed <= plan.room for _, needed in plan.worst().values())
