@@ -3,12 +3,15 @@
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli import compile
+from spmd_tx.cli.compile import Wish
 from spmd_tx.cli.options import server_options
 from spmd_tx.config import AUTO, PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
 from spmd_tx.errors import StartError
@@ -34,11 +37,21 @@ def plan(**options: Any) -> None:
     The other options are those of "spmd-tx serve". Parallel sizes that are
     left out are chosen as the server would. If the model does not fit, the error shows
     the arithmetic and the options that would help.
+
+    With --compile, the server's programs are compiled for these devices: what each
+    needs and does, and how fast training and sampling could be. Parallel sizes that
+    are left out are tried, and the fastest is named.
     """
     del options["config"]  # its values came in as defaults of the other options
     devices = parse_devices(options.pop("devices"), options.pop("memory_per_device"))
-    as_json = options.pop("json")
-    planned = make(ServerConfig(**options), devices)
+    as_json, compiles = options.pop("json"), options.pop("compile")
+    names, hlo = options.pop("only"), options.pop("hlo")
+    config = ServerConfig(**options)
+    if compiles:
+        only = tuple(name.strip() for name in names.split(",") if name.strip())
+        compile_for(config, devices, Wish(only, hlo), as_json=as_json)
+        return
+    planned = make(config, devices)
     if as_json:
         mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
         told = msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
@@ -52,14 +65,29 @@ def signature() -> inspect.Signature:
     of_server = server_options().parameters
     own = {
         "devices": Annotated[
-            str, typer.Option(help="Number and kind of the devices, such as 8xh100, h200, 4xcpu or 8.")
+            str,
+            typer.Option(help="Number and kind of the devices, such as 8xh100, v5e:2x4, 4xcpu or 8."),
         ],
         "memory_per_device": Annotated[
             str | None, typer.Option(help="Memory of one device, such as 80GiB, if its kind is not known.")
         ],
         "json": Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with sizes in bytes.")],
+        "compile": Annotated[
+            bool, typer.Option("--compile", help="Compile the server's programs for them, in minutes.")
+        ],
+        "only": Annotated[
+            str,
+            typer.Option(
+                metavar="NAMES",
+                help="With --compile: beginnings of programs' names, such as train,decode. Default: all.",
+            ),
+        ],
+        "hlo": Annotated[
+            Path | None,
+            typer.Option(metavar="FOLDER", help="With --compile: where to write what XLA has made of them."),
+        ],
     }
-    defaults = {"memory_per_device": None, "json": False}
+    defaults = {"memory_per_device": None, "json": False, "compile": False, "only": "", "hlo": None}
     parameters = [
         inspect.Parameter(
             name,
@@ -85,12 +113,27 @@ def make(config: ServerConfig, devices: Devices) -> Planned:
     model = read_model_config(directory)
     if config.mesh is None:
         return _choose(config, model, devices)
+    _check_count(config, devices)
+    return _planned(config, model, devices)
+
+
+def _check_count(config: ServerConfig, devices: Devices) -> None:
     if config.mesh_size != devices.count:
         raise StartError(
             f"the mesh has {config.mesh_size} devices, the product of the three parallel sizes, but "
             f"--devices says {devices.count}; change either, or leave a size out to have it chosen"
         )
-    return _planned(config, model, devices)
+
+
+def compile_for(config: ServerConfig, devices: Devices, wish: Wish, *, as_json: bool) -> None:
+    """Compile for all meshes of the devices with the sizes that are given. Raises StartError."""
+    from spmd_tx.coordinator.agent.base_model import find_config
+
+    model = read_model_config(find_config(config.base_model))
+    if config.mesh is not None:
+        _check_count(config, devices)
+    meshes = list(_meshes(config, model, devices.count)) if config.mesh is None else [config.mesh]
+    compile.run(config, model, devices, meshes, wish, as_json=as_json)
 
 
 def _choose(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
@@ -145,7 +188,7 @@ def show(planned: Planned) -> None:
 
     devices, console = planned.devices, Console()
     whole = "" if devices.bytes is None else f", {show_size(devices.bytes)} each"
-    console.print(f"{planned.config.base_model} on {devices.count} x {devices.kind or 'device'}{whole}")
+    console.print(f"{planned.config.base_model} on {devices}{whole}")
     console.print(planned.config.sizes_as_options + (f": {planned.why}" if planned.why else ""))
     table = Table("of each device", "memory", "")
     for row in rows(planned.plan):

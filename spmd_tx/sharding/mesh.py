@@ -1,5 +1,8 @@
 """The device mesh and the names of its axes."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
@@ -14,9 +17,12 @@ AXES = (FSDP, EP, TP)
 AnyMesh = Mesh | AbstractMesh  # for code that needs the axes only
 
 
-def make_mesh(fsdp: int, ep: int, tp: int) -> Mesh:
-    """Arrange all processes' devices in an [fsdp, ep, tp] grid. Raises StartError if there are too few."""
-    size, devices = fsdp * ep * tp, jax.devices()
+def make_mesh(fsdp: int, ep: int, tp: int, devices: Sequence[Any] | None = None) -> Mesh:
+    """Arrange devices, by default all processes', in an [fsdp, ep, tp] grid.
+
+    Raises StartError if there are too few.
+    """
+    size, devices = fsdp * ep * tp, jax.devices() if devices is None else devices
     if size > len(devices):
         raise StartError(
             f"the mesh fsdp {fsdp} x ep {ep} x tp {tp} needs {size} devices, but {len(devices)} are here; "

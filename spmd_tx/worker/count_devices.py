@@ -22,10 +22,11 @@ def found() -> dict[str, str | int | None]:
     devices = jax.local_devices()
     stats = [each.memory_stats() or {} for each in devices]
     limits = [each["bytes_limit"] for each in stats if "bytes_limit" in each]
+    fraction = float(os.environ[FRACTION]) if devices[0].platform != "tpu" else 1.0  # TPUs give all they have
     return {
         "kind": devices[0].platform,
         "count": len(devices),
-        "bytes": int(min(limits) / float(os.environ[FRACTION])) if limits else None,
+        "bytes": int(min(limits) / fraction) if limits else None,
     }
 
 

@@ -11,6 +11,8 @@ from spmd_tx.cli import plan
 from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS
 from spmd_tx.errors import StartError
 from spmd_tx.worker.memory.accelerators import parse_devices
+from tests.support.model_shapes import QWEN3_8B
+from tests.support.tiny_setup import tiny_setup
 
 COMMAND = Path(sys.executable).with_name("spmd-tx")
 GIB = 2**30
@@ -67,7 +69,7 @@ def test_sizes_that_are_given_are_kept_and_the_others_are_chosen(model_dir):
 
 
 def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
-    of_plan = {"config", "devices", "memory_per_device", "json"}
+    of_plan = {"config", "devices", "memory_per_device", "json", "compile", "only", "hlo"}
     assert {*plan.signature().parameters} == of_plan | {"base_model", *PLAN_OPTIONS}
     assert {*PARALLEL_SIZES} <= {*PLAN_OPTIONS}
 
@@ -89,6 +91,8 @@ def test_what_does_not_fit_is_refused_with_what_would_help(model_dir):
 @pytest.mark.parametrize(
     "text, memory, expected",
     [
+        ("v5p:2x2x2", None, (8, "v5p")),
+        ("V6E:2x4", "31GiB", (8, "v6e")),
         ("8xh100", None, (8, "h100")),
         ("h200", None, (1, "h200")),
         ("2 x RTX 4090", None, (2, "rtx4090")),
@@ -105,6 +109,8 @@ def test_devices_are_a_number_and_a_name(text, memory, expected):
     "text, memory, words",
     [
         ("8xabacus", None, "abacus.*--memory-per-device"),
+        ("h100:2x4", None, "only TPUs have a topology.*8xh100"),
+        ("v5e:0x4", None, "v5e:2x4"),
         ("8", None, "--memory-per-device"),
         ("0xh100", None, "8xh100"),
         ("", None, "8xh100"),
@@ -114,3 +120,33 @@ def test_devices_are_a_number_and_a_name(text, memory, expected):
 def test_other_devices_are_refused(text, memory, words):
     with pytest.raises(StartError, match=words):
         parse_devices(text, memory)
+
+
+@pytest.mark.parametrize(
+    "devices, attention, gib",
+    [
+        ("8xh100", "cudnn", 0.92 * 0.96 * 79.1),
+        ("8xa100", "cudnn_masked", 0.92 * 0.96 * 79.1),  # packed rows need Hopper
+        ("v5e:2x4", "reference", 0.96 * 15.75),  # TPUs give JAX all their memory
+        ("8xcpu", "reference", None),
+    ],
+)
+def test_devices_have_the_attention_and_the_memory_that_workers_find(devices, attention, gib):
+    from spmd_tx.worker.memory.offline import usable_memory, with_attention
+
+    parsed = parse_devices(devices, None)
+    assert with_attention(tiny_setup(), QWEN3_8B, parsed).attention == attention
+    if gib is not None:
+        assert usable_memory(parsed).bytes == pytest.approx(gib * GIB)
+
+
+def test_a_slice_of_tpus_is_planned(model_dir):
+    ended = run(model_dir, "--devices", "v5e:2x4", "--max-context-length", "2048")
+    assert ended.returncode == 0, ended.stderr
+    assert "v5e:2x4, 15.8 GiB each" in ended.stdout
+
+
+def test_compiling_for_unknown_devices_is_refused_with_those_that_are_known(model_dir):
+    ended = run(model_dir, "--devices", "8xl4", "--compile")
+    assert ended.returncode == 2
+    assert "does not know l4; it knows a100" in ended.stderr

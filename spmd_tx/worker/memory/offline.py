@@ -6,28 +6,40 @@ from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.sharding.mesh import abstract_mesh
+from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh
 from spmd_tx.worker.accelerator import MEMORY_FRACTION
 from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.decide import USABLE_SHARE, dtype_on, of_host
-from spmd_tx.worker.memory.plan import Memory, report
+from spmd_tx.worker.memory.plan import Memory, Plan, report
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 
 
 def plan_offline(setup: Setup, model: ModelConfig, devices: Devices) -> MemoryPlan:
-    """Return the plan that workers would make without measuring. Raises StartError if nothing fits.
+    """Return the plan that workers would make without measuring. Raises StartError if nothing fits."""
+    mesh = abstract_mesh(setup.fsdp, setup.ep, setup.tp)
+    return report(plan_on(mesh, with_attention(setup, model, devices), model, devices))
 
-    Accelerators are assumed to use their fastest attention.
-    """
-    dtype = dtype_on("cpu" if devices.is_cpu else "gpu", setup.dtype)
-    is_possible = not devices.is_cpu and setup.dtype != "float32"
-    fastest, *_ = attention.candidates(model.head_dim, is_possible)
-    setup = msgspec.structs.replace(setup, attention=fastest)
-    sizes = Sizes(setup, model, abstract_mesh(setup.fsdp, setup.ep, setup.tp), dtype)
+
+def plan_on(mesh: AnyMesh, setup: Setup, model: ModelConfig, devices: Devices) -> Plan:
+    """Return that plan for a mesh of such devices, or for an abstract one."""
+    sizes = Sizes(setup, model, mesh, dtype_on(devices.platform, setup.dtype))
+    return make_plan(sizes, usable_memory(devices))
+
+
+def with_attention(setup: Setup, model: ModelConfig, devices: Devices) -> Setup:
+    """Put the fastest attention that such devices have into the setup."""
+    is_possible = devices.platform == "gpu" and setup.dtype != "float32"
+    names = attention.candidates(model.head_dim, is_possible)
+    if not devices.has_packed_attention:
+        names = [name for name in names if name != "cudnn"]
+    return msgspec.structs.replace(setup, attention=names[0])
+
+
+def usable_memory(devices: Devices) -> Memory:
+    """Return what workers would find that they may use of each device."""
     if devices.bytes is None:
-        memory = of_host(1 / devices.count)
-    else:
-        usable = int(devices.bytes * float(MEMORY_FRACTION) * USABLE_SHARE)
-        memory = Memory(usable, is_host=devices.is_cpu)
-    return report(make_plan(sizes, memory))
+        return of_host(1 / devices.count)
+    # Only GPUs' memory is shared with libraries that take their own, so JAX's pool is smaller than it.
+    fraction = float(MEMORY_FRACTION) if devices.platform != "tpu" else 1.0
+    return Memory(int(devices.bytes * fraction * USABLE_SHARE), is_host=devices.is_cpu)

@@ -1,0 +1,163 @@
+"""What one run of a program costs a device: its operations in order, loops as often as they run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from spmd_tx.hlo import products, traffic
+from spmd_tx.hlo.collectives import Collective, collective
+from spmd_tx.hlo.module import Computation, Instruction, Module, parse
+
+SORTS = ("__cub$", "cub::", "__cub_")  # beginnings of custom calls that sort
+SMALLEST_SORT = 4096  # numbers; smaller sorts take no time
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Holds an instruction that a device runs as one: a kernel, a copy, or a collective."""
+
+    name: str
+    op: str
+    type: str
+    source: str  # the operation of the traced program; empty if XLA made it up
+    times: float  # in one run of the program
+    flops: float = 0.0  # each time, and so the bytes
+    read_bytes: float = 0.0  # from main memory
+    written_bytes: float = 0.0
+    collective: Collective | None = None
+    sorted_numbers: int = 0  # where it sorts
+    written: tuple[tuple[str, tuple[int, ...]], ...] = ()  # arrays of main memory that it writes as a whole
+
+    @property
+    def bytes(self) -> float:
+        return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Holds all operations of a program."""
+
+    operations: tuple[Operation, ...]
+    unknown_loops: tuple[str, ...] = ()  # while loops that run as often as data says; they count once
+    outer_unknown: bool = False  # whether one of them is not inside another loop
+
+    @cached_property
+    def flops(self) -> float:
+        return sum(each.times * each.flops for each in self.operations)
+
+    @cached_property
+    def bytes(self) -> float:
+        return sum(each.times * each.bytes for each in self.operations)
+
+    @cached_property
+    def launches(self) -> float:
+        return sum(each.times for each in self.operations)
+
+    @cached_property
+    def collectives(self) -> list[Operation]:
+        return [each for each in self.operations if each.collective is not None]
+
+    @cached_property
+    def sorts(self) -> list[Operation]:
+        """The sorts of at least SMALLEST_SORT numbers."""
+        return [each for each in self.operations if each.sorted_numbers >= SMALLEST_SORT]
+
+    def divided(self, runs: int) -> "Cost":
+        """Return the cost of one of so many equal parts of the program."""
+        shares = (replace(each, times=each.times / runs) for each in self.operations)
+        return replace(self, operations=tuple(shares))
+
+
+def cost_of(text: str) -> Cost:
+    """Return the cost of a program, from its optimized HLO. Raises ValueError if it is none."""
+    module = parse(text)
+    walk = _Walk(module)
+    operations = walk.run(module.entry, 1.0)
+    return Cost(tuple(operations), tuple(walk.unknown), walk.outer_unknown)
+
+
+@dataclass
+class _Walk:
+    """Follows the calls from the entry on."""
+
+    module: Module
+    unknown: list[str] = field(default_factory=list)
+    outer_unknown: bool = False
+    _depth: int = 0  # of loops
+
+    def run(self, computation: Computation, times: float) -> list[Operation]:
+        found: list[Operation] = []
+        for instruction in computation.instructions:
+            found += self._operations(computation, instruction, times)
+        return found
+
+    def _operations(
+        self, computation: Computation, instruction: Instruction, times: float
+    ) -> list[Operation]:
+        match instruction.op:
+            case "while":
+                return self._loop(instruction, times)
+            case "call" | "async-start":
+                name = instruction.called("to_apply") or instruction.called("calls")
+                called = self.module.computations.get(name or "")
+                return self.run(called, times) if called is not None else []
+            case "conditional":
+                branches = [self.module.computations[name] for name in instruction.branches]
+                runs = [self.run(branch, times) for branch in branches]
+                return max(runs, key=_weight, default=[])  # it is not known which branch data choose
+        if traffic.is_free(instruction):
+            return []
+        return [self._operation(computation, instruction, times)]
+
+    def _loop(self, loop: Instruction, times: float) -> list[Operation]:
+        trips = self.module.trips(loop)
+        if trips is None:
+            self.unknown.append(loop.name)
+            self.outer_unknown |= not self._depth
+        body = self.module.computations.get(loop.called("body") or "")
+        if body is None:
+            return []
+        self._depth += 1
+        found = self.run(body, times * (1 if trips is None else trips))
+        self._depth -= 1
+        return found
+
+    def _operation(self, computation: Computation, instruction: Instruction, times: float) -> Operation:
+        read, written = traffic.traffic(self.module, computation, instruction)
+        inside = list(_inside(self.module, computation, instruction))
+        exchanged = (collective(self.module, where, each) for where, each in inside)
+        return Operation(
+            name=instruction.name,
+            op=instruction.op,
+            type=instruction.type,
+            source=instruction.source,
+            times=times,
+            flops=products.flops(self.module, computation, instruction),
+            read_bytes=read,
+            written_bytes=written,
+            collective=next((each for each in exchanged if each is not None), None),
+            sorted_numbers=max((_sorted_numbers(each) for _, each in inside), default=0),
+            written=tuple(traffic.written_elements(self.module, instruction)),
+        )
+
+
+def _inside(
+    module: Module, computation: Computation, instruction: Instruction
+) -> Iterator[tuple[Computation, Instruction]]:
+    """Yield an instruction, and those of the computation that it fuses."""
+    yield computation, instruction
+    fused = module.computations.get(instruction.called("calls") or "") if instruction.op == "fusion" else None
+    for each in fused.instructions if fused is not None else ():
+        yield from _inside(module, fused or computation, each)
+
+
+def _sorted_numbers(instruction: Instruction) -> int:
+    """Return how many numbers an instruction sorts."""
+    is_sort = instruction.op == "sort" or (
+        instruction.op == "custom-call" and instruction.target.startswith(SORTS)
+    )
+    return max((array.elements for array in instruction.arrays), default=0) if is_sort else 0
+
+
+def _weight(operations: list[Operation]) -> float:
+    return sum(each.times * (each.bytes + each.flops) for each in operations)

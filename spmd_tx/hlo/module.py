@@ -1,0 +1,201 @@
+"""Parses the text of an HLO module into computations and instructions."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from spmd_tx.hlo.arrays import Array, arrays_of
+
+HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
+ASSIGNMENT = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
+OPCODE = re.compile(r"([\w\-]+)\(")
+OPERAND = re.compile(r"%([\w.\-]+)")
+OP_NAME = re.compile(r'op_name="([^"]*)"')
+TARGET = re.compile(r'custom_call_target="([^"]*)"')
+PARTITIONS = re.compile(r"num_partitions=(\d+)")
+COMPARED = re.compile(r"direction=(\w+)")
+TRIPS = re.compile(r'known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
+NUMBER = re.compile(r"^\s*(\d+)\s*$")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Holds one instruction."""
+
+    name: str
+    op: str
+    type: str
+    operands: tuple[str, ...]  # names in the same computation
+    arguments: str  # what stands in the parentheses: a parameter's number, a constant's value
+    attributes: str
+    is_root: bool
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        return arrays_of(self.type)
+
+    @property
+    def source(self) -> str:
+        """The operation of the traced program from which it comes; empty if XLA made it up."""
+        found = OP_NAME.search(self.attributes)
+        return found[1] if found else ""
+
+    @property
+    def target(self) -> str:
+        """What a custom call calls."""
+        found = TARGET.search(self.attributes)
+        return found[1] if found else ""
+
+    def called(self, key: str) -> str | None:
+        """Return the computation that an attribute such as ``body`` names."""
+        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
+        return found[1] if found else None
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations among which a conditional chooses."""
+        listed = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
+        if listed:
+            return OPERAND.findall(listed[1]) or re.findall(r"[\w.\-]+", listed[1])
+        named = (self.called("true_computation"), self.called("false_computation"))
+        return [name for name in named if name]
+
+
+@dataclass
+class Computation:
+    """Holds the instructions of one computation, in the order in which they run if XLA has scheduled them."""
+
+    name: str
+    instructions: list[Instruction] = field(default_factory=list)
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @cached_property
+    def root(self) -> Instruction:
+        return next((each for each in self.instructions if each.is_root), self.instructions[-1])
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        return {int(each.arguments): each for each in self.instructions if each.op == "parameter"}
+
+    @cached_property
+    def uses(self) -> dict[str, list[tuple[Instruction, int]]]:
+        """The users of each value, and which of their operands it is."""
+        found: dict[str, list[tuple[Instruction, int]]] = {}
+        for user in self.instructions:
+            for place, operand in enumerate(user.operands):
+                found.setdefault(operand, []).append((user, place))
+        return found
+
+    def operands(self, instruction: Instruction) -> Iterator[Instruction]:
+        for name in instruction.operands:
+            if name in self.by_name:
+                yield self.by_name[name]
+
+
+@dataclass
+class Module:
+    """Holds a parsed module."""
+
+    entry: Computation
+    computations: dict[str, Computation]
+    devices: int  # that run it together
+
+    def trips(self, loop: Instruction) -> int | None:
+        """Return how often a while loop runs; None if that depends on data.
+
+        XLA writes it down where it knows. Otherwise it is the constant with which a counter from zero is
+        compared, if there is one.
+        """
+        known = TRIPS.search(loop.attributes)
+        if known:
+            return int(known[1])
+        condition = self.computations.get(loop.called("condition") or "")
+        if condition is None:
+            return None
+        comparison = condition.root
+        if comparison.op == "fusion":
+            fused = self.computations.get(comparison.called("calls") or "")
+            comparison = fused.root if fused is not None else comparison
+        if comparison.op != "compare":
+            return None
+        compared = COMPARED.search(comparison.attributes)
+        limits = [each for each in condition.operands(condition.root) if each.op == "constant"]
+        if compared is None or compared[1] != "LT" or len(limits) != 1:
+            return None
+        number = NUMBER.match(limits[0].arguments)
+        return int(number[1]) if number else None
+
+
+def parse(text: str) -> Module:
+    """Parse a module. Raises ValueError if it has no entry."""
+    computations: dict[str, Computation] = {}
+    entry: Computation | None = None
+    current: Computation | None = None
+    devices = 1
+    for line in text.splitlines():
+        if line.startswith("HloModule"):
+            partitions = PARTITIONS.search(line)
+            devices = int(partitions[1]) if partitions else 1
+        elif current is None:
+            header = HEADER.match(line)
+            if header:
+                current = computations[header[2]] = Computation(header[2])
+                entry = current if header[1] else entry
+        elif line.startswith("}"):
+            current = None
+        else:
+            instruction = _instruction(line)
+            if instruction is not None:
+                current.instructions.append(instruction)
+    if entry is None or not entry.instructions:
+        raise ValueError("this is not the text of an HLO module: it has no entry")
+    return Module(entry, computations, devices)
+
+
+def _instruction(line: str) -> Instruction | None:
+    assigned = ASSIGNMENT.match(line)
+    if assigned is None:
+        return None
+    end = _end_of_type(assigned[3])
+    kind, rest = assigned[3][:end], assigned[3][end:].lstrip()
+    opcode = OPCODE.match(rest)
+    if opcode is None:
+        return None
+    close = _closing(rest, opcode.end() - 1)
+    arguments = rest[opcode.end() : close]
+    return Instruction(
+        name=assigned[2],
+        op=opcode[1],
+        type=kind,
+        operands=tuple(OPERAND.findall(arguments)),
+        arguments=arguments,
+        attributes=rest[close + 1 :],
+        is_root=bool(assigned[1]),
+    )
+
+
+def _end_of_type(text: str) -> int:
+    """Return where the type ends at the beginning of a definition: a tuple, or an array with its layout."""
+    if text.startswith("("):
+        return _closing(text, 0) + 1
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter in "{[(") - (letter in "}])")
+        if letter == " " and depth == 0:
+            return place
+    return len(text)
+
+
+def _closing(text: str, opening: int) -> int:
+    """Return the place of the parenthesis that closes the one at ``opening``."""
+    depth, place = 0, opening
+    for found in re.finditer(r"[()]", text[opening:]):
+        place = opening + found.start()
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            return place
+    return len(text)

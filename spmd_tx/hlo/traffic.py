@@ -1,0 +1,203 @@
+"""How many bytes an instruction reads from and writes to the device's main memory.
+
+Each operand counts once and each result once. What a fusion reads of an operand through slices counts as the
+slices, and what it writes in place counts as the update.
+"""
+
+import json
+import re
+
+from spmd_tx.hlo.arrays import Array, memory_bytes_of
+from spmd_tx.hlo.module import Computation, Instruction, Module
+
+# Instructions that neither move nor compute anything, and wholes whose parts are counted.
+FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id "
+    "replica-id opt-barrier add-dependency domain async-start async-update async-done get-dimension-size "
+    "copy-done send-done recv-done slice-done".split()
+)
+FREE_TARGETS = frozenset(
+    "AllocateBuffer AssumeGatherIndicesInBound Sharding SPMDFullToShardShape SPMDShardToFullShape "
+    "annotate_device_placement MoveToHost MoveToDevice".split()
+)
+SLICES = ("dynamic-slice", "slice", "gather")
+VIEWS = ("bitcast", "reshape", "get-tuple-element")
+IN_PLACE = ("dynamic-update-slice", "scatter")
+# Their result is a tuple that holds the operand, too: the place of what is written.
+BEGINS = {"all-gather-start": 1, "collective-permute-start": 1, "copy-start": 0, "slice-start": 1}
+DEEPEST = 6  # of views and fusions inside fusions that are looked through
+ESTIMATE = re.compile(r'"cost_estimate":\s*(\{[^{}]*\})')
+ALIASES = re.compile(r"output_to_operand_aliasing=\{(.*?\))\s*\}")
+ALIAS = re.compile(r"\{(\d*)\}:\s*\((\d+)")
+
+
+def is_free(instruction: Instruction) -> bool:
+    """Say whether an instruction takes no time of its own."""
+    if instruction.op == "custom-call":
+        return instruction.target in FREE_TARGETS
+    return instruction.op in FREE or instruction.op.endswith("-done")
+
+
+def traffic(module: Module, computation: Computation, instruction: Instruction) -> tuple[float, float]:
+    """Return the bytes that an instruction reads and writes."""
+    op = instruction.op.removesuffix("-start")
+    operands = list(computation.operands(instruction))
+    if is_free(instruction):
+        return 0.0, 0.0
+    if instruction.op == "fusion":
+        return _of_fusion(module, computation, instruction)
+    if instruction.op == "custom-call":
+        return _of_custom_call(operands, instruction)
+    arrays = _results(instruction)
+    written = sum(array.memory_bytes for array in arrays)
+    if op in SLICES:
+        indices = sum(memory_bytes_of(each.type) for each in operands[1:])
+        moved = sum(array.bytes for array in arrays)
+        return (0.0 if _is_on_chip(operands[0]) else moved) + indices, written
+    if op in IN_PLACE and len(operands) > 1:
+        update = operands[1] if op == "dynamic-update-slice" else operands[-1]
+        moved = memory_bytes_of(update.type)
+        return moved, sum(array.bytes for array in update.arrays) if written else 0.0
+    return sum(memory_bytes_of(each.type) for each in operands), written
+
+
+def _results(instruction: Instruction) -> tuple[Array, ...]:
+    """Return the arrays that an instruction gives, without the operand that some name again."""
+    place = BEGINS.get(instruction.op)
+    return instruction.arrays if place is None else instruction.arrays[place : place + 1]
+
+
+def estimate(instruction: Instruction) -> dict[str, float]:
+    """Return what the author of a kernel has written down: flops, transcendentals and bytes_accessed."""
+    found = ESTIMATE.search(instruction.attributes.replace('\\"', '"'))
+    if not found:
+        return {}
+    try:
+        return {name: float(value) for name, value in json.loads(found[1]).items()}
+    except (ValueError, TypeError):
+        return {}
+
+
+def written_elements(module: Module, instruction: Instruction) -> list[tuple[str, tuple[int, ...]]]:
+    """Return dtype and dimensions of each array of main memory that an instruction writes as a whole.
+
+    Updates in place are left out, and so is what only has another name.
+    """
+    op = instruction.op.removesuffix("-start")
+    if is_free(instruction) or op in IN_PLACE:
+        return []
+    arrays = _results(instruction)
+    if instruction.op == "custom-call":
+        own = {int(place or 0) for place, _ in _aliases(instruction)}
+        arrays = tuple(array for place, array in enumerate(arrays) if place not in own)
+    if instruction.op == "fusion":
+        fused = module.computations.get(instruction.called("calls") or "")
+        if fused is not None:
+            roots = _roots(fused)
+            if len(roots) == len(arrays):
+                whole = [_update(module, fused, root) is None for root in roots]
+                arrays = tuple(array for array, is_whole in zip(arrays, whole, strict=True) if is_whole)
+    return [(array.dtype, array.dims) for array in arrays if not array.space]
+
+
+def _of_custom_call(operands: list[Instruction], instruction: Instruction) -> tuple[float, float]:
+    told = estimate(instruction)
+    if told.get("bytes_accessed"):
+        return told["bytes_accessed"], 0.0
+    aliases = _aliases(instruction)
+    outputs = {int(place or 0) for place, _ in aliases}
+    read = sum(memory_bytes_of(each.type) for each in operands)
+    written = sum(
+        array.memory_bytes for place, array in enumerate(instruction.arrays) if place not in outputs
+    )
+    return read, written
+
+
+def _aliases(instruction: Instruction) -> list[tuple[str, str]]:
+    """Return the pairs of output and operand that are the same buffer."""
+    listed = ALIASES.search(instruction.attributes)
+    return ALIAS.findall(listed[1]) if listed else []
+
+
+def _of_fusion(module: Module, computation: Computation, fusion: Instruction) -> tuple[float, float]:
+    fused = module.computations.get(fusion.called("calls") or "")
+    operands = list(computation.operands(fusion))
+    if fused is None:
+        return sum(memory_bytes_of(each.type) for each in operands), memory_bytes_of(fusion.type)
+    read = 0.0
+    for place, operand in enumerate(operands):
+        whole = memory_bytes_of(operand.type)
+        parameter = fused.parameters.get(place)
+        part = _read_of(module, fused, parameter.name) if whole and parameter is not None else None
+        read += whole if part is None else min(whole, part)
+    return read, _written_by(module, fused, fusion)
+
+
+def _read_of(module: Module, fused: Computation, name: str, depth: int = 0) -> float | None:
+    """Return the bytes that a fusion reads of a value; None: all of it."""
+    if depth > DEEPEST:
+        return None
+    total = 0.0
+    for user, place in fused.uses.get(name, []):
+        if user.op in SLICES and place == 0:
+            part: float | None = sum(array.bytes for array in user.arrays)
+        elif user.op in IN_PLACE and place == 0:
+            part = 0.0
+        elif user.op in VIEWS:
+            part = _read_of(module, fused, user.name, depth + 1)
+        elif user.op == "tuple":
+            part = 0.0
+        elif user.op == "fusion":
+            inner = module.computations.get(user.called("calls") or "")
+            parameter = inner.parameters.get(place) if inner is not None else None
+            if inner is None or parameter is None:
+                return None
+            part = _read_of(module, inner, parameter.name, depth + 1)
+        else:
+            part = None
+        if part is None:
+            return None
+        total += part
+    return total
+
+
+def _written_by(module: Module, fused: Computation, fusion: Instruction) -> float:
+    roots, arrays = _roots(fused), fusion.arrays
+    if len(roots) != len(arrays):
+        return sum(array.memory_bytes for array in arrays)
+    total = 0.0
+    for root, array in zip(roots, arrays, strict=True):
+        update = _update(module, fused, root)
+        total += array.memory_bytes if update is None else (0.0 if array.space else update)
+    return total
+
+
+def _roots(fused: Computation) -> list[Instruction]:
+    root = fused.root
+    return list(fused.operands(root)) if root.op == "tuple" else [root]
+
+
+def _update(module: Module, fused: Computation, value: Instruction, depth: int = 0) -> float | None:
+    """Return the bytes that change where a value is an operand updated in place; None: it is new."""
+    if depth > DEEPEST:
+        return None
+    operands = list(fused.operands(value))
+    if value.op in VIEWS and operands:
+        return _update(module, fused, operands[0], depth + 1)
+    if value.op in IN_PLACE and len(operands) > 1:
+        before = operands[0]
+        while before.op in VIEWS and before.operands:
+            before = next(fused.operands(before))
+        earlier = 0.0 if before.op == "parameter" else _update(module, fused, before, depth + 1)
+        update = operands[1] if value.op == "dynamic-update-slice" else operands[-1]
+        own = sum(array.bytes for array in update.arrays)
+        return None if earlier is None else earlier + own
+    if value.op == "fusion":
+        inner = module.computations.get(value.called("calls") or "")
+        if inner is not None and inner.root.op != "tuple":
+            return _update(module, inner, inner.root, depth + 1)
+    return None
+
+
+def _is_on_chip(value: Instruction) -> bool:
+    return any(array.space for array in value.arrays)

@@ -1,0 +1,181 @@
+"""Compiles the programs of a plan for the devices of its mesh, and reads from them what they need and do."""
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from spmd_tx.hlo.arrays import bits_of
+from spmd_tx.hlo.cost import Cost, cost_of
+from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.aot.programs import Wanted, wanted
+from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
+from spmd_tx.worker.aot.roofline import crosses_hosts, seconds
+from spmd_tx.worker.aot.target import Target
+from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.programs.call import Call
+from spmd_tx.worker.programs.examples import Menu
+from spmd_tx.worker.state import declare
+
+LARGE = 16 << 20  # bytes of an array on a device from which on a copy of it is told of
+HLO_DTYPES = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "int32": "s32", "uint32": "u32"}
+
+Progress = Callable[[str], None]
+Place = tuple[str, tuple[int, ...]]  # dtype, and dimensions in ascending order, those of 1 left out
+
+
+@dataclass(frozen=True)
+class Program:
+    """Holds one program that is to be compiled."""
+
+    name: str
+    wanted: Wanted
+    call: Call
+    is_main: bool  # whether it is the one of the command's own step
+
+
+def programs_of(plan: Plan, mesh: Mesh, tables: Sequence[int], only: Sequence[str] = ()) -> list[Program]:
+    """Return the programs of a plan, those whose names begin with one of ``only`` if there are any."""
+    menu, found = Menu.of(plan, mesh), dict[Hashable, Program]()
+    for each in wanted(plan, tables):
+        for number, call in enumerate(menu.calls(each.shape)):
+            is_main = number == 0 and each.kind != "other"
+            name = each.name if is_main else str(call)
+            found.setdefault(call.key, Program(name, each, call, is_main))
+    return [each for each in found.values() if not only or each.name.startswith(tuple(only))]
+
+
+def compile_programs(
+    plan: Plan, target: Target, programs: Sequence[Program], progress: Progress, hlo: Path | None = None
+) -> Iterator[ProgramReport]:
+    """Yield the report of each program. With ``hlo``, write the text of each into this folder."""
+    state = state_arrays(plan, target.mesh)
+    for number, program in enumerate(programs, 1):
+        progress(f"compiling {program.name} ({number} of {len(programs)})")
+        report, text = _compiled(plan, target, program, state)
+        if hlo is not None and text:
+            hlo.mkdir(parents=True, exist_ok=True)
+            (hlo / f"{program.name.replace(' ', '_').replace('/', '_')}.hlo").write_text(text)
+        yield report
+
+
+def _compiled(
+    plan: Plan, target: Target, program: Program, state: dict[Place, str]
+) -> tuple[ProgramReport, str]:
+    each, began = program.wanted, time.monotonic()
+    kind = each.kind if program.is_main else "other"
+    try:
+        lowered = program.call.step.lower(*program.call.abstract(target.mesh))
+        compiled = lowered.compile(compiler_options=dict(target.options) or None)
+    except (RuntimeError, ValueError, NotImplementedError, TypeError) as problem:  # of JAX, XLA or a kernel
+        words = " ".join(str(problem).split())
+        spent = time.monotonic() - began
+        return (
+            ProgramReport(
+                name=program.name,
+                kind=kind,
+                planned_bytes=each.planned if program.is_main else None,
+                error=f"{type(problem).__name__}: {words}"[:1000],
+                compile_seconds=spent,
+            ),
+            "",
+        )
+    spent = time.monotonic() - began
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    cost = per_step(cost_of(text), plan, kind)
+    report = ProgramReport(
+        name=program.name,
+        kind=kind,
+        memory_bytes=memory.temp_size_in_bytes,
+        planned_bytes=each.planned if program.is_main else None,
+        argument_bytes=memory.argument_size_in_bytes,
+        result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        flops=cost.flops,
+        bytes_moved=cost.bytes,
+        collectives=collectives(cost, target.hosts),
+        launches=cost.launches,
+        sorts=sum(one.times for one in cost.sorts),
+        sorted_numbers=sum(one.times * one.sorted_numbers for one in cost.sorts),
+        copies=copies(cost, state),
+        roofline_seconds=seconds(cost, target.peak, target.hosts),
+        expected_seconds=seconds(cost, target.expected, target.hosts),
+        tokens=each.tokens if program.is_main else 0,
+        is_usual=program.is_main and each.is_usual,
+        compile_seconds=spent,
+    )
+    return report, text
+
+
+def per_step(cost: Cost, plan: Plan, kind: str) -> Cost:
+    """Return the cost of one step of a decode. Where XLA does not know how many there are, it counted one."""
+    if kind != "decode" or cost.outer_unknown:
+        return cost
+    return cost.divided(plan.sizes.setup.decode_steps)
+
+
+def collectives(cost: Cost, hosts: Sequence[int]) -> list[CollectiveReport]:
+    """Add up the collectives of a program, the largest first."""
+    found: dict[tuple[str, str, int, bool], CollectiveReport] = {}
+    for each in cost.collectives:
+        one = each.collective
+        if one is None or one.size == 1:  # an axis of one device sends nothing
+            continue
+        key = (one.name, one.dtype, one.size, crosses_hosts(each, hosts))
+        before = found.get(key)
+        found[key] = CollectiveReport(
+            name=one.name,
+            dtype=one.dtype,
+            devices=one.size,
+            between_hosts=key[3],
+            count=each.times + (before.count if before else 0),
+            bytes=each.times * one.bytes + (before.bytes if before else 0),
+            sent_bytes=each.times * one.sent_bytes + (before.sent_bytes if before else 0),
+        )
+    return sorted(found.values(), key=lambda each: -each.sent_bytes)
+
+
+def state_arrays(plan: Plan, mesh: Mesh) -> dict[Place, str]:
+    """Return the large frozen arrays and caches of a worker on one device, and one layer of each.
+
+    A decode that reads its layers in a loop may copy each of them first.
+    """
+    found: dict[Place, str] = {}
+    declared = declare(plan)
+    state = abstract(mesh, {"base": declared.base, "bank": declared.bank, "cache": declared.cache})
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        name = ".".join(str(getattr(key, "name", getattr(key, "key", key))) for key in path)
+        dims, item = leaf.sharding.shard_shape(leaf.shape), jnp.dtype(leaf.dtype)
+        dtype = HLO_DTYPES.get(item.name, "")
+        for part, what in ((dims, name), (dims[1:], f"one layer of {name}")):
+            if math.prod(part) * item.itemsize >= LARGE and (part == dims or "layers" in name):
+                found.setdefault(_place(dtype, part), what)
+    return found
+
+
+def _place(dtype: str, dims: Sequence[int]) -> Place:
+    return dtype, tuple(sorted(size for size in dims if size > 1))
+
+
+def copies(cost: Cost, state: dict[Place, str]) -> list[CopyReport]:
+    """Return the arrays of the state that a program writes anew as a whole, most bytes first."""
+    found: dict[tuple[str, str], CopyReport] = {}
+    for each in cost.operations:
+        for dtype, dims in each.written:
+            name = state.get(_place(dtype, dims))
+            if name is None:
+                continue
+            size = each.times * math.prod(dims) * bits_of(dtype) / 8
+            key = (name, each.op)
+            before = found.get(key)
+            found[key] = CopyReport(
+                array=name,
+                operation=each.op,
+                count=each.times + (before.count if before else 0),
+                bytes=size + (before.bytes if before else 0),
+            )
+    return sorted(found.values(), key=lambda each: -each.bytes)

@@ -1,0 +1,119 @@
+"""The programs of a memory plan that are worth looking at: usual ones for speed, the largest for memory."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.memory.sizes import USUAL_LENGTH
+from spmd_tx.worker.memory.steps import Shape
+
+Kind = Literal["train", "forward", "prefill", "decode", "optim_step", "other"]
+
+# Steps with few arguments, and programs beside those of a step, by the names of their calls.
+SMALL_STEPS = (
+    "create_adapter",
+    "save_sampler",
+    "page_out",
+    "save_state",
+    "load_state",
+    "swap_out",
+    "swap_in",
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Describes a command whose programs are to be compiled."""
+
+    name: str
+    kind: Kind
+    shape: ProgramShape
+    planned: int | None = None  # bytes that the plan has for it while it runs; None: it has no figure
+    tokens: int = 0  # of all data shards, that one run computes
+    is_usual: bool = False  # whether predictions are made from it
+
+
+def wanted(plan: Plan, tables: Sequence[int]) -> Iterator[Wanted]:
+    """Yield the commands. ``tables`` are the widths of page tables of a decode, in pages, ascending."""
+    yield from _training(plan)
+    yield from _prefills(plan, tables)
+    yield from _decodes(plan, tables)
+    yield Wanted("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
+    for step in SMALL_STEPS:
+        yield Wanted(step, "other", ProgramShape(step=step))
+
+
+def _training(plan: Plan) -> Iterator[Wanted]:
+    block = plan.memory.block_tokens(plan.train_tokens)[-1]
+    length = min(block, USUAL_LENGTH, plan.sizes.longest_row)
+    usual = Shape(max(1, block // length), length)
+    worst = [shape for step, (shape, _) in plan.worst().items() if step.startswith("train ")]
+    for shape in dict.fromkeys((usual, *worst)):
+        level = plan.level(*shape)
+        yield Wanted(
+            f"train {level} {shape.rows}x{shape.length}",
+            "train",
+            _of_rows(plan, "forward_backward", shape),
+            planned=plan.steps.train(level, shape),
+            tokens=shape.tokens * plan.sizes.data_shards,
+            is_usual=shape == usual,
+        )
+    yield Wanted(
+        f"forward {usual.rows}x{usual.length}",
+        "forward",
+        _of_rows(plan, "forward", usual),
+        tokens=usual.tokens * plan.sizes.data_shards,
+        is_usual=True,
+    )
+
+
+def _prefills(plan: Plan, tables: Sequence[int]) -> Iterator[Wanted]:
+    length = min(PREFILL_TOKENS, plan.sizes.longest_row)
+    usual, worst = Shape(max(1, PREFILL_TOKENS // length), length), plan.worst()["prefill"][0]
+    for shape in dict.fromkeys((usual, worst)):
+        yield Wanted(
+            f"prefill {shape.rows}x{shape.length}",
+            "prefill",
+            _of_rows(plan, "prefill", shape),
+            planned=plan.steps.prefill(shape, 0),
+            tokens=shape.tokens * plan.sizes.data_shards,
+            is_usual=shape == usual,
+        )
+    width = tables[-1] * plan.sizes.setup.page_size
+    last = Shape(1, length)
+    yield Wanted(
+        f"continued prefill 1x{length} after {width}",
+        "prefill",
+        _of_rows(plan, "prefill", last, table=tables[-1]),
+        planned=plan.steps.prefill(last, width),
+        tokens=last.tokens * plan.sizes.data_shards,
+    )
+
+
+def _decodes(plan: Plan, tables: Sequence[int]) -> Iterator[Wanted]:
+    setup, shards = plan.sizes.setup, plan.sizes.data_shards
+    rows = plan.decode_rows
+    usual = next((table for table in tables if table * setup.page_size >= USUAL_LENGTH), tables[-1])
+    counts = [setup.bank_slots] if setup.batch_invariant else active_sizes(rows * shards, setup.bank_slots)
+    copied = [count for count in counts if count < setup.bank_slots] or counts
+    for table, active in dict.fromkeys(((usual, counts[0]), (tables[-1], copied[-1]))):
+        width = table * setup.page_size
+        yield Wanted(
+            f"decode {rows}x{width} of {active}",
+            "decode",
+            ProgramShape(step="decode", rows=rows * shards, table=table, active=active),
+            planned=plan.steps.decode(rows, width),
+            tokens=rows * shards,
+            is_usual=table == usual and active == counts[0],
+        )
+
+
+def _of_rows(
+    plan: Plan, step: Literal["forward", "forward_backward", "prefill"], shape: Shape, table: int = 0
+) -> ProgramShape:
+    """Return the program for a shape of each data shard."""
+    rows = shape.rows * plan.sizes.data_shards
+    return ProgramShape(step=step, rows=rows, row_length=shape.length, table=table)

@@ -1,0 +1,71 @@
+"""How long a program takes at least, from the arithmetic, traffic and messages of its operations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spmd_tx.hlo.cost import Cost, Operation
+from spmd_tx.worker.memory.accelerators import Accelerator
+
+# What programs reach of the vendors' figures, in predictions: products of usual sizes, streams of memory,
+# rings of usual messages. These three are assumptions, to be replaced by measurements.
+ARITHMETIC_SHARE, TRAFFIC_SHARE, MESSAGE_SHARE = 0.67, 0.9, 0.8
+LAUNCH_SECONDS = 2.5e-6  # of a kernel on a GPU; a TPU's program is one
+MESSAGE_SECONDS = {"gpu": 10e-6, "tpu": 2e-6}  # until the first byte of a collective has arrived
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Holds per second what a device computes, moves and sends."""
+
+    flops: float
+    bandwidth: float  # bytes, of its memory
+    links: float  # bytes, within a host or a slice
+    network: float  # bytes, between hosts
+    launch: float = 0.0  # seconds, of each operation
+    message: float = 0.0  # seconds, of each collective
+
+    @classmethod
+    def peak(cls, device: Accelerator) -> "Speeds":
+        """Return the vendor's figures."""
+        return cls(device.flops, device.bandwidth, device.links, device.network)
+
+    @classmethod
+    def expected(cls, device: Accelerator) -> "Speeds":
+        """Return what programs may be expected to reach."""
+        return cls(
+            ARITHMETIC_SHARE * device.flops,
+            TRAFFIC_SHARE * device.bandwidth,
+            MESSAGE_SHARE * device.links,
+            MESSAGE_SHARE * device.network,
+            LAUNCH_SECONDS if device.platform == "gpu" else 0.0,
+            MESSAGE_SECONDS[device.platform],
+        )
+
+
+def seconds(cost: Cost, speeds: Speeds, hosts: Sequence[int]) -> float:
+    """Return the time of one run. ``hosts`` names the host of each device of the mesh.
+
+    An operation takes as long as its arithmetic or its traffic, whichever takes longer. Collectives that run
+    beside others cost only what the others do not cover.
+    """
+    busy = beside = 0.0
+    for each in cost.operations:
+        if each.collective is None:
+            busy += each.times * max(each.flops / speeds.flops, each.bytes / speeds.bandwidth, speeds.launch)
+        elif each.collective.is_asynchronous:
+            beside += each.times * _message(each, speeds, hosts)
+        else:
+            busy += each.times * _message(each, speeds, hosts)
+    return max(busy, beside)
+
+
+def crosses_hosts(operation: Operation, hosts: Sequence[int]) -> bool:
+    """Say whether a collective has to go over the network."""
+    groups = operation.collective.groups if operation.collective is not None else ()
+    return any(len({hosts[one] for one in group if one < len(hosts)}) > 1 for group in groups)
+
+
+def _message(operation: Operation, speeds: Speeds, hosts: Sequence[int]) -> float:
+    assert operation.collective is not None
+    speed = speeds.network if crosses_hosts(operation, hosts) else speeds.links
+    return speeds.message + operation.collective.sent_bytes / speed

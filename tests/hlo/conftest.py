@@ -1,0 +1,1 @@
+import tests.support.engine_setup  # noqa: F401

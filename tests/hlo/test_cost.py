@@ -1,0 +1,204 @@
+"""What programs cost: small ones that XLA compiles for this host, and texts as XLA writes them for others."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.hlo.cost import cost_of
+
+
+def compiled(function, *shapes, **options) -> str:
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.jit(function, **options).lower(*arguments).compile().as_text()
+
+
+def module(body: str, *others: str) -> str:
+    return "\n".join(["HloModule text, num_partitions=8", *others, f"ENTRY %main () -> f32[] {{{body}}}\n"])
+
+
+def test_a_product_in_a_loop_counts_as_often_as_it_runs():
+    def run(x, weights):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    cost = cost_of(compiled(run, (8, 64), (7, 64, 32 * 2)))
+    assert cost.flops == 7 * 2 * 8 * 64 * 64
+    assert not cost.unknown_loops
+    assert cost.bytes >= 7 * 64 * 64 * 4
+
+
+def test_loops_in_loops_multiply():
+    def run(x):
+        return lax.fori_loop(0, 3, lambda _, y: lax.fori_loop(0, 5, lambda _, z: jnp.tanh(z @ z), y), x)
+
+    assert cost_of(compiled(run, (16, 16))).flops == 15 * 2 * 16**3
+
+
+def test_a_loop_whose_end_depends_on_data_counts_once():
+    def run(x):
+        return lax.while_loop(lambda y: jnp.sum(y) < 1e6, lambda y: y @ y, x)
+
+    cost = cost_of(compiled(run, (16, 16)))
+    assert cost.flops == 2 * 16**3
+    assert len(cost.unknown_loops) == 1
+    assert cost.outer_unknown
+
+
+def test_a_loop_of_data_inside_a_counted_one_is_no_outer_one():
+    def run(x):
+        inner = partial(lax.while_loop, lambda y: jnp.sum(y) < 1e6, lambda y: y @ y)
+        return lax.fori_loop(0, 4, lambda _, y: inner(jnp.tanh(y)), x)
+
+    cost = cost_of(compiled(run, (16, 16)))
+    assert cost.unknown_loops
+    assert not cost.outer_unknown
+    assert cost.flops == 4 * 2 * 16**3
+
+
+def test_of_the_branches_of_a_condition_the_dearest_counts():
+    def run(x):
+        return lax.cond(jnp.sum(x) > 0, lambda y: jnp.tanh(y @ y) @ y, lambda y: y @ y, x)
+
+    assert cost_of(compiled(run, (16, 16))).flops == 2 * 2 * 16**3
+
+
+def test_what_is_read_through_a_slice_counts_as_the_slice():
+    def run(stack, index):
+        return lax.dynamic_index_in_dim(stack, index.astype(jnp.int32)[0], keepdims=False) * 2
+
+    cost = cost_of(compiled(run, (100, 64, 64), (1,)))
+    assert 2 * 64 * 64 * 4 <= cost.bytes < 3 * 64 * 64 * 4
+
+
+def test_what_is_updated_in_place_counts_as_the_update():
+    def run(stack, entry):
+        return lax.dynamic_update_index_in_dim(stack, entry * 2, 3, 0)
+
+    cost = cost_of(compiled(run, (100, 64, 64), (64, 64), donate_argnums=0))
+    assert cost.bytes < 5 * 64 * 64 * 4
+    assert not any(("f32", (100, 64, 64)) in each.written for each in cost.operations)
+
+
+def test_an_update_of_what_somebody_else_needs_copies_it():
+    def run(stack, entry):
+        return lax.dynamic_update_index_in_dim(stack, entry * 2, 3, 0)
+
+    cost = cost_of(compiled(run, (100, 64, 64), (64, 64)))
+    assert cost.bytes >= 2 * 100 * 64 * 64 * 4
+    assert any(("f32", (100, 64, 64)) in each.written for each in cost.operations)
+
+
+def test_sorts_are_counted_from_a_size_on():
+    assert [each.sorted_numbers for each in cost_of(compiled(jnp.sort, (8192,))).sorts] == [8192]
+    assert not cost_of(compiled(jnp.sort, (64,))).sorts
+
+
+def test_collectives_of_a_mesh():
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("a", "b"))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=P("a", "b"), out_specs=P("a"), check_vma=False)
+    def run(x):
+        whole = lax.all_gather(x, "b", axis=1, tiled=True)
+        return lax.psum(whole * 2, "b")
+
+    cost = cost_of(compiled(run, (16, 64)))
+    found = {each.collective.name: each.collective for each in cost.collectives if each.collective}
+    gathered, summed = found["all-gather"], found["all-reduce"]
+    assert gathered.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert gathered.bytes == summed.bytes == 8 * 64 * 4
+    assert gathered.sent_bytes == 3 / 4 * gathered.bytes
+    assert summed.sent_bytes == 2 * 3 / 4 * summed.bytes
+
+
+GROUPS = [
+    ("replica_groups={{0,2},{1,3}}", ((0, 2), (1, 3))),
+    ("replica_groups=[2,4]<=[8]", ((0, 1, 2, 3), (4, 5, 6, 7))),
+    ("replica_groups=[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
+    ("replica_groups={}", ((0, 1, 2, 3, 4, 5, 6, 7),)),
+]
+
+
+@pytest.mark.parametrize("written, groups", GROUPS)
+def test_groups_of_devices(written, groups):
+    text = module(
+        f"\n%x = f32[4]{{0}} parameter(0)\nROOT %y = f32[4]{{0}} all-reduce(%x), {written}, to_apply=%add\n"
+    )
+    (found,) = cost_of(text).collectives
+    assert found.collective is not None
+    assert found.collective.groups == groups
+
+
+@pytest.mark.parametrize("is_sync", [True, False])
+def test_a_gather_that_begins_and_ends_is_one_collective(is_sync):
+    config = f'backend_config={{"collective_backend_config":{{"is_sync":{str(is_sync).lower()}}}}}'
+    text = module(
+        f"""
+%x = f32[4]{{0}} parameter(0)
+%begun = (f32[4]{{0}}, f32[32]{{0}}) all-gather-start(%x), replica_groups=[1,8]<=[8], {config}
+ROOT %done = f32[32]{{0}} all-gather-done(%begun)
+"""
+    )
+    (found,) = cost_of(text).collectives
+    assert found.collective is not None
+    assert found.collective.bytes == 32 * 4
+    assert found.collective.is_asynchronous != is_sync
+
+
+def test_a_product_that_is_written_as_a_convolution():
+    """TPUs write a product of matrices so, and one of several pairs of them with the pairs as a window."""
+    product = "%y = f32[8,16]{1,0} convolution(%a, %b), dim_labels=bf_io->bf"
+    inputs = "%a = f32[8,32]{1,0} parameter(0)\n%b = f32[32,16]{1,0} parameter(1)\n"
+    assert cost_of(module(f"\n{inputs}ROOT {product}\n")).flops == 2 * 8 * 32 * 16
+    several = (
+        "%a = f32[5,8,32]{2,1,0} parameter(0)\n%b = f32[5,32,16]{2,1,0} parameter(1)\n"
+        "ROOT %y = f32[5,8,16]{2,1,0} convolution(%a, %b), "
+        "window={size=5 stride=4 pad=0_0 lhs_dilate=5}, dim_labels=0bf_0io->0bf"
+    )
+    assert cost_of(module(f"\n{several}\n")).flops == 5 * 2 * 8 * 32 * 16
+
+
+def test_products_and_attention_of_nvidias_libraries():
+    gemm = (
+        "%a = bf16[8,32]{1,0} parameter(0)\n%b = bf16[32,16]{1,0} parameter(1)\n"
+        'ROOT %y = (bf16[8,16]{1,0}, s8[9]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", '
+        'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+    )
+    assert cost_of(module(f"\n{gemm}\n")).flops == 2 * 8 * 32 * 16
+    attention = (
+        "%q = bf16[2,64,8,128]{3,2,1,0} parameter(0)\n%k = bf16[2,64,8,128]{3,2,1,0} parameter(1)\n"
+        "%v = bf16[2,64,8,128]{3,2,1,0} parameter(2)\n"
+        "ROOT %y = (bf16[2,8,64,128]{3,1,2,0}, u8[0]{0}) custom-call(%q, %k, %v), "
+        'custom_call_target="__cudnn$fmhaSoftmax", backend_config={"mask_type":"PADDING_CAUSAL"}'
+    )
+    assert cost_of(module(f"\n{attention}\n")).flops == 2 * 2 * 2 * 8 * 64 * 64 * 128 / 2
+
+
+def test_a_kernel_may_say_what_it_costs():
+    kernel = (
+        "%x = f32[1024]{0} parameter(0)\n"
+        'ROOT %y = f32[1024]{0} custom-call(%x), custom_call_target="tpu_custom_call", backend_config='
+        '{"custom_call_config":{"cost_estimate":{"flops":"500","transcendentals":"0","bytes_accessed":"64"}}}'
+    )
+    cost = cost_of(module(f"\n{kernel}\n"))
+    assert (cost.flops, cost.bytes, cost.launches) == (500, 64, 1)
+
+
+def test_a_prefetch_reads_a_part_and_copies_nothing():
+    prefetch = """
+%x = f32[4,64]{1,0} parameter(0)
+%begun = ((f32[4,64]{1,0}), f32[1,64]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:1], [0:64]}
+ROOT %done = f32[1,64]{1,0:S(1)} slice-done(%begun)
+"""
+    cost = cost_of(module(prefetch))
+    assert cost.bytes == 64 * 4
+    assert not any(each.written for each in cost.operations)
+
+
+def test_equal_parts_of_a_program():
+    cost = cost_of(compiled(lambda x: x @ x, (16, 16)))
+    assert cost.divided(4).flops == cost.flops / 4
