@@ -26,11 +26,13 @@ from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
 from spmd_tx.worker.memory.plan import Plan, engine_setup, report
+from spmd_tx.worker.programs.agreement import Agreement, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
 from spmd_tx.worker.programs.compiled import Order, Programs
 from spmd_tx.worker.programs.examples import Menu
+from spmd_tx.worker.programs.measurements import KeptMeasurements
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
 
@@ -68,9 +70,16 @@ class Engine:
         model = read_model_config(Path(setup.model_dir))
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         keep_float32(setup.dtype, platform(mesh))
+        if must_agree(mesh):
+            # JAX's cache would give a program to some processes and let others compile it.
+            jax.config.update("jax_enable_compilation_cache", False)
         setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
-        plan = plan_memory(setup, model, mesh, progress)
-        programs.use(*ahead_of_need(plan, mesh))
+        agreement, ways = None, dict[str, Any]()
+        if must_agree(mesh):
+            agreement = Agreement()
+            ways["measure"] = KeptMeasurements(Path(setup.compilation_cache), mesh, agreement).measure
+        plan = plan_memory(setup, model, mesh, progress, **ways)
+        programs.use(*ahead_of_need(plan, mesh), agreement)
         return cls(plan, mesh, *allocate(plan, progress), programs)
 
     @property

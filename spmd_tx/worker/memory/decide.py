@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import Setup
-from spmd_tx.worker.memory.measure import measured_plan
+from spmd_tx.worker.memory.measure import Measure, measure, measured_plan
 from spmd_tx.worker.memory.plan import Memory, Plan
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
@@ -50,7 +50,13 @@ def dtype_on(platform: str, name: str) -> DTypeLike:
     return {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[name]
 
 
-def plan_memory(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable[[str], None]) -> Plan:
+def plan_memory(
+    setup: Setup,
+    model: ModelConfig,
+    mesh: Mesh,
+    progress: Callable[[str], None],
+    measure: Measure = measure,
+) -> Plan:
     """Make the memory plan before anything is allocated. Raises StartError if nothing fits.
 
     The choices depend on the total memory, not on what is free now, so that they are the same when requests
@@ -60,7 +66,7 @@ def plan_memory(setup: Setup, model: ModelConfig, mesh: Mesh, progress: Callable
     limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
     if limits:
         memory = Memory(_least_of_all(int(USABLE_SHARE * min(limits))))
-        return measured_plan(sizes, memory, progress, _most_of_all)
+        return measured_plan(sizes, memory, progress, _most_of_all, measure)
     share = 1 / (setup.num_processes * jax.local_device_count())
     return make_plan(sizes, of_host(share, _least_of_all))
 

@@ -23,11 +23,17 @@ from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode,
 from spmd_tx.worker.steps.train import Rows, make_forward_backward
 from spmd_tx.worker.steps.train_state import train_weights
 
+Measure = Callable[[Plan, Step, Shape], int]
+
 
 def measured_plan(
-    sizes: Sizes, memory: Memory, progress: Callable[[str], None], agreed: Callable[[float], float]
+    sizes: Sizes,
+    memory: Memory,
+    progress: Callable[[str], None],
+    agreed: Callable[[float], float],
+    measure: Measure,
 ) -> Plan:
-    """Make a plan with measured steps; each kind of step is compiled once.
+    """Make a plan with measured steps; each kind of step is measured once.
 
     ``agreed`` turns the numbers that the processes have measured into one.
     """

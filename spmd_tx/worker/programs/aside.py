@@ -22,7 +22,9 @@ import jax
 from jax.sharding import Mesh
 
 from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.sharding.mesh import platform
 from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.programs.agreement import must_agree
 from spmd_tx.worker.programs.aside_messages import Answer, Begin, encode, read_answer
 from spmd_tx.worker.programs.pacer import Pacer
 from spmd_tx.worker.programs.store import ProgramStore
@@ -180,13 +182,17 @@ class AsideCompiler:
 def ahead_of_need(plan: Plan, mesh: Mesh) -> tuple[ProgramStore | None, AsideCompiler | None]:
     """Return where programs are kept and what compiles them aside; None where that cannot be done.
 
-    It is done on CPUs, by a worker that has all devices of the mesh: a child cannot stand in for one process
-    of several, and the devices of accelerators are needed to choose kernels.
+    They are compiled aside on CPUs, by a worker that has all devices of the mesh: a child cannot stand in for
+    one process of several, and the devices of accelerators are needed to choose kernels. Several processes on
+    accelerators keep them, too, because they must agree on which of them they have (agreement.py).
     """
     setup = plan.sizes.setup
-    if not setup.compilation_cache or jax.process_count() > 1 or jax.default_backend() != "cpu":
+    is_one_on_cpus = jax.process_count() == 1 and platform(mesh) == "cpu"
+    if not setup.compilation_cache or not (is_one_on_cpus or must_agree(mesh)):
         return None, None
     text = surroundings(plan, mesh)
-    begin = Begin(setup=setup, memory=plan.memory, settings=traced_settings(), surroundings=text)
     store = ProgramStore(Path(setup.compilation_cache), text, mesh)
+    if not is_one_on_cpus:
+        return store, None
+    begin = Begin(setup=setup, memory=plan.memory, settings=traced_settings(), surroundings=text)
     return store, AsideCompiler(partial(AsideProcess, begin))

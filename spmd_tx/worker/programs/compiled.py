@@ -9,7 +9,8 @@ there is one (aside.py). Programs that an earlier start has left in the store ar
 Processes that compile the same program may have to meet (on GPUs they share autotuning results), so two of
 them must never wait for each other's programs. They do not: orders arrive everywhere in the same order, and
 each thread takes its own in that order, like the same thread of every other process. A program that was not
-ordered is compiled by the command that needs it, which is the same command in every process.
+ordered is compiled by the command that needs it, which is the same command in every process. And they agree
+whether to compile it: a process that finds a program in its store alone compiles it like the others.
 """
 
 import logging
@@ -27,6 +28,7 @@ from jax.sharding import Mesh
 from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, COMPILE_LANES
 from spmd_tx.protocol.programs import CompileReport, ProgramShape
 from spmd_tx.worker.memory.allocator import free_memory
+from spmd_tx.worker.programs.agreement import Agreement
 from spmd_tx.worker.programs.aside import AsideCompiler
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.compile_counts import compile_counts
@@ -77,6 +79,7 @@ class Programs:
         self._programs: dict[Hashable, _Program] = {}
         self._store: ProgramStore | None = None
         self._aside: AsideCompiler | None = None
+        self._agreement: Agreement | None = None
         self._unforeseen = 0
         self._is_ending = False
         self._lanes = [
@@ -86,9 +89,14 @@ class Programs:
         ]
         assert len(self._lanes) == COMPILE_LANES
 
-    def use(self, store: ProgramStore | None, aside: AsideCompiler | None) -> None:
-        """Keep programs in the store, and have those that nobody waits for compiled aside."""
-        self._store, self._aside = store, aside
+    def use(
+        self, store: ProgramStore | None, aside: AsideCompiler | None, agreement: Agreement | None = None
+    ) -> None:
+        """Keep programs in the store, and have those that nobody waits for compiled aside.
+
+        With an agreement a program is taken from the store only if all processes have it.
+        """
+        self._store, self._aside, self._agreement = store, aside, agreement
 
     def at_work(self, is_at_work: bool) -> None:
         """Let what nobody waits for stand back while commands run."""
@@ -133,7 +141,7 @@ class Programs:
         began, error, built = time.monotonic(), None, list[tuple[Call, Any]]()
         try:
             calls = order.calls()
-            if lane == ASIDE:
+            if lane == ASIDE and self._aside is not None:
                 self._compile_aside(order.program, calls)
             for call in calls if not self._is_ending else ():
                 self._get(call, mesh, built)
@@ -202,10 +210,13 @@ class Programs:
         self, program: _Program, call: Call, mesh: Mesh, built: list[tuple[Call, Any]] | None = None
     ) -> Callable[..., Any]:
         try:
-            compiled = self._loaded(call)
+            compiled = self._loaded(call, mesh)
             if compiled is None:
                 with self._counts.of(call.name) as sources:
-                    compiled = call.step.lower(*call.abstract(mesh)).compile()
+                    lowered = call.step.lower(*call.abstract(mesh))
+                    if self._agreement is not None:
+                        self._agreement.check_same(call.description(mesh), lowered.as_text())
+                    compiled = lowered.compile()
                 if sources == ["compiler"] and built is not None:
                     built.append((call, compiled))
             program.executable = compiled
@@ -213,9 +224,13 @@ class Programs:
         finally:
             program.is_settled.set()
 
-    def _loaded(self, call: Call) -> jax.stages.Compiled | None:
+    def _loaded(self, call: Call, mesh: Mesh | None = None) -> jax.stages.Compiled | None:
+        """Return the program from the store. ``mesh`` is needed where processes agree."""
         began = time.monotonic()
         loaded = self._store.load(call) if self._store is not None else None
+        if self._agreement is not None and mesh is not None:
+            is_everywhere = self._agreement.all_have(call.description(mesh), loaded is not None)
+            loaded = loaded if is_everywhere else None
         if loaded is not None:
             self._counts.add(call.name, "store", time.monotonic() - began)
         return loaded

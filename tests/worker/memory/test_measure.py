@@ -44,7 +44,7 @@ def test_an_estimate_is_near_what_the_program_needs(step):
     assert 1 / FACTOR < estimate / measure(plan, step, shape) < FACTOR
 
 
-def test_a_plan_follows_what_was_measured(monkeypatch):
+def test_a_plan_follows_what_was_measured():
     """Programs that need three times what was estimated leave less for others, and are measured once."""
     measured = []
 
@@ -52,10 +52,9 @@ def test_a_plan_follows_what_was_measured(monkeypatch):
         measured.append(step)
         return 3 * plan.worst()[step][1]
 
-    monkeypatch.setattr("spmd_tx.worker.memory.measure.measure", measure_more)
     memory = Memory(2**28)
     estimated = make_plan(sizes(), memory)
-    plan = measured_plan(sizes(), memory, lambda message: None, lambda ratio: ratio)
+    plan = measured_plan(sizes(), memory, lambda message: None, lambda ratio: ratio, measure_more)
     assert len(measured) == len(set(measured)) >= 6
     kinds = {"prefill", "continued prefill", "decode", "of sequences", "of several targets"}
     assert all(any(step.endswith(kind) for step in measured) for kind in kinds)

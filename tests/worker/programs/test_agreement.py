@@ -1,0 +1,86 @@
+"""Processes take a program from their stores together, or compile it together, and it is the same program."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spmd_tx.errors import MeshError
+from spmd_tx.worker.programs.agreement import Agreement
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 200
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_both(folders):
+    """What the two processes have printed."""
+    port = str(free_port())
+    command = [sys.executable, "-m", "tests.worker.programs.agreeing_process"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(number), port, str(folder)],
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, folder in enumerate(folders)
+    ]
+    try:
+        ended = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], ended[0][1] + ended[1][1]
+    return [output.splitlines()[-1].split() for output, _ in ended]  # Gloo prints before it
+
+
+@pytest.mark.timeout(4 * SECONDS)
+def test_if_one_process_has_lost_a_program_all_compile_it_again(tmp_path):
+    """They may have to meet while they compile."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    compiled, stored = (["None", "1.0", source] for source in ("compiler", "store"))
+    assert run_both(folders) == [compiled] * 2
+    assert run_both(folders) == [stored] * 2
+    shutil.rmtree(folders[1])
+    assert run_both(folders) == [compiled] * 2
+    shutil.rmtree(folders[0])
+    assert run_both(folders) == [compiled] * 2
+
+
+class Others:
+    """Answers as two processes would: this one, and one with answers of its own."""
+
+    def __init__(self, *answers):
+        self.answers, self.questions = list(answers), []
+
+    def __call__(self, question, answer):
+        self.questions.append(question)
+        other = self.answers.pop(0)
+        return [answer, answer if other is None else other]
+
+
+def test_a_program_that_not_all_have_is_had_by_nobody():
+    others = Others("yes", "no", "yes", "no")
+    agreement = Agreement(others)
+    asked = [agreement.all_have("decode", mine) for mine in (True, True, False, False)]
+    assert asked == [True, False, False, False]
+    assert len(set(others.questions)) == 4, "no question is asked twice"
+
+
+def test_processes_that_would_compile_different_programs_do_not_begin():
+    agreement = Agreement(Others(None, "another"))
+    agreement.check_same("decode\n8x64", "add")
+    with pytest.raises(MeshError, match="different programs for decode"):
+        agreement.check_same("decode\n8x64", "multiply")
