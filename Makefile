@@ -6,7 +6,7 @@ SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test slow bench chaos hosts check format s3 cookbook sdk-matrix fuzz clean
+.PHONY: help demo test slow bench chaos hosts check format aot aot-cuda aot-tpu s3 cookbook sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
+aot: aot-cuda aot-tpu ## compile for GPUs and TPUs, and compare with tests/aot/budgets.toml (installs 7 GB); ARGS="--only qwen3-4b"
+
+aot-cuda: .venv-aot-cuda/installed
+	.venv-aot-cuda/bin/python -m tests.aot.check cuda $(ARGS)
+
+aot-tpu: .venv-aot-tpu/installed
+	.venv-aot-tpu/bin/python -m tests.aot.check tpu $(ARGS)
+
 s3: .venv-s3/installed ## keep checkpoints in an S3 endpoint on loopback (moto), and take it away for a while
 	.venv-s3/bin/pytest -s -rs tests/sdk/test_s3.py -m slow $(ARGS)
 
@@ -63,6 +71,11 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 .venv-s3/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-s3
 	.venv-s3/bin/$(PIP_INSTALL) -e '.[dev,s3]' 'moto[server]==5.2.5'
+	touch $@
+
+.venv-aot-%/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-aot-$*
+	.venv-aot-$*/bin/$(PIP_INSTALL) -e '.[aot-$*]'
 	touch $@
 
 .venv-peer/installed:

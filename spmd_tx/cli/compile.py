@@ -1,5 +1,6 @@
 """``spmd-tx plan --compile``: the server's programs, compiled for devices that are not there."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # they import JAX, for which the environment has to be set fi
     from spmd_tx.worker.memory.plan import Plan
 
 Mesh = tuple[int, int, int]
+WIDTH = 140  # columns, where no terminal says how many there are
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def show(devices: Devices, found: Sequence[Compiled]) -> None:
     """Print a table of programs for each mesh, and what follows from them, the best mesh last."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for each in found:
         console.print(f"{each.config.base_model} on {devices}, {each.config.sizes_as_options}")
         console.print(_table(each))
@@ -159,6 +161,7 @@ def _table(each: Compiled) -> Any:
 
     names = ("program", "memory", "planned", "TFLOP", "GB moved", "launches", "collectives", "roofline, ms")
     table = Table(*names)
+    table.columns[0].no_wrap = True
     for one in each.programs:
         if one.error is not None:
             table.add_row(one.name, "failed")

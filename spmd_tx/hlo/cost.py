@@ -125,7 +125,8 @@ class _Walk:
     def _operation(self, computation: Computation, instruction: Instruction, times: float) -> Operation:
         read, written = traffic.traffic(self.module, computation, instruction)
         inside = list(_inside(self.module, computation, instruction))
-        exchanged = (collective(self.module, where, each) for where, each in inside)
+        is_begun = traffic.continues(computation, instruction)  # so it was counted before
+        exchanged = (collective(self.module, where, each) for where, each in inside if not is_begun)
         return Operation(
             name=instruction.name,
             op=instruction.op,
@@ -135,10 +136,16 @@ class _Walk:
             flops=products.flops(self.module, computation, instruction),
             read_bytes=read,
             written_bytes=written,
-            collective=next((each for each in exchanged if each is not None), None),
+            collective=_beside(instruction, next((each for each in exchanged if each is not None), None)),
             sorted_numbers=max((_sorted_numbers(each) for _, each in inside), default=0),
             written=tuple(traffic.written_elements(self.module, instruction)),
         )
+
+
+def _beside(instruction: Instruction, found: Collective | None) -> Collective | None:
+    """Return a collective as one beside which others run, if a fusion only begins it."""
+    is_begun = found is not None and instruction.op == "fusion" and traffic.begins(instruction)
+    return replace(found, is_asynchronous=True) if found is not None and is_begun else found
 
 
 def _inside(

@@ -25,6 +25,7 @@ VIEWS = ("bitcast", "reshape", "get-tuple-element")
 IN_PLACE = ("dynamic-update-slice", "scatter")
 # Their result is a tuple that holds the operand, too: the place of what is written.
 BEGINS = {"all-gather-start": 1, "collective-permute-start": 1, "copy-start": 0, "slice-start": 1}
+SEMAPHORES = 2  # the memory space of those with which a TPU waits for others
 DEEPEST = 6  # of views and fusions inside fusions that are looked through
 ESTIMATE = re.compile(r'"cost_estimate":\s*(\{[^{}]*\})')
 ALIASES = re.compile(r"output_to_operand_aliasing=\{(.*?\))\s*\}")
@@ -124,13 +125,31 @@ def _of_fusion(module: Module, computation: Computation, fusion: Instruction) ->
     operands = list(computation.operands(fusion))
     if fused is None:
         return sum(memory_bytes_of(each.type) for each in operands), memory_bytes_of(fusion.type)
+    # A collective that goes on beside others hands its buffers from one fusion to the next.
+    handed_on = _aliases(fusion) if continues(computation, fusion) or begins(fusion) else []
     read = 0.0
     for place, operand in enumerate(operands):
+        if any(int(source) == place for _, source in handed_on):
+            continue
         whole = memory_bytes_of(operand.type)
         parameter = fused.parameters.get(place)
         part = _read_of(module, fused, parameter.name) if whole and parameter is not None else None
         read += whole if part is None else min(whole, part)
-    return read, _written_by(module, fused, fusion)
+    return read, _written_by(module, fused, fusion, {int(place or 0) for place, _ in handed_on})
+
+
+def begins(fusion: Instruction) -> bool:
+    """Say whether a fusion begins a collective that goes on beside others, as TPUs write it."""
+    return any(_is_semaphore(array) for array in fusion.arrays)
+
+
+def continues(computation: Computation, fusion: Instruction) -> bool:
+    """Say whether a fusion goes on with, or ends, what another one has begun."""
+    return any(_is_semaphore(array) for each in computation.operands(fusion) for array in each.arrays)
+
+
+def _is_semaphore(array: Array) -> bool:
+    return array.space == SEMAPHORES and array.dtype == "u32"
 
 
 def _read_of(module: Module, fused: Computation, name: str, depth: int = 0) -> float | None:
@@ -161,12 +180,14 @@ def _read_of(module: Module, fused: Computation, name: str, depth: int = 0) -> f
     return total
 
 
-def _written_by(module: Module, fused: Computation, fusion: Instruction) -> float:
+def _written_by(module: Module, fused: Computation, fusion: Instruction, handed_on: set[int]) -> float:
     roots, arrays = _roots(fused), fusion.arrays
     if len(roots) != len(arrays):
-        return sum(array.memory_bytes for array in arrays)
+        return sum(array.memory_bytes for place, array in enumerate(arrays) if place not in handed_on)
     total = 0.0
-    for root, array in zip(roots, arrays, strict=True):
+    for place, (root, array) in enumerate(zip(roots, arrays, strict=True)):
+        if place in handed_on:
+            continue
         update = _update(module, fused, root)
         total += array.memory_bytes if update is None else (0.0 if array.space else update)
     return total

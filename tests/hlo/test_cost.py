@@ -202,3 +202,30 @@ ROOT %done = f32[1,64]{1,0:S(1)} slice-done(%begun)
 def test_equal_parts_of_a_program():
     cost = cost_of(compiled(lambda x: x @ x, (16, 16)))
     assert cost.divided(4).flops == cost.flops / 4
+
+
+def test_a_collective_that_goes_on_beside_products_counts_once():
+    """As TPUs write it: fusions begin, go on with and end a gather, whose buffers they hand on."""
+    part = """
+%{name} (p.{name}: f32[4], q.{name}: f32[32]) -> f32[32] {{
+  %p.{name} = f32[4]{{0}} parameter(0)
+  %q.{name} = f32[32]{{0}} parameter(1)
+  ROOT %g.{name} = f32[32]{{0}} all-gather(%p.{name}), replica_groups=[1,8]<=[8], dimensions={{0}}
+}}
+"""
+    body = """
+%x = f32[4]{0} parameter(0)
+%y = f32[32]{0} parameter(1)
+%start = (f32[4]{0}, f32[32]{0}, u32[]{:S(2)}) fusion(%x), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%a
+%ours = f32[4]{0} get-tuple-element(%start), index=0
+%whole = f32[32]{0} get-tuple-element(%start), index=1
+%mark = u32[]{:S(2)} get-tuple-element(%start), index=2
+ROOT %done = f32[32]{0} fusion(%ours, %whole, %mark), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%b
+"""  # noqa: E501
+    cost = cost_of(module(body, part.format(name="a"), part.format(name="b")))
+    (found,) = cost.collectives
+    assert found.name == "start"
+    assert found.collective is not None
+    assert found.collective.is_asynchronous
+    assert found.collective.bytes == 32 * 4
+    assert cost.bytes <= 2 * 32 * 4

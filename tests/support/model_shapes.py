@@ -19,6 +19,24 @@ QWEN3_8B = ModelConfig(
     max_positions=40960,
 )
 QWEN3_4B = replace(QWEN3_8B, d_model=2560, d_ff=9728, tied_embeddings=True)
+QWEN3_32B = replace(QWEN3_8B, d_model=5120, d_ff=25600, n_layers=64, n_heads=64)
+QWEN3_30B_A3B = replace(
+    QWEN3_8B,
+    architecture="Qwen3MoeForCausalLM",
+    d_model=2048,
+    d_ff=768,
+    n_layers=48,
+    n_kv_heads=4,
+    n_experts=128,
+    experts_per_token=8,
+    normalize_expert_weights=True,
+)
+REAL = {
+    "qwen3-4b": QWEN3_4B,
+    "qwen3-8b": QWEN3_8B,
+    "qwen3-32b": QWEN3_32B,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+}
 TINY = replace(
     QWEN3_8B,
     vocab_size=512,

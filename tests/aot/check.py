@@ -1,0 +1,251 @@
+"""Compiles the server's programs for accelerators, and compares what they need and do with budgets.toml.
+
+    python -m tests.aot.check tpu [--only qwen3-4b] [--roles decode,train] [--write]
+
+A miss names program, budget and what was found. A known miss is a budget that is not met yet, with the value
+of today: that one must not get worse. ``--write`` replaces the values of today in the file.
+"""
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.model_shapes import REAL as REAL_MODELS
+
+FILE = Path(__file__).with_name("budgets.toml")
+FIGURES = (
+    *("memory", "sorts", "copies", "layer_copies", "flops", "bytes_moved", "launches"),
+    *("collectives", "collective_bytes"),
+)
+ROLES = ("train", "prefill", "continued prefill", "copy_pages", "decode", "widest decode", "optim_step")
+# The same source and versions give the same programs, but for the order in which XLA tries things.
+TOLERANCE = 1.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """Holds a model on a mesh, and the budgets of its programs by role."""
+
+    model: str
+    devices: str
+    mesh: tuple[int, int, int]
+    context: int
+    budgets: Mapping[str, "Budget"]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.devices} {','.join(map(str, self.mesh))} {self.context}"
+
+    @property
+    def is_tpu(self) -> bool:
+        return ":" in self.devices
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Holds the most of each figure, and what is found today where that is more."""
+
+    most: Mapping[str, float]
+    known: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Compares one figure of one program with its budget."""
+
+    case: str
+    program: str
+    figure: str
+    found: float
+    most: float
+    known: float | None  # None: the budget was met
+
+    @property
+    def verdict(self) -> str:
+        if self.found <= self.most * TOLERANCE:
+            return "met" if self.known is None else "met now, so no longer a known miss"
+        if self.known is None:
+            return "MISSED"
+        return "known miss" if self.found <= self.known * TOLERANCE else "WORSE than the known miss"
+
+    @property
+    def is_failure(self) -> bool:
+        return self.verdict.isupper() or self.verdict.startswith("WORSE")
+
+    def __str__(self) -> str:
+        before = "" if self.known is None else f", {_shown(self.known)} before"
+        return (
+            f"{self.case}, {self.program}: {self.figure} {_shown(self.found)}, budget {_shown(self.most)}"
+            f"{before}: {self.verdict}"
+        )
+
+
+def read(text: str) -> list[Case]:
+    """Read budgets. Raises ValueError for figures and roles that do not exist."""
+    return [_case(name, roles) for name, roles in tomllib.loads(text).items()]
+
+
+def _case(name: str, roles: Mapping[str, Any]) -> Case:
+    model, devices, mesh, context = name.split()
+    budgets = {}
+    for role, figures in roles.items():
+        most = dict(figures)
+        known = most.pop("known", {})
+        unknown = [figure for figure in (*most, *known) if figure not in FIGURES]
+        if unknown or role not in ROLES or not known.keys() <= most.keys():
+            raise ValueError(f"{name}, {role}: {unknown or 'not a role, or a known miss without a budget'}")
+        budgets[role] = Budget(most, known)
+    fsdp, ep, tp = map(int, mesh.split(","))
+    return Case(model, devices, (fsdp, ep, tp), int(context), budgets)
+
+
+def write(cases: Sequence[Case], found: Mapping[str, Mapping[str, Mapping[str, float]]], text: str) -> str:
+    """Return the file with the values of today: known misses where a budget is not met, none where it is."""
+    head = text[: text.index("\n[")] if "\n[" in text else text
+    parts = [head.rstrip()]
+    for case in cases:
+        for role, budget in case.budgets.items():
+            today = found.get(case.name, {}).get(role)
+            known = dict(budget.known)
+            if today is not None:
+                known = {
+                    figure: today[figure]
+                    for figure, most in budget.most.items()
+                    if today[figure] > most * TOLERANCE
+                }
+            lines = [f'["{case.name}"."{role}"]']
+            lines += [f"{figure} = {_number(value)}" for figure, value in budget.most.items()]
+            lines += [f"known.{figure} = {_number(value)}" for figure, value in known.items()]
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def compare(case: Case, found: Mapping[str, Mapping[str, float]]) -> Iterator[Line]:
+    """Yield a line for each budget. ``found`` has the figures of each role."""
+    for role, figures in found.items():
+        budget = case.budgets[role]
+        for figure, most in budget.most.items():
+            yield Line(case.name, role, figure, figures[figure], most, budget.known.get(figure))
+
+
+def figures_of(report: Any) -> dict[str, float]:
+    """Return the figures of a program's report. Memory is in units of what is planned."""
+    whole = [each for each in report.copies if not each.array.startswith("one layer")]
+    return {
+        "memory": report.memory_bytes / report.planned_bytes if report.planned_bytes else 0.0,
+        "sorts": report.sorts,
+        "copies": sum(each.count for each in whole),
+        "layer_copies": sum(each.count for each in report.copies) - sum(each.count for each in whole),
+        "flops": report.flops,
+        "bytes_moved": report.bytes_moved,
+        "launches": report.launches,
+        "collectives": sum(each.count for each in report.collectives),
+        "collective_bytes": sum(each.bytes for each in report.collectives),
+    }
+
+
+def role_of(program: Any) -> str | None:
+    """Return the role of a program; None: it has none."""
+    if program.name.startswith(("copy_pages", "continued prefill")):
+        return "copy_pages" if program.name.startswith("copy_pages") else "continued prefill"
+    if not program.is_main:
+        return None
+    if program.wanted.is_usual:
+        return program.wanted.kind if program.wanted.kind in ROLES else None
+    return "widest decode" if program.wanted.kind == "decode" else None
+
+
+def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str, dict[str, float]]:
+    """Return the figures of each role that has a budget. Raises SystemExit if one cannot be compiled."""
+    from spmd_tx.cli.compile import plan_for, tables
+    from spmd_tx.config import ServerConfig
+    from spmd_tx.worker.aot.compile import compile_programs, programs_of
+    from spmd_tx.worker.aot.target import answering_for, target_for
+    from spmd_tx.worker.memory.accelerators import parse_devices
+
+    config = ServerConfig(base_model=case.model, max_context_length=case.context).with_mesh(case.mesh)
+    devices = parse_devices(case.devices, None)
+    plan = plan_for(config, REAL_MODELS[case.model], devices)
+    target = target_for(plan, devices)
+    wanted = [role for role in case.budgets if not roles or role in roles]
+    programs = {
+        role: program
+        for program in programs_of(plan, target.mesh, tables(config, plan))
+        if (role := role_of(program)) in wanted
+    }
+    missing = set(wanted) - programs.keys()
+    if missing:
+        sys.exit(f"{case.name} has no program for {', '.join(sorted(missing))}")
+    folder = None if hlo is None else hlo / case.name.replace(" ", "_").replace(":", "_")
+    found = {}
+    with answering_for(devices):
+        reports = compile_programs(plan, target, list(programs.values()), _say, folder)
+        for role, report in zip(programs, reports, strict=True):
+            if report.error is not None:
+                sys.exit(f"{case.name}, {report.name} could not be compiled: {report.error}")
+            found[role] = figures_of(report)
+            _say(f"  {report.compile_seconds:.0f} s, roofline {1e3 * report.roofline_seconds:.2f} ms")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("platform", choices=("tpu", "cuda"))
+    parser.add_argument("--only", default="", help="words that a case's name must have, as qwen3-4b")
+    parser.add_argument("--roles", default="", help=f"some of: {', '.join(ROLES)}")
+    parser.add_argument("--write", action="store_true", help="write the values of today into the file")
+    parser.add_argument("--hlo", type=Path, help="folder for the optimized HLO")
+    options = parser.parse_args()
+    cases = read(FILE.read_text())
+    chosen = [
+        case
+        for case in cases
+        if case.is_tpu == (options.platform == "tpu")
+        and all(word in case.name for word in options.only.split())
+    ]
+    if not chosen:
+        parser.error("no case has these words")
+    from spmd_tx.worker.aot import environment
+    from spmd_tx.worker.memory.accelerators import parse_devices
+
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    lines: list[Line] = []
+    roles = [role for role in options.roles.split(",") if role]
+    for case in chosen:
+        devices = parse_devices(case.devices, None)
+        environment.check(devices)
+        environment.prepare(devices)
+        _say(case.name)
+        found[case.name] = compile_case(case, roles, options.hlo)
+        of_case = list(compare(case, found[case.name]))
+        lines += of_case
+        print("\n".join(map(str, of_case)), flush=True)
+        if options.write:
+            now = read(FILE.read_text())  # the other platform's run may have written meanwhile
+            FILE.write_text(write(now, found, FILE.read_text()))
+    failures = [line for line in lines if line.is_failure]
+    known = sum(line.verdict == "known miss" for line in lines)
+    print(f"\n{len(lines)} budgets, {known} known misses, {len(failures)} failures")
+    for line in failures:
+        print(line)
+    return 1 if failures and not options.write else 0
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The comparison with budgets, without compiling anything."""
+
+import pytest
+
+from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
+from spmd_tx.worker.memory.accelerators import parse_devices
+from tests.aot.check import FILE, REAL_MODELS, Budget, Case, compare, figures_of, read, write
+
+TEXT = """# budgets
+
+["qwen3-4b v5e:2x4 2,1,4 2048"."decode"]
+sorts = 0
+bytes_moved = 1e10
+launches = 500
+known.launches = 800
+"""
+
+
+def lines(**found):
+    (case,) = read(TEXT)
+    figures = {"sorts": 0, "bytes_moved": 5e9, "launches": 800} | found
+    return {line.figure: line for line in compare(case, {"decode": figures})}
+
+
+def test_a_case_is_read():
+    (case,) = read(TEXT)
+    assert (case.model, case.devices, case.mesh, case.context) == ("qwen3-4b", "v5e:2x4", (2, 1, 4), 2048)
+    assert case.is_tpu
+    assert case.budgets["decode"] == Budget(
+        {"sorts": 0, "bytes_moved": 1e10, "launches": 500}, {"launches": 800}
+    )
+
+
+@pytest.mark.parametrize(
+    "figure, found, verdict, is_failure",
+    [
+        ("sorts", 0, "met", False),
+        ("sorts", 1, "MISSED", True),
+        ("bytes_moved", 1.2e10, "MISSED", True),
+        ("launches", 800, "known miss", False),
+        ("launches", 900, "WORSE than the known miss", True),
+        ("launches", 400, "met now, so no longer a known miss", False),
+    ],
+)
+def test_verdicts(figure, found, verdict, is_failure):
+    line = lines(**{figure: found})[figure]
+    assert (line.verdict, line.is_failure) == (verdict, is_failure)
+
+
+def test_a_miss_names_program_budget_and_what_was_found():
+    told = str(lines(bytes_moved=1.2e10)["bytes_moved"])
+    assert told == "qwen3-4b v5e:2x4 2,1,4 2048, decode: bytes_moved 1.2e+10, budget 1e+10: MISSED"
+    told = str(lines(launches=900)["launches"])
+    assert told.endswith("launches 900, budget 500, 800 before: WORSE than the known miss")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["speed = 3", "known.sorts = 1", 'known.bytes = 1\n["qwen3-4b 8xh100 8,1,1 2048"."dance"]\nsorts = 0'],
+)
+def test_what_is_no_budget_is_refused(line):
+    with pytest.raises(ValueError, match="qwen3-4b"):
+        read(f'["qwen3-4b 8xh100 8,1,1 2048"."train"]\n{line}\n')
+
+
+def test_the_values_of_today_are_written():
+    cases = read(TEXT)
+    found = {cases[0].name: {"decode": {"sorts": 3, "bytes_moved": 5e9, "launches": 400}}}
+    after = write(cases, found, TEXT)
+    assert after.startswith("# budgets\n")
+    (case,) = read(after)
+    assert case.budgets["decode"].most == cases[0].budgets["decode"].most
+    assert case.budgets["decode"].known == {"sorts": 3}
+
+
+def test_what_was_not_compiled_stays_as_it_is():
+    cases = read(TEXT)
+    assert read(write(cases, {}, TEXT)) == cases
+
+
+def test_the_figures_of_a_program():
+    report = ProgramReport(
+        name="decode 8x64 of 1",
+        kind="decode",
+        memory_bytes=150,
+        planned_bytes=100,
+        copies=[
+            CopyReport(array="cache.keys", operation="copy", count=2, bytes=5),
+            CopyReport(array="one layer of base.layers.gate", operation="fusion", count=36, bytes=5),
+        ],
+        collectives=[
+            CollectiveReport(
+                name="all-reduce", dtype="f32", devices=8, between_hosts=False, count=3, bytes=7, sent_bytes=9
+            )
+        ],
+    )
+    figures = figures_of(report)
+    assert (figures["memory"], figures["copies"], figures["layer_copies"]) == (1.5, 2, 36)
+    assert (figures["collectives"], figures["collective_bytes"]) == (3, 7)
+
+
+def test_the_budgets_of_the_tree_can_be_read():
+    cases = read(FILE.read_text())
+    assert {case.is_tpu for case in cases} == {True, False}
+    for case in cases:
+        assert case.model in REAL_MODELS
+        fsdp, ep, tp = case.mesh
+        assert parse_devices(case.devices, None).count == fsdp * ep * tp
+        assert isinstance(case, Case)
+        for budget in case.budgets.values():
+            assert budget.most["copies"] == budget.most["sorts"] == 0
