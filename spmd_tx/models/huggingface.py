@@ -1,11 +1,13 @@
 """Reads a Hugging Face checkpoint straight into sharded arrays, as the weights are declared.
 
-Every process reads only the slices that its own devices hold, each of them once.
+Every process reads only the slices that its own devices hold, each of them once. Files are mapped into memory
+and copied to their place in one pass, in which matrices are transposed block by block: threads do that at the
+speed of memory, so it need not be left to the devices.
 """
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import add
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes  # noqa: F401  NumPy knows bfloat16 once this is imported
+import ml_dtypes
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
@@ -24,6 +26,15 @@ from spmd_tx.sharding.weight import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 READERS = 8  # tensors read and transposed at once
+BLOCK = 64  # rows of a matrix that are transposed together: in 16 bits, two cache lines of the result
+ALIGNMENT = 64  # bytes; CPU devices use such arrays where they are
+
+DTYPES = {  # by their names in safetensors files
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 
@@ -76,10 +87,10 @@ class _Files:
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
         self._file_of = _find_tensors(model_dir)
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, _MappedFile] = {}
 
-    def tensor(self, name: str) -> Any:
-        """Return a handle of the tensor; nothing has been read yet."""
+    def tensor(self, name: str) -> np.ndarray:
+        """Return the tensor, of which nothing has been read yet."""
         path = self._file_of.get(name)
         if path is None:
             raise StartError(
@@ -87,22 +98,46 @@ class _Files:
                 "weights and config.json must be of the same model"
             )
         if path not in self._open:
-            self._open[path] = safe_open(path, framework="np")
-        try:
-            return self._open[path].get_slice(name)
-        except SafetensorError:
-            raise StartError(f"{path} has no tensor {name!r}, although {INDEX_FILE} says so") from None
+            self._open[path] = _MappedFile(path)
+        return self._open[path].tensor(name)
 
     def check(self, weight: Weight) -> None:
         """Raise StartError unless the checkpoint has the weight in its declared shape."""
         expected = _stored_shape(weight)
         for name in (_name(weight, index) for index in np.ndindex(_lead(weight))):
-            found = tuple(self.tensor(name).get_shape())
+            found = self.tensor(name).shape
             if found != expected:
                 raise StartError(
                     f"{self._file_of[name]}: {name} has the shape {list(found)}, but by config.json "
                     f"it must be {list(expected)}; weights and config.json must be of the same model"
                 )
+
+
+class _MappedFile:
+    """Maps one safetensors file into memory."""
+
+    def __init__(self, path: Path) -> None:
+        with safe_open(path, framework="np"):
+            pass  # the library checks the header, and that the file is complete
+        self._path = path
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            self._tensors = json.loads(file.read(length))
+        self._content = np.memmap(path, np.uint8, "r")[8 + length :]
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Return a view of the file."""
+        found = self._tensors.get(name)
+        if found is None:
+            raise StartError(f"{self._path} has no tensor {name!r}, although {INDEX_FILE} says so")
+        dtype = DTYPES.get(found["dtype"])
+        if dtype is None:
+            raise StartError(
+                f"{self._path}: {name} is stored as {found['dtype']}, which is not read; "
+                f"convert the model to one of {', '.join(DTYPES)}"
+            )
+        start, end = found["data_offsets"]
+        return self._content[start:end].view(dtype).reshape(found["shape"])
 
 
 def _find_tensors(model_dir: Path) -> dict[str, Path]:
@@ -168,7 +203,7 @@ class _Loading:
 
     def _read(self, weight: Weight, bounds: Bounds, pool: ThreadPoolExecutor) -> np.ndarray:
         """Read one part of a weight in the declared dtype."""
-        part = np.empty([stop - start for start, stop in bounds], weight.dtype)
+        part = _empty([stop - start for start, stop in bounds], weight.dtype)
         lead = len(_lead(weight))
         wanted = tuple(slice(*bound) for bound in bounds[lead:])
 
@@ -176,7 +211,10 @@ class _Loading:
             first = (start for start, _ in bounds[:lead])
             name = _name(weight, tuple(map(add, first, index)))
             stored = self.files.tensor(name)[_stored(wanted) if weight.transposed else wanted]
-            part[index] = stored.swapaxes(-1, -2) if weight.transposed else stored
+            if weight.transposed:
+                _transpose(stored, part[index])
+            else:
+                part[index] = stored
             return stored.size
 
         for size in pool.map(read, np.ndindex(part.shape[:lead])):
@@ -189,3 +227,25 @@ class _Loading:
         if percent != self.percent:
             self.percent = percent
             self.progress(f"loading weights {percent} %")
+
+
+def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """Return memory that begins where a cache line does."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _transpose(stored: np.ndarray, place: np.ndarray) -> None:
+    """Copy a transposed matrix to its place, in the dtype of the place.
+
+    In blocks: whole rows of the one are so far apart in the other that each item would cost a cache line.
+    """
+    if stored.dtype == place.dtype and stored.dtype.itemsize == 2:
+        stored, place = stored.view(np.uint16), place.view(np.uint16)  # which NumPy copies faster
+    for start in range(0, len(stored), BLOCK):
+        rows = stored[start : start + BLOCK]
+        if rows.dtype != place.dtype:
+            rows = rows.astype(place.dtype)
+        place[:, start : start + BLOCK] = rows.T

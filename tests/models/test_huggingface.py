@@ -84,6 +84,40 @@ def test_weights_have_the_declared_dtype_whatever_the_stored_one(tmp_path, store
     np.testing.assert_array_equal(weights.layers.up[1], expected)
 
 
+@pytest.mark.parametrize(
+    "stored, wanted",
+    [
+        (jnp.bfloat16, jnp.bfloat16),
+        (np.float16, jnp.bfloat16),
+        (jnp.bfloat16, np.float32),
+        (np.float32, np.float32),
+    ],
+)
+@pytest.mark.parametrize("shape", [(3 * huggingface.BLOCK + 5, 70), (huggingface.BLOCK, 1), (7, 200)])
+def test_blocks_of_a_matrix_are_transposed_each_to_its_place(shape, stored, wanted):
+    matrix = np.random.default_rng(0).standard_normal(shape).astype(stored)
+    place = np.full((shape[1] + 4, shape[0]), np.nan, wanted)
+    huggingface._transpose(matrix, place[2:-2])
+    np.testing.assert_array_equal(place[2:-2], matrix.astype(wanted).T)
+    assert np.isnan(place[[0, 1, -2, -1]]).all()
+
+
+def test_an_array_that_is_read_into_begins_where_a_cache_line_does():
+    for size in (1, 100, 4097):
+        array = huggingface._empty((size, 3), jnp.bfloat16)
+        assert array.shape == (size, 3)
+        assert array.ctypes.data % huggingface.ALIGNMENT == 0
+
+
+def test_a_dtype_that_is_not_read_is_named(tmp_path):
+    path = tiny_model.write(tmp_path, SPEC)
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(StartError, match="is stored as I8, which is not read"):
+        load(path)
+
+
 def test_a_sharded_checkpoint_is_the_same_model(checkpoint, tmp_path):
     path = tiny_model.write(tmp_path, dataclasses.replace(SPEC, n_shards=3))
     assert not (path / "model.safetensors").exists()
