@@ -8,13 +8,13 @@ so their scale alpha / rank, differs from the adapter's: ``rank_pattern`` in ada
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from spmd_tx.durable_files import make_folder, put_in_place, sync, unique_beside
 from spmd_tx.errors import MeshError
@@ -23,6 +23,8 @@ from spmd_tx.models.lora import ATTENTION, MLP, UNEMBED, Adapters, Lora, lead, r
 from spmd_tx.protocol.commands import AdapterSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+ALIGNMENT = 8  # bytes, of the tensors in a safetensors file
+BUFFER_BYTES = 1 << 20
 
 MODULES = {
     "q": "self_attn.q_proj",
@@ -48,13 +50,15 @@ def write(
     for name in _trained(adapter):
         rank = rank_of(model, name, adapter.rank)
         for prefix, factors in _modules(name, _pair(adapters, name)):
-            a, b = (factor[:rank].astype(np.float32) for factor in (factors.a, factors.b))
-            tensors[f"{prefix}.lora_A.weight"] = np.ascontiguousarray(a)
-            tensors[f"{prefix}.lora_B.weight"] = np.ascontiguousarray(b.T)
+            tensors[f"{prefix}.lora_A.weight"] = factors.a[:rank]
+            tensors[f"{prefix}.lora_B.weight"] = factors.b[:rank].T
     config = json.dumps(_config(adapter, model, base_model), indent=2) + "\n"
     _write_folder(
         path,
-        {WEIGHTS_FILE: save(tensors, metadata={"format": "pt"}), CONFIG_FILE: config.encode()},
+        {
+            WEIGHTS_FILE: partial(_write_tensors, tensors),
+            CONFIG_FILE: lambda file: file.write(config.encode()),
+        },
     )
 
 
@@ -142,16 +146,37 @@ def _config(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> dict[s
     return config
 
 
-def _write_folder(path: Path, contents: dict[str, bytes]) -> None:
+def _write_tensors(tensors: Mapping[str, np.ndarray], file: BinaryIO) -> None:
+    """Write a safetensors file of float32, the same bytes as the library, but one tensor after the other.
+
+    The library builds the whole file in memory, and no other thread runs while it does.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in sorted(tensors):
+        start, end = end, end + 4 * tensors[name].size
+        header[name] = {"dtype": "F32", "shape": tensors[name].shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in sorted(tensors):
+        file.write(np.ascontiguousarray(tensors[name], "<f4").data)
+
+
+def _write_folder(path: Path, writers: dict[str, Callable[[BinaryIO], object]]) -> None:
     """Write under a temporary name beside the path, then rename."""
-    partial = unique_beside(path, "partial")  # a process that was given up may still be writing this folder
-    make_folder(partial)
-    for name, content in contents.items():
-        with open(partial / name, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    sync(partial)
-    replaced = put_in_place(partial, path)
+    unfinished = unique_beside(path, "partial")  # a process that was given up may still write this folder
+    try:
+        make_folder(unfinished)
+        for name, write_content in writers.items():
+            with open(unfinished / name, "wb", buffering=BUFFER_BYTES) as file:
+                write_content(file)
+                file.flush()
+                os.fsync(file.fileno())
+        sync(unfinished)
+        replaced = put_in_place(unfinished, path)
+    except OSError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)

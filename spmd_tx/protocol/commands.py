@@ -206,7 +206,10 @@ class DropSwapped(Command, frozen=True, tag="drop_swapped"):
 
 
 class SaveSampler(Command, frozen=True, tag="save_sampler"):
-    """Copies a training slot's weights into a bank slot; with ``path``, also writes them as a PEFT folder."""
+    """Copies a training slot into a bank slot; with ``path``, also writes a folder as WriteSampler does.
+
+    The folder is only written if ``bank`` is negative.
+    """
 
     slot: int
     bank: int
@@ -214,12 +217,39 @@ class SaveSampler(Command, frozen=True, tag="save_sampler"):
     path: str | None = None
 
 
-class PageOut(Command, frozen=True, tag="page_out"):
-    """Writes a bank slot as a PEFT folder, so that the bank slot can be used for another version."""
+class WriteSampler(Command, frozen=True, tag="write_sampler"):
+    """Copies a bank slot off the device, and writes it as a PEFT folder while later commands run.
+
+    The reply says that the copy is on its way; Written says that the folder is complete.
+    """
 
     bank: int
     adapter: AdapterSpec
     path: str
+
+
+class PageOut(Command, frozen=True, tag="page_out"):
+    """Copies a bank slot off the device and keeps it, so that another version can use the bank slot.
+
+    Replies ``host_bytes`` and ``disk_bytes`` as SwapOut does.
+    """
+
+    bank: int
+    version: str
+
+
+class PageIn(Command, frozen=True, tag="page_in"):
+    """Fills a bank slot with what PageOut has kept of a version. Replies ``from_disk``, 1 or 0."""
+
+    bank: int
+    version: str
+    adapter: AdapterSpec
+
+
+class DropPaged(Command, frozen=True, tag="drop_paged"):
+    """Deletes what PageOut has kept of these versions."""
+
+    versions: list[str]
 
 
 class LoadSampler(Command, frozen=True, tag="load_sampler"):
@@ -337,7 +367,10 @@ AnyCommand = (
     | SwapIn
     | DropSwapped
     | SaveSampler
+    | WriteSampler
     | PageOut
+    | PageIn
+    | DropPaged
     | LoadSampler
     | Prefill
     | Decode
@@ -368,7 +401,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # maximum of one Decode, over all data shards
     decode_steps: int  # maximum of one Decode
     compilation_cache: str  # directory
-    idle_adapters: str  # directory for what SwapOut keeps and host memory has no room for
+    idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
     attention: str = "auto"  # a name of models/attention.py's IMPLEMENTATIONS; "auto": workers choose
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # maximum of a micro-batch, per data shard; 0: as many as fit and are useful

@@ -1,4 +1,4 @@
-"""Host arrays to global arrays and back."""
+"""Host arrays to global arrays."""
 
 from typing import Any
 
@@ -24,8 +24,3 @@ def rows_to_devices(mesh: Mesh, tree: Any) -> Any:
 def to_devices(array: np.ndarray, sharding: NamedSharding) -> Array:
     """Place an array of which every process holds the whole."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-def to_host(tree: Any) -> Any:
-    """Fetch replicated arrays."""
-    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), tree)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import msgspec
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from spmd_tx.models import peft
@@ -16,7 +15,7 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import make_mesh, platform
-from spmd_tx.sharding.transfer import to_devices, to_host
+from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.accelerator import agreed_attention, keep_float32
 from spmd_tx.worker.blocks import joined
@@ -26,6 +25,7 @@ from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
 from spmd_tx.worker.memory.plan import Plan, engine_setup, report
+from spmd_tx.worker.peft_writer import PeftWriter
 from spmd_tx.worker.programs.agreement import Agreement, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.call import Call
@@ -55,14 +55,18 @@ class Engine:
         self._plan, self.declared, self.attention = plan, declared, setup.attention
         self._calls = Calls(plan, setup, mesh, declared)
         self._menu = Menu(setup, mesh, declared, self._calls)
-        self.on_snapshot_end: OnEnd = lambda path, problem: None
+        self.on_written: OnEnd = lambda path, problem: None
         self.report_aside: Callable[..., None] = lambda kind, **fields: None
         start = partial(ChildProcess, setup.loss_memory_bytes, setup.compilation_cache)
         self._custom_losses = LossLanes(
             start, setup.loss_processes, lambda kind, **fields: self.report_aside(kind, **fields)
         )
         place = place_of(Path(setup.idle_adapters), setup.generation, jax.process_index())
-        self._idle = IdleAdapters(place, idle_budget(setup.num_processes))
+        budget = idle_budget(setup.num_processes)
+        self._idle = IdleAdapters(place, budget)
+        self._peft = PeftWriter(
+            self.model, setup.model_name, budget // 4, lambda path, problem: self.on_written(path, problem)
+        )
 
     @classmethod
     def start(cls, setup: Setup, programs: Programs, progress: Callable[[str], None]) -> "Engine":
@@ -132,7 +136,7 @@ class Engine:
 
     def snapshot(self, command: commands.Snapshot) -> Result:
         slot = self._run(self._calls.read_adapter(self.state, command.slot))
-        write_in_background(Path(command.path), slot, command.adapter.rank, self.on_snapshot_end)
+        write_in_background(Path(command.path), slot, command.adapter.rank, self.on_written)
         return {}, {}
 
     def load_state(self, command: commands.LoadState) -> Result:
@@ -143,16 +147,16 @@ class Engine:
         return {}, {}
 
     def swap_out(self, command: commands.SwapOut) -> Result:
-        self._idle.put(command.model, self._run(self._calls.swap_out(self.state, command.slot)))
-        return {}, {"host_bytes": self._idle.host_bytes, "disk_bytes": self._idle.disk_bytes}
+        vector = self._run(self._calls.swap_out(self.state, command.slot))
+        return self._keep(_of_model(command.model), vector)
 
     def swap_in(self, command: commands.SwapIn) -> Result:
-        vector, is_from_disk = self._idle.take(command.model)
+        vector, is_from_disk = self._idle.take(_of_model(command.model))
         self.state.train = self._run(self._calls.swap_in(self.state, command.slot, vector))
         return {}, {"from_disk": is_from_disk}
 
     def drop_swapped(self, command: commands.DropSwapped) -> Result:
-        self._idle.drop(command.models)
+        self._idle.drop(map(_of_model, command.models))
         return {}, {}
 
     def save_sampler(self, command: commands.SaveSampler) -> Result:
@@ -163,9 +167,22 @@ class Engine:
             self._write_peft(one, command.path, command.adapter)
         return {}, {}
 
-    def page_out(self, command: commands.PageOut) -> Result:
+    def write_sampler(self, command: commands.WriteSampler) -> Result:
         one = self._run(self._calls.weights_of_bank(self.state, command.bank))
         self._write_peft(one, command.path, command.adapter)
+        return {}, {}
+
+    def page_out(self, command: commands.PageOut) -> Result:
+        vector = self._run(self._calls.page_out(self.state, command.bank))
+        return self._keep(_of_version(command.version), vector)
+
+    def page_in(self, command: commands.PageIn) -> Result:
+        vector, is_from_disk = self._idle.take(_of_version(command.version))
+        self.state.bank = self._run(self._calls.page_in(self.state, vector, command.bank, command.adapter))
+        return {}, {"from_disk": is_from_disk}
+
+    def drop_paged(self, command: commands.DropPaged) -> Result:
+        self._idle.drop(map(_of_version, command.versions))
         return {}, {}
 
     def load_sampler(self, command: commands.LoadSampler) -> Result:
@@ -201,13 +218,24 @@ class Engine:
     def _to_bank(self, one: Any, bank: int, adapter: AdapterSpec) -> None:
         self.state.bank = self._run(self._calls.to_bank(self.state, one, bank, adapter))
 
+    def _keep(self, name: str, vector: Any) -> Result:
+        self._idle.put(name, vector)
+        return {}, {"host_bytes": self._idle.host_bytes, "disk_bytes": self._idle.disk_bytes}
+
     def _write_peft(self, one: Any, path: str, adapter: AdapterSpec) -> None:
-        """Gather on all processes, write on process 0, and return when the folder exists."""
-        whole = self._run(self._calls.gather(one))
-        if jax.process_index() == 0:
-            peft.write(Path(path), to_host(whole), adapter, self.model, self.setup.model_name)
+        """Begin to write on process 0, which needs a whole copy of what several processes hold."""
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"peft {path}")
+            one = self._run(self._calls.gather(one))
+        if jax.process_index() == 0:
+            self._peft.submit(Path(path), one, adapter)
+
+
+def _of_model(model: str) -> str:
+    return f"model {model}"
+
+
+def _of_version(version: str) -> str:
+    return f"version {version}"
 
 
 def _present(**arrays: Any) -> dict[str, Any]:

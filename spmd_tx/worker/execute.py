@@ -12,12 +12,14 @@ from spmd_tx.protocol.commands import (
     CreateAdapter,
     CustomLoss,
     Decode,
+    DropPaged,
     DropSwapped,
     Forward,
     ForwardBackward,
     LoadSampler,
     LoadState,
     OptimStep,
+    PageIn,
     PageOut,
     Prefill,
     SaveSampler,
@@ -26,6 +28,7 @@ from spmd_tx.protocol.commands import (
     Snapshot,
     SwapIn,
     SwapOut,
+    WriteSampler,
 )
 from spmd_tx.worker.blocks import Joined
 
@@ -51,7 +54,10 @@ class Steps(Protocol):
     def swap_in(self, command: SwapIn) -> Result: ...
     def drop_swapped(self, command: DropSwapped) -> Result: ...
     def save_sampler(self, command: SaveSampler) -> Result: ...
+    def write_sampler(self, command: WriteSampler) -> Result: ...
     def page_out(self, command: PageOut) -> Result: ...
+    def page_in(self, command: PageIn) -> Result: ...
+    def drop_paged(self, command: DropPaged) -> Result: ...
     def load_sampler(self, command: LoadSampler) -> Result: ...
     def prefill(self, command: Prefill) -> Result: ...
     def decode(self, command: Decode) -> Result: ...
@@ -85,8 +91,14 @@ def execute(steps: Steps, command: AnyCommand) -> Result:
             return steps.drop_swapped(command)
         case SaveSampler():
             return steps.save_sampler(command)
+        case WriteSampler():
+            return steps.write_sampler(command)
         case PageOut():
             return steps.page_out(command)
+        case PageIn():
+            return steps.page_in(command)
+        case DropPaged():
+            return steps.drop_paged(command)
         case LoadSampler():
             return steps.load_sampler(command)
         case Prefill():

@@ -1,5 +1,7 @@
 """This process's shards of adapters that are not on the device: in host memory, and beyond a limit in files.
 
+These are models without a training slot, and versions without a slot in the sampler bank.
+
 Files are written in the background, least recently used adapters first. They are of no use to other
 processes or later ones: a lost generation is restored from snapshots and the log.
 """
@@ -33,14 +35,15 @@ class _Idle:
     shape: tuple[int, ...]
     sharding: Sharding
     devices: list[Any]
-    sizes: list[int]  # words of each piece
+    dtype: np.dtype
+    lengths: list[int]  # of each piece
     pieces: list[Array] | None
     path: Path
     writing: Future[None] | None = None
 
     @property
     def size(self) -> int:
-        return 4 * sum(self.sizes)  # bytes
+        return self.dtype.itemsize * sum(self.lengths)  # bytes
 
 
 def place_of(directory: Path, generation: int, process: int) -> Path:
@@ -55,7 +58,7 @@ def place_of(directory: Path, generation: int, process: int) -> Path:
 
 
 class IdleAdapters:
-    """Keeps vectors of uint32 (steps/swap.py) by the name of their model. For one thread."""
+    """Keeps vectors of bits (steps/swap.py) by name. For one thread."""
 
     def __init__(self, directory: Path, budget: int) -> None:
         """Empty ``directory``, now and at the end; at most ``budget`` bytes stay in host memory."""
@@ -76,7 +79,7 @@ class IdleAdapters:
     def disk_bytes(self) -> int:
         return sum(idle.size for idle in self._idle.values() if idle.pieces is None)
 
-    def put(self, model: str, vector: Array) -> None:
+    def put(self, name: str, vector: Array) -> None:
         """Move a vector off the devices. Returns before the copy is complete."""
         shards = vector.addressable_shards
         devices = [shard.device for shard in shards]
@@ -85,13 +88,13 @@ class IdleAdapters:
             for shard in shards
         ]
         path = self._directory / f"{next(self._numbers)}.bits"
-        sizes = [piece.size for piece in pieces]
-        self._idle[model] = _Idle(vector.shape, vector.sharding, devices, sizes, pieces, path)
+        dtype, lengths = np.dtype(vector.dtype), [piece.size for piece in pieces]
+        self._idle[name] = _Idle(vector.shape, vector.sharding, devices, dtype, lengths, pieces, path)
         self._make_room()
 
-    def take(self, model: str) -> tuple[Array, bool]:
+    def take(self, name: str) -> tuple[Array, bool]:
         """Put a vector back on its devices; return it, and whether it was read from disk."""
-        idle = self._idle.pop(model)
+        idle = self._idle.pop(name)
         is_on_disk = idle.pieces is None
         pieces = _read(idle) if idle.pieces is None else idle.pieces
         back = [
@@ -102,10 +105,10 @@ class IdleAdapters:
         vector = jax.make_array_from_single_device_arrays(idle.shape, idle.sharding, back)
         return vector, is_on_disk
 
-    def drop(self, models: Iterable[str]) -> None:
-        """Delete the vectors of these models."""
-        for model in models:
-            self._delete(self._idle.pop(model))
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete these vectors."""
+        for name in names:
+            self._delete(self._idle.pop(name))
 
     def settle(self) -> None:
         """Wait until everything that is being written is on disk."""
@@ -153,5 +156,5 @@ def _write(path: Path, pieces: list[Array]) -> None:
 
 
 def _read(idle: _Idle) -> list[np.ndarray]:
-    words = np.fromfile(idle.path, np.uint32)
-    return np.split(words, np.cumsum(idle.sizes)[:-1])
+    content = np.fromfile(idle.path, idle.dtype)
+    return np.split(content, np.cumsum(idle.lengths)[:-1])

@@ -18,16 +18,33 @@ from spmd_tx.protocol.commands import (
     Forward,
     ForwardBackward,
     OptimStep,
+    PageIn,
+    PageOut,
     Prefill,
+    SaveSampler,
     Shutdown,
     SwapIn,
     SwapOut,
+    WriteSampler,
 )
 from spmd_tx.protocol.reports import Reply, Report
 from spmd_tx.worker.execute import Result, Steps, execute
 
 # The engine returns from these once they are dispatched to the device; the others wait for disks.
-DISPATCHED = (ForwardBackward, Forward, OptimStep, SwapOut, SwapIn, Prefill, Decode, Compile)
+DISPATCHED = (
+    ForwardBackward,
+    Forward,
+    OptimStep,
+    SwapOut,
+    SwapIn,
+    SaveSampler,
+    WriteSampler,
+    PageOut,
+    PageIn,
+    Prefill,
+    Decode,
+    Compile,
+)
 
 
 @runtime_checkable

@@ -55,7 +55,7 @@ class LoadedEngine(Steps, Protocol):
     @property
     def device(self) -> str: ...
 
-    on_snapshot_end: OnEnd
+    on_written: OnEnd
     report_aside: Callable[..., None]
 
 
@@ -107,7 +107,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
             inbox.report_aside(Written, path=path, error=problem)
 
     engine = start_engine(setup, programs, progress)
-    engine.on_snapshot_end = written
+    engine.on_written = written
     engine.report_aside = inbox.report_aside
     inbox.report(Ready, device=engine.device, plan=engine.plan, compiles_aside=programs.compiles_aside)
     Loop(engine, inbox, is_leader, programs.at_work).run()

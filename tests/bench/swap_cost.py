@@ -2,10 +2,12 @@
 
 Milliseconds by the clock and of CPU, medians of several rounds that take turns, for a model of 8 layers of
 width 512 and adapters of rank 32: out of a training slot and back, by host memory and by disk; into the
-sampler bank from a training slot, from the bank to a PEFT folder, and from such a folder into the bank.
+sampler bank from a training slot, from the bank to host memory and back, to a PEFT folder (the command, and
+until the folder is complete), and from such a folder into the bank.
 """
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,8 +71,13 @@ def measure(engine: Engine, folder: Path) -> None:
         timed("swap in from disk", lambda: engine.swap_in(back))
         save = commands.SaveSampler(slot=0, bank=1, adapter=ADAPTER)
         timed("copy to the bank", lambda save=save: engine.save_sampler(save))
-        page_out = commands.PageOut(bank=1, adapter=ADAPTER, path=peft)
-        timed("bank to PEFT folder", lambda command=page_out: engine.page_out(command))
+        timed("bank to host memory", lambda: engine.page_out(commands.PageOut(bank=1, version="v")))
+        page_in = commands.PageIn(bank=1, version="v", adapter=ADAPTER)
+        timed("host memory to bank", lambda command=page_in: engine.page_in(command))
+        write, complete = commands.WriteSampler(bank=1, adapter=ADAPTER, path=peft), threading.Event()
+        engine.on_written = lambda path, problem, complete=complete: complete.set()
+        timed("bank to PEFT folder, the command", lambda command=write: engine.write_sampler(command))
+        timed("bank to PEFT folder, the rest", complete.wait)
         load = commands.LoadSampler(bank=2, adapter=ADAPTER, path=peft)
         timed("PEFT folder to bank", lambda command=load: engine.load_sampler(command))
     print(f"an adapter: {size / 2**20:.1f} MiB of training state, {size / 2**22:.1f} MiB of weights")

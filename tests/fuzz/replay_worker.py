@@ -12,7 +12,7 @@ from spmd_tx.custom_loss import definition
 from spmd_tx.protocol import reports
 from spmd_tx.protocol.commands import AnyCommand, CustomLoss, PackedRows, Setup
 from tests.coordinator.mesh import fake_worker
-from tests.coordinator.recovery.replay_device import ReplayDevice, write_state
+from tests.coordinator.recovery.replay_device import ReplayDevice
 
 
 class FuzzDevice(ReplayDevice):
@@ -28,8 +28,8 @@ class FuzzDevice(ReplayDevice):
             return {}, {}
         reply = super().execute(command)
         unwritten, self.unwritten = self.unwritten, []
-        for path, state in unwritten:
-            write_state(Path(path), state)
+        for path, write in unwritten:
+            write(Path(path))
             self._report(reports.Written, path=path)
         return reply
 

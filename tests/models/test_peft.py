@@ -87,6 +87,15 @@ def test_an_adapter_comes_back_without_what_was_not_trained(tmp_path, model, ada
         )
 
 
+def test_the_file_has_the_same_bytes_as_one_of_the_library(tmp_path, mixture):
+    for name, model in (("dense", None), ("mixture", mixture)):
+        model = model or read_model_config(tiny_model.write(tmp_path / "model", SPEC))
+        peft.write(tmp_path / name, random_adapters(model), WHOLE, model, "some/model")
+        file = tmp_path / name / peft.WEIGHTS_FILE
+        save_file(load_file(file), tmp_path / "library", metadata={"format": "pt"})
+        assert file.read_bytes() == (tmp_path / "library").read_bytes()
+
+
 def test_the_folder_is_what_peft_expects(tmp_path, model):
     adapters = random_adapters(model)
     peft.write(tmp_path / "adapter", adapters, WHOLE, model, "some/model")

@@ -1,7 +1,13 @@
 """Every command once, on a model directory: what is saved and loaded again trains and samples as before."""
 
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import jax
 import numpy as np
@@ -25,6 +31,7 @@ LENGTH, PAGE_SIZE, STEPS = 64, 8, 8
 FIRST, OTHER = 0, 1  # training slots
 NOBODY = -1
 TOLERANCE = 1e-5
+SECONDS = 60.0  # for a folder to be written
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -162,9 +169,36 @@ def assert_same_sample(actual, expected, tolerance=0.0):
     np.testing.assert_allclose(actual[1], expected[1], rtol=0, atol=tolerance)
 
 
-def save_sampler(engine: Engine, bank: int, adapter: AdapterSpec, path: Path | None = None) -> None:
+@contextmanager
+def written(engine: Engine, path: Path, problem: str | None = None) -> Iterator[None]:
+    """Leave the block once the engine has reported that a folder is complete, or what the problem was."""
+    before, reported = engine.on_written, Event()
+    problems: list[str | None] = []
+
+    def on_written(which: str, why: str | None) -> None:
+        if which == str(path):
+            problems.append(why)
+            reported.set()
+        else:
+            before(which, why)
+
+    engine.on_written = on_written
+    yield
+    assert reported.wait(SECONDS)
+    engine.on_written = before
+    if problem is None:
+        assert problems == [None]
+    else:
+        assert problem in str(problems[0])
+
+
+def save_sampler(
+    engine: Engine, bank: int, adapter: AdapterSpec, path: Path | None = None, wait: bool = True
+) -> None:
+    """Save; by default, wait until the folder is complete."""
     path_text = None if path is None else str(path)
-    engine.save_sampler(commands.SaveSampler(slot=FIRST, bank=bank, adapter=adapter, path=path_text))
+    with written(engine, path) if path is not None and wait else nullcontext():
+        engine.save_sampler(commands.SaveSampler(slot=FIRST, bank=bank, adapter=adapter, path=path_text))
 
 
 def test_training_lowers_the_loss_and_changes_no_other_slot(engine):
@@ -233,16 +267,66 @@ def test_a_version_that_was_saved_for_sampling_never_changes(engine, tmp_path, a
     first = sample(engine, 1, logprobs=True)
     train(engine, FIRST)
     trained = forward(engine, FIRST)
+    write = commands.WriteSampler(bank=1, adapter=adapter, path=str(tmp_path / "written"))
+    with written(engine, tmp_path / "written"):
+        engine.write_sampler(write)
     assert_same_sample(sample(engine, 1, logprobs=True), first)
-    engine.page_out(commands.PageOut(bank=1, adapter=adapter, path=str(tmp_path / "paged")))
+    _, kept = engine.page_out(commands.PageOut(bank=1, version="first"))
+    assert kept["host_bytes"] > 0
     save_sampler(engine, 1, adapter)
     newer = sample(engine, 1, logprobs=True)
     assert not np.allclose(newer[1], first[1], atol=1e-3)
-    for name in ("saved", "paged"):
+    for name in ("saved", "written"):
         engine.load_sampler(commands.LoadSampler(bank=2, adapter=adapter, path=str(tmp_path / name)))
         assert_same_sample(sample(engine, 2, logprobs=True), first)
+    engine.page_in(commands.PageIn(bank=2, version="first", adapter=adapter))
+    assert_same_sample(sample(engine, 2, logprobs=True), first)
     assert_same_sample(sample(engine, 1, logprobs=True), newer)
     assert np.array_equal(forward(engine, FIRST), trained)
+
+
+def test_versions_that_nobody_needs_are_dropped_wherever_they_are(engine):
+    create(engine, FIRST, FOUR)
+    save_sampler(engine, 1, FOUR)
+    for version in ("a", "b"):
+        _, kept = engine.page_out(commands.PageOut(bank=1, version=version))
+    engine.swap_out(commands.SwapOut(slot=FIRST, model="a"))  # a model of the same name is another thing
+    engine.drop_paged(commands.DropPaged(versions=["a", "b"]))
+    engine.swap_in(commands.SwapIn(slot=FIRST, model="a"))
+    assert kept["host_bytes"] > 0
+    assert engine.page_out(commands.PageOut(bank=1, version="c"))[1]["host_bytes"] < kept["host_bytes"]
+    engine.drop_paged(commands.DropPaged(versions=["c"]))
+
+
+def test_the_thread_that_runs_commands_syncs_no_file_of_a_version(engine, tmp_path, monkeypatch):
+    synced_by, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced_by.append(threading.get_ident()), sync(file)))
+    create(engine, FIRST, FOUR)
+    train(engine, FIRST)
+    with written(engine, tmp_path / "saved"), written(engine, tmp_path / "written"):
+        save_sampler(engine, 1, FOUR, tmp_path / "saved", wait=False)
+        path = str(tmp_path / "written")
+        engine.write_sampler(commands.WriteSampler(bank=1, adapter=FOUR, path=path))
+        for bank, version in ((1, "a"), (2, "b")):
+            engine.page_out(commands.PageOut(bank=bank, version=version))
+        engine.page_in(commands.PageIn(bank=1, version="a", adapter=FOUR))
+        engine.drop_paged(commands.DropPaged(versions=["b"]))
+    assert synced_by
+    assert threading.get_ident() not in synced_by
+
+
+def test_a_folder_that_cannot_be_written_is_reported_and_leaves_nothing(engine, tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    create(engine, FIRST, FOUR)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with written(engine, tmp_path / "saved", "No space left on device"):
+            save_sampler(engine, 1, FOUR, tmp_path / "saved", wait=False)
+    assert list(tmp_path.iterdir()) == []
+    save_sampler(engine, 1, FOUR, tmp_path / "saved")
+    assert (tmp_path / "saved").exists()
 
 
 def test_a_save_to_disk_alone_leaves_the_bank_as_it_is(engine, tmp_path):

@@ -13,6 +13,7 @@ from spmd_tx.protocol.commands import (
     CreateAdapter,
     CustomLoss,
     Decode,
+    DropPaged,
     DropSwapped,
     Envelope,
     Forward,
@@ -22,6 +23,7 @@ from spmd_tx.protocol.commands import (
     LossInputs,
     OptimStep,
     PackedRows,
+    PageIn,
     PageOut,
     Prefill,
     SaveSampler,
@@ -30,6 +32,7 @@ from spmd_tx.protocol.commands import (
     Snapshot,
     SwapIn,
     SwapOut,
+    WriteSampler,
 )
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
@@ -68,7 +71,10 @@ EXAMPLES = {
     "swap_in": SwapIn(slot=0, model="x"),
     "drop_swapped": DropSwapped(models=["x"]),
     "save_sampler": SaveSampler(slot=0, bank=1, adapter=ADAPTER),
-    "page_out": PageOut(bank=1, adapter=ADAPTER, path="/x"),
+    "write_sampler": WriteSampler(bank=1, adapter=ADAPTER, path="/x"),
+    "page_out": PageOut(bank=1, version="x"),
+    "page_in": PageIn(bank=1, version="x", adapter=ADAPTER),
+    "drop_paged": DropPaged(versions=["x"]),
     "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),
     "compile": Compile(number=3, program=ProgramShape(step="decode", rows=1, table=4, active=1), lane=0),
     "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),

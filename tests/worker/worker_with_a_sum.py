@@ -76,15 +76,14 @@ class SumEngine:
         total = self.sum(slot.w.head.a) + self.sum(slot.nu.head.b) + self.sum(fresh.mu.head.a)
         return {}, {"sum": total, "step": slot.step, "fresh_step": fresh.step}
 
-    on_snapshot_end = report_aside = None
+    on_written = report_aside = None
 
     def snapshot(self, command):
-        write_in_background(Path(command.path), self.slot, 3, self.on_snapshot_end)
+        write_in_background(Path(command.path), self.slot, 3, self.on_written)
         return {}, {}
 
-    forward = forward_backward = custom_loss = optim_step = save_sampler = page_out = load_sampler = (
-        prefill
-    ) = compile = None
+    forward = forward_backward = custom_loss = optim_step = save_sampler = write_sampler = prefill = None
+    page_out = page_in = drop_paged = load_sampler = compile = None
 
 
 if __name__ == "__main__":

@@ -21,14 +21,15 @@ import msgspec
 from sqlalchemy import ColumnElement, delete, exists, insert, select
 from sqlalchemy.orm import aliased
 
+from spmd_tx.coordinator.checkpoints.writes import Writes, Writing
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.folders import is_intact, write_manifest
 from spmd_tx.coordinator.storage.tables import RequestRow, SnapshotRow
 from spmd_tx.durable_files import put_in_place, unique_beside
+from spmd_tx.errors import MeshError
 from spmd_tx.protocol.commands import AdapterSpec
-from spmd_tx.protocol.reports import Written
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,11 @@ class Snapshots:
     directory: Path  # absolute; workers write there
     seconds_between: float  # at least, between two snapshots of a model
     clock: Callable[[], float]
+    writes: Writes = field(default_factory=Writes)
     _taken_at: dict[str, float] = field(default_factory=dict)  # by model
     _newest: dict[str, int] = field(default_factory=dict)  # by model: the last request in the newest one
     _staged: dict[tuple[str, int], Path] = field(default_factory=dict)  # by model and seq_id
-    _writing: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)  # by path
+    _writing: set[Writing] = field(default_factory=set)
 
     def is_due(self, model_id: str) -> bool:
         """Whether to take a snapshot of a model that has just made a step."""
@@ -74,27 +76,19 @@ class Snapshots:
         """Where the snapshot that was begun is written."""
         return self._staged[model_id, seq_id]
 
-    def begin(self, model_id: str, seq_id: int) -> asyncio.Future[str | None]:
-        """Expect the files of a snapshot. The future gives None when they are complete, else the error."""
+    def begin(self, model_id: str, seq_id: int) -> Writing:
+        """Expect the files of a snapshot."""
         path = self._staged[model_id, seq_id] = unique_beside(self.place(model_id, seq_id), "staged")
         self._taken_at[model_id] = self.clock()
-        written: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._writing[str(path)] = written
-        written.add_done_callback(lambda _: self._writing.pop(str(path)))
-        return written
+        writing = self.writes.expect(path)
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        return writing
 
-    def written(self, report: Written) -> None:
-        """Process a worker's report that a snapshot is written."""
-        written = self._writing.get(report.path)
-        if written is not None and not written.done():
-            written.set_result(report.error)
-
-    def abandon(self) -> None:
-        """End all writing, since the workers are lost."""
+    def abandon(self, error: MeshError) -> None:
+        """Fail all writing, also that of others: the workers are lost."""
         self._staged.clear()
-        for written in list(self._writing.values()):
-            if not written.done():
-                written.set_result("the workers were lost")
+        self.writes.abandon(error)
 
     async def record(
         self, model_id: str, seq_id: int, path: Path, adapter: AdapterSpec, *, optimizer: bool = True

@@ -76,7 +76,7 @@ class Hub:
         on_written: Callable[[Written], None],
         on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None],
     ) -> None:
-        """``on_written`` hears that the files of a Snapshot are complete, or that they never will be."""
+        """``on_written`` hears that a folder written aside is complete, or that it never will be."""
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.compiles_aside = False  # as Ready says

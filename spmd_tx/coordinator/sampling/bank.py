@@ -1,7 +1,8 @@
 """The sampler bank: LoRA versions in device slots, replaced least recently used first. Does no I/O.
 
 Bank slot 0 is the base model. Rows may use all other slots but one, so that a save always finds a slot.
-A version that is only on the device is paged out before its slot is given to another one.
+A version whose slot is given to another one waits in host memory, and comes back from there. Only one that
+an earlier process or another model's owner has saved is read from its folder, once.
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
-from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, LoadSampler, PageOut
+from spmd_tx.protocol.commands import (
+    AdapterSpec,
+    AnyCommand,
+    DropPaged,
+    LoadSampler,
+    PageIn,
+    PageOut,
+    WriteSampler,
+)
 from spmd_tx.protocol.programs import ProgramShape
 
 # Names one frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
@@ -20,7 +29,8 @@ BASE_MODEL: VersionKey = "base"
 BASE_BANK = 0
 UNPLACED = -1
 
-PAGE_OUT, LOAD_SAMPLER = ProgramShape(step="page_out"), ProgramShape(step="load_sampler")
+PAGE_OUT, PAGE_IN = ProgramShape(step="page_out"), ProgramShape(step="page_in")
+LOAD_SAMPLER, WRITE_SAMPLER = ProgramShape(step="load_sampler"), ProgramShape(step="write_sampler")
 
 
 @dataclass(frozen=True)
@@ -34,9 +44,10 @@ class Placement:
 @dataclass
 class _Version:
     adapter: AdapterSpec
-    path: str | None  # PEFT folder; None: only on the device
+    path: str | None  # PEFT folder; None: there is none yet
     number: int  # unique in this bank: a version that is saved again gets another one
     bank: int = UNPLACED
+    is_paged: bool = False  # whether the workers keep it in host memory
     requests: int = 0  # how many sample from it
     is_superseded: bool = False
 
@@ -52,12 +63,14 @@ class _Slot:
 class VersionBank:
     """Assigns slots to versions. The least recently used slot goes first; slots that rows use stay."""
 
-    def __init__(self, slots: int, page_out_dir: Path) -> None:
+    def __init__(self, slots: int, directory: Path) -> None:
+        """``directory`` is for versions that are written to disk without having a name."""
         assert slots >= 3, f"a bank of {slots} slots; the base model, a version in use and a save take 3"
         self._slots = {bank: _Slot() for bank in range(BASE_BANK + 1, slots)}
         self._versions: dict[VersionKey, _Version] = {}
-        self._page_out_dir = page_out_dir
+        self._directory = directory
         self._abandoned: list[Path] = []
+        self._dropped: list[str] = []
         self._yielding: set[int] = set()
         self._time = 0
 
@@ -71,6 +84,10 @@ class VersionBank:
         known = self._versions.setdefault(version, _Version(adapter, path, self._tick()))
         if path is not None:
             known.path = path
+
+    def note_folder(self, version: VersionKey, folder: Path) -> None:
+        """Note that a version's folder is complete."""
+        self._versions[version].path = str(folder)
 
     def knows(self, version: VersionKey) -> bool:
         return version == BASE_MODEL or version in self._versions
@@ -87,12 +104,20 @@ class VersionBank:
         self._move_in(version, bank)
         return Placement(bank, before)
 
-    def write_out(self, version: VersionKey) -> list[AnyCommand]:
-        """Return the commands that write a version to disk if it is on the device only; it keeps its slot."""
+    def write_out(self, version: VersionKey) -> tuple[list[AnyCommand], Path] | None:
+        """Return the commands that write a version to disk, and its folder; None if it has one.
+
+        It gets a slot if it has none. ``note_folder`` is for when it is complete.
+        """
         known = self._versions.get(version)
         if known is None or known.path is not None:
-            return []
-        return [self._page_out(version, known, known.bank)]
+            return None
+        before: list[AnyCommand] = []
+        if known.bank == UNPLACED:
+            before = self._bring(version, known)
+        folder = self._directory / folder_name(version)
+        write = WriteSampler(bank=known.bank, adapter=known.adapter, path=str(folder))
+        return [*before, write], folder
 
     def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
         """Return the programs of the commands that ``reserve`` would return."""
@@ -103,13 +128,16 @@ class VersionBank:
     def programs_to_write_out(self, versions: Iterable[VersionKey]) -> list[ProgramShape]:
         """Return the programs of the commands that ``write_out`` would return."""
         known = [self._versions[version] for version in versions if version in self._versions]
-        return [PAGE_OUT] if any(each.path is None for each in known) else []
+        to_write = [each for each in known if each.path is None]
+        moves = [PAGE_IN, PAGE_OUT] if any(each.bank == UNPLACED for each in to_write) else []
+        return [WRITE_SAMPLER, *moves] if to_write else []
 
     def programs_to_place(self, version: VersionKey) -> list[ProgramShape]:
         """Return the programs of the commands that ``place`` would return, if it finds a slot."""
         if version == BASE_MODEL or self._versions[version].bank != UNPLACED:
             return []
-        return [LOAD_SAMPLER, *self._programs_to_vacate()]
+        source = PAGE_IN if self._versions[version].is_paged else LOAD_SAMPLER
+        return [source, *self._programs_to_vacate()]
 
     def new_round(self) -> None:
         """Let all slots take new rows again, also those that were to yield to waiting versions."""
@@ -132,10 +160,8 @@ class VersionBank:
         if known.bank != UNPLACED:
             self._touch(known.bank)
             return Placement(known.bank)
-        assert known.path is not None, f"version {version} is neither on the device nor on disk"
-        bank, before = self._vacate()
-        self._move_in(version, bank)
-        return Placement(bank, [*before, LoadSampler(bank=bank, adapter=known.adapter, path=known.path)])
+        before = self._bring(version, known)
+        return Placement(known.bank, before)
 
     def pin(self, bank: int) -> None:
         """Count a resident sample that uses the slot."""
@@ -174,13 +200,24 @@ class VersionBank:
             return
         if known.bank != UNPLACED:
             self._slots[known.bank].version = None
-        if known.path is not None and Path(known.path).parent == self._page_out_dir:
-            self._abandoned.append(Path(known.path))
+        if known.is_paged:
+            self._dropped.append(f"{version}#{known.number}")
+        if known.path is not None and Path(known.path).parent == self._directory:
+            self.abandon(Path(known.path))
+
+    def abandon(self, folder: Path) -> None:
+        """Let the folder of a forgotten version be deleted."""
+        self._abandoned.append(folder)
 
     def take_abandoned(self) -> list[Path]:
         """Return folders of forgotten versions, to delete once all commands sent so far are executed."""
         abandoned, self._abandoned = self._abandoned, []
         return abandoned
+
+    def take_dropped(self) -> list[AnyCommand]:
+        """Return the commands that make workers forget versions in host memory."""
+        dropped, self._dropped = self._dropped, []
+        return [DropPaged(versions=dropped)] if dropped else []
 
     def _forget_if_unused(self, version: VersionKey) -> None:
         known = self._versions[version]
@@ -204,23 +241,28 @@ class VersionBank:
         if version is None:
             return bank, []
         known = self._versions[version]
-        known.bank = UNPLACED
+        known.bank, known.is_paged = UNPLACED, True
         self._slots[bank].version = None
-        if known.path is not None:
-            return bank, []
-        return bank, [self._page_out(version, known, bank)]
+        return bank, [PageOut(bank=bank, version=self.weights(version))]
+
+    def _bring(self, version: VersionKey, known: _Version) -> list[AnyCommand]:
+        """Move a version into a slot; return the commands that this takes."""
+        bank, before = self._vacate()
+        self._move_in(version, bank)
+        if known.is_paged:
+            known.is_paged = False
+            page_in = PageIn(bank=bank, version=self.weights(version), adapter=known.adapter)
+            return [*before, page_in]
+        assert known.path is not None, f"version {version} is neither with the workers nor on disk"
+        return [*before, LoadSampler(bank=bank, adapter=known.adapter, path=known.path)]
 
     def _programs_to_vacate(self) -> list[ProgramShape]:
         version = self._slots[unused[0]].version if (unused := self._unused()) else None
-        return [PAGE_OUT] if version is not None and self._versions[version].path is None else []
+        return [] if version is None else [PAGE_OUT]
 
     def _unused(self) -> list[int]:
         """Return the slots without users, least recently used first."""
         return sorted((bank for bank, slot in self._slots.items() if not slot.users), key=self._last_use)
-
-    def _page_out(self, version: VersionKey, known: _Version, bank: int) -> PageOut:
-        known.path = str(self._page_out_dir / folder_name(version))
-        return PageOut(bank=bank, adapter=known.adapter, path=known.path)
 
     def _last_use(self, bank: int) -> tuple[bool, int]:
         return self._slots[bank].version is not None, self._slots[bank].used_at

@@ -143,6 +143,10 @@ class SampleBatch:
         """Return whether any request is unanswered."""
         return bool(self._jobs)
 
+    def take_dropped(self) -> list[AnyCommand]:
+        """Return the commands that make workers forget versions; to be sent before any other."""
+        return self._bank.take_dropped()
+
     def status(self, request_id: str) -> str | None:
         """Say what a request waits for; None if it makes progress or is unknown."""
         job = self._jobs.get(request_id)

@@ -9,6 +9,7 @@ from the newest version of its model.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoints.writes import Writes, Writing
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
 from spmd_tx.coordinator.storage.tables import Sampler
@@ -72,6 +74,20 @@ class InflightVersions:
             self._give_up(published.by_seq_id.pop(seq_id))
 
 
+@dataclass(frozen=True)
+class WriteOut:
+    """Holds the commands that write versions to disk, and what is being written."""
+
+    commands: list[AnyCommand]
+    writing: list[Writing]
+
+    async def problem(self) -> str | None:
+        """Wait until all folders are complete; return why one could not be written."""
+        if self.writing:
+            await asyncio.wait(self.writing)
+        return next((problem for each in self.writing if (problem := each.result()) is not None), None)
+
+
 class Versions:
     """Holds the versions in use, by sampler and by session, in one generation of workers."""
 
@@ -82,7 +98,9 @@ class Versions:
         bank: VersionBank,
         directory: Path,
         max_rank: int,
+        writes: Writes,
     ) -> None:
+        self._writes = writes
         self._samplers = samplers
         self._checkpoints = checkpoints
         self._bank = bank
@@ -91,7 +109,8 @@ class Versions:
         self._of_sampler: dict[str, VersionKey] = {}
         self._published: dict[CheckpointPath, VersionKey] = {}  # saved under a name by this generation
         self._linked: set[VersionKey] = set()
-        self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, saved by this generation
+        self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, saved by this generation, not on disk
+        self._writing: dict[VersionKey, Writing] = {}  # those of them that are being written
         self._used_by: dict[str, set[VersionKey]] = {}  # by session
         self._retired: set[str] = set()  # samplers
         self._inflight = InflightVersions(self._give_up)
@@ -135,14 +154,34 @@ class Versions:
         """Return folders to delete once all commands sent so far have been executed."""
         return self._bank.take_abandoned()
 
-    def write_out(self, model_id: str) -> list[AnyCommand]:
-        """Return the commands that write to disk a model's versions that are only on the device."""
-        versions = sorted(self._ephemeral.pop(model_id, ()))
-        return [command for version in versions for command in self._bank.write_out(version)]
+    def write_out(self, model_id: str) -> WriteOut:
+        """Have a model's versions that are not on disk written there, unless that has begun."""
+        commands: list[AnyCommand] = []
+        versions = sorted(self._ephemeral.get(model_id, ()))
+        for version in versions:
+            begun = None if version in self._writing else self._bank.write_out(version)
+            if begun is not None:
+                commands += begun[0]
+                writing = self._writing[version] = self._writes.expect(begun[1])
+                weights = self._bank.weights(version)
+                writing.add_done_callback(partial(self._note_written, model_id, version, weights, begun[1]))
+        return WriteOut(commands, [self._writing[each] for each in versions if each in self._writing])
+
+    def _note_written(
+        self, model_id: str, version: VersionKey, weights: str, folder: Path, writing: Writing
+    ) -> None:
+        del self._writing[version]
+        if writing.cancelled() or writing.exception() is not None:  # the workers are lost
+            return
+        if not self._bank.knows(version) or self._bank.weights(version) != weights:
+            self._bank.abandon(folder)
+        elif writing.result() is None:
+            self._bank.note_folder(version, folder)
+            self._ephemeral.get(model_id, set()).discard(version)
 
     def programs_to_write_out(self, model_id: str) -> list[ProgramShape]:
-        """Return the programs of the commands that ``write_out`` would return."""
-        return self._bank.programs_to_write_out(self._ephemeral.get(model_id, ()))
+        """Return the programs of the commands that ``write_out`` would begin with."""
+        return self._bank.programs_to_write_out(self._ephemeral.get(model_id, set()) - self._writing.keys())
 
     def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
         """Return the programs of the commands that ``reserve`` would return."""
@@ -273,12 +312,17 @@ def check_rank(path: CheckpointPath, adapter: AdapterSpec, max_rank: int) -> Non
 
 
 def open_versions(
-    samplers: Catalog, checkpoints: CheckpointCatalog, bank: VersionBank, directory: Path, max_rank: int
+    samplers: Catalog,
+    checkpoints: CheckpointCatalog,
+    bank: VersionBank,
+    directory: Path,
+    max_rank: int,
+    writes: Writes,
 ) -> Versions:
     """Open the versions in a directory, which is made if necessary. Blocks."""
     assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
     directory.mkdir(parents=True, exist_ok=True)
-    return Versions(samplers, checkpoints, bank, directory, max_rank)
+    return Versions(samplers, checkpoints, bank, directory, max_rank, writes)
 
 
 class _PeftConfig(msgspec.Struct):

@@ -27,6 +27,7 @@ from spmd_tx.protocol.commands import (
     Forward,
     ForwardBackward,
     LoadSampler,
+    PageIn,
     PageOut,
     SwapIn,
     SwapOut,
@@ -48,6 +49,8 @@ FIRST_GUESS = 0.01  # seconds that a command takes of which there was none yet
 COMMAND_COST = 256
 
 Outcomes = list[tuple[str, Outcome]]
+Swap = SwapOut | SwapIn | PageOut | PageIn
+SWAPS = (SwapOut, SwapIn, PageOut, PageIn)
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,8 @@ class Dispatcher:
         """Send what may be sent now."""
         for command in self._slots.take_dropped():
             self._send(_Payer(TRAINING), command, _nothing)
+        for command in self._sampling.take_dropped():
+            self._send(_Payer(SAMPLING), command, _nothing)
         self._programs.look(models)
         most = 1 if self.suspects else MOST_IN_FLIGHT
         is_held_up = bool(self.suspects) and self._programs.is_compiling  # what may be as bad as a command
@@ -285,7 +290,7 @@ class Dispatcher:
         while (dispatch := self._sampling.next_dispatch()) is not None:
             self._send(_Payer(SAMPLING), dispatch.command, dispatch.absorb, requests=dispatch.requests)
             is_sent = True
-            if not isinstance(dispatch.command, PageOut | LoadSampler):
+            if not isinstance(dispatch.command, PageOut | PageIn | LoadSampler):
                 break
         return is_sent
 
@@ -302,7 +307,7 @@ class Dispatcher:
         self._sides.charge({payer.side: charged})
         self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
         charge = _Charge(payer, work, charged, self._clock())
-        swap = command if isinstance(command, SwapOut | SwapIn) else None
+        swap = command if isinstance(command, SWAPS) else None
         reply.add_done_callback(partial(self._replied, charge, swap))
         requests |= {step.request_id for step in steps}
         self._note("sent", requests)
@@ -310,7 +315,7 @@ class Dispatcher:
         if steps:
             self._taken = []
 
-    def _replied(self, charge: _Charge, swap: SwapOut | SwapIn | None, reply: asyncio.Future[Reply]) -> None:
+    def _replied(self, charge: _Charge, swap: Swap | None, reply: asyncio.Future[Reply]) -> None:
         self._on_reply()
         began_at, self._replied_at = max(charge.sent_at, self._replied_at), self._clock()
         if reply.cancelled() or reply.exception() is not None:
@@ -364,8 +369,8 @@ def _absorb_step(step: CommandStep, reply: Reply) -> Outcomes:
     return []
 
 
-def _measure(command: SwapOut | SwapIn, reply: Reply, seconds: float) -> None:
-    if isinstance(command, SwapIn):
+def _measure(command: Swap, reply: Reply, seconds: float) -> None:
+    if isinstance(command, SwapIn | PageIn):
         tier = "disk" if reply.metrics["from_disk"] else "host"
         metrics.SWAP_SECONDS.labels("in", tier).observe(seconds)
         return

@@ -348,7 +348,7 @@ class Execution:
         in_flight, blamed = dispatcher.in_flight | suspects, dispatcher.blamed | suspects
         self.remains = GenerationEnd(in_flight, blamed, self._unanswered())
         self._dispatcher.lose(error)
-        self._snapshots.abandon()
+        self._snapshots.abandon(error)
         self._training.loss_runs.abandon(error)
         for entry in self.lines.values():
             entry.lose(error)

@@ -10,7 +10,7 @@ from spmd_tx.protocol.programs import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"
-LAST = "swap_out", "swap_in", "save_state", "load_state", "page_out"
+LAST = "swap_out", "swap_in", "page_out", "page_in", "save_state", "load_state", "write_sampler"
 BEGINNING = "prefill", "decode", *FIRST, "forward_backward", "forward"
 
 TRAINING = "forward_backward", "forward"

@@ -147,7 +147,7 @@ async def open_parts(
         at_work=quarantine.at_work,
         uses=uses,
     )
-    hub = Hub(port.send, on_written=snapshots.written, on_custom_loss=loss_runs.take)
+    hub = Hub(port.send, on_written=snapshots.writes.take, on_custom_loss=loss_runs.take)
     health = ServerHealth(hub)
     signs = LossSigns()
     plan = await make_plan(mesh, model, database)
@@ -294,7 +294,12 @@ class GenerationBuilder:
         check_pages(plan.pages, config.page_size, model.max_context)
         bank = VersionBank(bank_slots(config), config.data_dir / "versions")
         versions = open_versions(
-            self.catalog, self.checkpoints, bank, config.data_dir / "versions", config.max_lora_rank
+            self.catalog,
+            self.checkpoints,
+            bank,
+            config.data_dir / "versions",
+            config.max_lora_rank,
+            self.snapshots.writes,
         )
         ahead = (
             make_menu(config, model.config, model.max_context, plan) if config.warm_up == "background" else []

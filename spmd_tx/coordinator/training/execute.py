@@ -13,6 +13,7 @@ from spmd_tx.coordinator.catalog.catalog import Catalog, sampler_id
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
+from spmd_tx.coordinator.checkpoints.writes import Writing, written_after
 from spmd_tx.coordinator.requests.records import (
     CHUNKED_KINDS,
     Failed,
@@ -26,7 +27,7 @@ from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
-from spmd_tx.coordinator.sampling.versions import Versions, check_rank
+from spmd_tx.coordinator.sampling.versions import Versions, WriteOut, check_rank
 from spmd_tx.coordinator.training import custom_loss
 from spmd_tx.coordinator.training.batching import PackedRequest, pack
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
@@ -38,7 +39,6 @@ from spmd_tx.coordinator.training.outcomes import (
     json_after,
     outcome_of_loss,
     outcome_of_step,
-    written_after,
 )
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.saves import Saves
@@ -65,6 +65,7 @@ from spmd_tx.protocol.commands import (
     Snapshot,
 )
 from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.reports import Reply
 
 # Kinds without effect on the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
@@ -74,6 +75,10 @@ PACKED = 4  # factor by which a body grows when it is decoded and packed
 CHILDREN = 4  # processes at a time that encrypt exports
 BEGUN_AT_ONCE = 16  # chunked requests, large or small
 CREATE, OPTIM_STEP = ProgramShape(step="create_adapter"), ProgramShape(step="optim_step")
+NOT_WRITTEN_OUT = (
+    "the weights were loaded, but unnamed weights that were saved for sampling before could not be written "
+    "to disk, and would be lost if the workers had to start again"
+)
 SAVE_STATE, LOAD_STATE = ProgramShape(step="save_state"), ProgramShape(step="load_state")
 
 
@@ -181,15 +186,18 @@ class Training:
         Versions that are only on the device are written to disk before: replay from the snapshot could not
         make them again.
         """
-        adapter, written = model.adapter, self.snapshots.begin(model.id, seq_id)
+        adapter, writing = model.adapter, self.snapshots.begin(model.id, seq_id)
         path = self.snapshots.staged(model.id, seq_id)
         model.request_id = ""
+        written_out: list[WriteOut] = []
 
         def commands() -> list[AnyCommand]:
+            written_out.append(self.versions.write_out(model.id))
             snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
-            return [*self.versions.write_out(model.id), snapshot]
+            return [*written_out[0].commands, snapshot]
 
-        return written_after(model.put_later(commands, partial(self._to_write, model, SAVE_STATE)), written)
+        reply = model.put_later(commands, partial(self._to_write, model, SAVE_STATE))
+        return _all_written(reply, writing, written_out)
 
     def free(self, model: TrainedModel) -> None:
         """Free the slot of a model that is no longer needed and whose steps have all been sent."""
@@ -227,14 +235,19 @@ class Training:
         adapter = manifest.adapter
         model.become(adapter)
 
+        written_out: list[WriteOut] = []
+
         def commands() -> list[AnyCommand]:
+            written_out.append(self.versions.write_out(model.id))
             load = LoadState(slot=model.slot, path=str(place), optimizer=body.optimizer, adapter=adapter)
-            return [*self.versions.write_out(model.id), load]
+            return [*written_out[0].commands, load]
 
         reply = model.put_later(commands, partial(self._to_write, model, LOAD_STATE), fills_slot=True)
 
         async def outcome() -> Outcome:
             await reply
+            if (problem := await written_out[0].problem()) is not None:
+                return Failed(f"{NOT_WRITTEN_OUT}: {problem}", "server", executed=True)
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, manifest.adapter)
             return json_result(training.LoadWeightsResult(body.path, model.id))
@@ -242,7 +255,8 @@ class Training:
         return Begun(outcome, next_waits=True)
 
     async def _save(self, model: TrainedModel, request: Request, body: bytes) -> Begun:
-        saves = Saves(self.checkpoints, self.samplers, self.versions, self.base_model, self.children)
+        writes = self.snapshots.writes
+        saves = Saves(self.checkpoints, self.samplers, self.versions, writes, self.base_model, self.children)
         if request.kind == "save_weights":
             return await saves.state(model, request, read_body(body, training.SaveWeightsRequest))
         if request.kind == "save_weights_external":
@@ -350,6 +364,15 @@ class Training:
     def _to_write(self, model: TrainedModel, program: ProgramShape) -> list[ProgramShape]:
         """Return the programs to write versions to disk that are only on the device, and then to run this."""
         return [program, *self.versions.programs_to_write_out(model.id)]
+
+
+async def _all_written(
+    reply: asyncio.Future[Reply], writing: Writing, written_out: list[WriteOut]
+) -> str | None:
+    """Wait for a snapshot and for the versions that go with it; return why one could not be written."""
+    problem = await written_after(reply, writing)
+    of_versions = await written_out[0].problem()
+    return problem or of_versions
 
 
 async def _closing(held: ExitStack, outcome: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:

@@ -85,11 +85,6 @@ async def at_once(outcome: Outcome) -> Outcome:
     return outcome
 
 
-async def written_after(reply: Awaitable[Reply], written: Awaitable[str | None]) -> str | None:
-    await reply
-    return await written
-
-
 async def json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
     await reply
     return json_result(result)

@@ -9,6 +9,7 @@ from pathlib import Path
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
+from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_after
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
 from spmd_tx.coordinator.sampling.bank import UNPLACED
 from spmd_tx.coordinator.sampling.versions import Versions
@@ -41,6 +42,7 @@ class Saves:
     checkpoints: CheckpointCatalog
     samplers: Catalog
     versions: Versions
+    writes: Writes
     base_model: str
     children: asyncio.Semaphore  # processes at a time
 
@@ -72,10 +74,12 @@ class Saves:
         path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
         options = SaveOptions(body.overwrite, body.ttl_seconds, body.user_metadata, request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
+        writing = self.writes.expect(staged)
         reply = self._to_bank(model, version=request.id, path=str(staged))
 
         async def outcome() -> Outcome:
-            await reply
+            if (failed := await _written(reply, writing, staged)) is not None:
+                return failed
             await self.checkpoints.complete(path, staged, model.adapter, options)
             folder, _ = await self.checkpoints.open(path)
             self.versions.publish(path, request.id, model.adapter, folder)
@@ -97,10 +101,12 @@ class Saves:
         def commands() -> list[AnyCommand]:
             return [SaveSampler(slot=model.slot, bank=UNPLACED, adapter=adapter, path=str(staged))]
 
+        writing = self.writes.expect(staged)
         reply = model.put_later(commands, lambda: [SAVE_SAMPLER])
 
         async def outcome() -> Outcome:
-            await reply
+            if (failed := await _written(reply, writing, staged)) is not None:
+                return failed
             if recipients:
                 seconds = await asyncio.to_thread(_seconds_to_encrypt, staged)
                 failed = await self._outside("encrypt", seconds, folder=str(staged), recipients=recipients)
@@ -159,6 +165,15 @@ class Saves:
             return [*place.before, save]
 
         return model.put_later(commands, lambda: [SAVE_SAMPLER, *self.versions.programs_to_reserve(version)])
+
+
+async def _written(reply: asyncio.Future[Reply], writing: Writing, staged: Path) -> Failed | None:
+    """Wait until a folder is complete; return the failure if it could not be written."""
+    problem = await written_after(reply, writing)
+    if problem is None:
+        return None
+    await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+    return Failed(f"the files could not be written: {problem}", "server")
 
 
 async def _at_once(failed: Failed) -> Outcome:

@@ -22,7 +22,7 @@ from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.steps.sample import DecodeRows, make_copy_pages, make_decode, make_prefill
-from spmd_tx.worker.steps.swap import make_swap_steps
+from spmd_tx.worker.steps.swap import make_page_in, make_swap_steps
 from spmd_tx.worker.steps.train import Rows, make_forward, make_forward_backward
 
 
@@ -41,6 +41,8 @@ class Calls:
         self._optim_step = make_optim_step(mesh, declared.train)
         self._adapters = make_adapter_steps(mesh, declared.train, declared.bank)
         self._swap = make_swap_steps(mesh, declared.train)
+        self._page_out = make_swap_steps(mesh, declared.bank.w).out
+        self._page_in = make_page_in(mesh, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
         invariant = setup.batch_invariant
         prefill = partial(make_prefill, *sampling, attention=attention, batch_invariant=invariant)
@@ -110,6 +112,13 @@ class Calls:
 
     def weights_of_bank(self, state: WorkerState, bank: int) -> Call:
         return Call("weights_of_bank", (), self._adapters.weights_of, (state.bank.w,), rest=(_i32(bank),))
+
+    def page_out(self, state: WorkerState, bank: int) -> Call:
+        return Call("page_out", (), self._page_out, (state.bank.w,), rest=(_i32(bank),))
+
+    def page_in(self, state: WorkerState, vector: Any, bank: int, adapter: AdapterSpec) -> Call:
+        rest = (_i32(bank), self._scale(adapter))
+        return Call("page_in", (), self._page_in, (state.bank, vector), rest=rest)
 
     def to_bank(self, state: WorkerState, one: Any, bank: int, adapter: AdapterSpec) -> Call:
         rest = (_i32(bank), self._scale(adapter))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -32,6 +33,7 @@ class Menu:
         self._state = abstract(mesh, declared)
         self._one = abstract(mesh, one_adapter(declared.train.w))
         self._vector = abstract(mesh, vector(declared.train, mesh))
+        self._page = abstract(mesh, vector(declared.bank.w, mesh))
         self._slot = abstract(mesh, slot_weights(declared.train))
 
     def calls(self, shape: ProgramShape) -> Sequence[Call]:
@@ -45,9 +47,13 @@ class Menu:
                 return [calls.optim_step(state, _optim_step())]
             case "save_sampler":
                 to_bank = calls.to_bank(state, self._one, 0, self._adapter)
-                return [calls.weights_of_slot(state, 0), to_bank, calls.gather(self._one)]
+                return [calls.weights_of_slot(state, 0), to_bank, *self._gather]
+            case "write_sampler":
+                return [calls.weights_of_bank(state, 0), *self._gather]
             case "page_out":
-                return [calls.weights_of_bank(state, 0), calls.gather(self._one)]
+                return [calls.page_out(state, 0)]
+            case "page_in":
+                return [calls.page_in(state, self._page, 0, self._adapter)]
             case "save_state":
                 return [calls.read_adapter(state, 0)]
             case "load_state":
@@ -71,6 +77,11 @@ class Menu:
                 return list(calls.decode(state, self._decode(shape)))
             case _:
                 assert_never(shape.step)
+
+    @property
+    def _gather(self) -> list[Call]:
+        """The call that lets process 0 write a whole adapter; a process that has all devices needs none."""
+        return [self._calls.gather(self._one)] if jax.process_count() > 1 else []
 
     @property
     def _adapter(self) -> AdapterSpec:

@@ -1,4 +1,7 @@
-"""One training slot as a vector of bits, spread evenly over all devices, so that a swap moves nothing twice.
+"""One slot as a vector of bits, spread evenly over all devices, so that a swap moves nothing twice.
+
+A tree of stacks has the slots of the training state, or of the sampler bank; all its leaves have items of one
+size.
 
 Leaves that are not split over an axis of the mesh are replicated along it; each of those devices gives its
 own part to the vector, and gathers the others' parts on the way in. Values move as bits, so they come back
@@ -9,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +23,20 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import AXES
 from spmd_tx.sharding.weight import Weight, shardings, specs
-from spmd_tx.worker.steps.train_state import TrainState
+from spmd_tx.worker.steps.sample import Bank
 
-VECTOR = P(AXES)  # the spec of a vector; uint32
+Stacks = TypeVar("Stacks")
+
+VECTOR = P(AXES)  # the spec of a vector
+BITS = {2: jnp.uint16, 4: jnp.uint32}  # its dtype, by the bytes of an item
 
 
 @dataclass(frozen=True)
-class SwapSteps:
+class SwapSteps(Generic[Stacks]):
     """Holds the two steps that swap a slot out and in."""
 
-    out: Callable[[TrainState, Any], Array]  # (state, slot) -> vector
-    back: Callable[[TrainState, Array, Any], TrainState]  # (state, vector, slot); the state is donated
+    out: Callable[[Stacks, Any], Array]  # (stacks, slot) -> vector
+    back: Callable[[Stacks, Array, Any], Stacks]  # (stacks, vector, slot); the stacks are donated
 
 
 class _Piece(NamedTuple):
@@ -52,29 +58,29 @@ class _Group:
     share: int  # words per device
 
 
-def make_swap_steps(mesh: Mesh, state: TrainState) -> SwapSteps:
-    """Compile the steps for the declared training state."""
-    leaves, tree = jax.tree.flatten(state)
-    dtypes = [leaf.dtype for leaf in leaves]
+def make_swap_steps(mesh: Mesh, declared: Stacks) -> SwapSteps[Stacks]:
+    """Compile the steps for a declared tree of stacks."""
+    leaves, tree = jax.tree.flatten(declared)
+    dtypes, bits = [leaf.dtype for leaf in leaves], _bits(leaves)
     groups = _groups(mesh, leaves)
-    state_specs = specs(state)
+    stack_specs = specs(declared)
 
     @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, P()), out_specs=VECTOR)
-    def out(state: TrainState, slot: Array) -> Array:
-        stacks = jax.tree.leaves(state)
-        return jnp.concatenate([varying(_own_share(mesh, group, stacks, slot)) for group in groups])
+    @partial(jax.shard_map, mesh=mesh, in_specs=(stack_specs, P()), out_specs=VECTOR)
+    def out(stacked: Stacks, slot: Array) -> Array:
+        stacks = jax.tree.leaves(stacked)
+        return jnp.concatenate([varying(_own_share(mesh, group, stacks, slot, bits)) for group in groups])
 
     @partial(jax.jit, donate_argnums=0)
-    @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, VECTOR, P()), out_specs=state_specs)
-    def back(state: TrainState, vector: Array, slot: Array) -> TrainState:
-        stacks, start = jax.tree.leaves(state), 0
+    @partial(jax.shard_map, mesh=mesh, in_specs=(stack_specs, VECTOR, P()), out_specs=stack_specs)
+    def back(stacked: Stacks, vector: Array, slot: Array) -> Stacks:
+        stacks, start = jax.tree.leaves(stacked), 0
         for group in groups:
             words = _gather(group, vector[start : start + group.share])
             start += group.share
             for piece in group.pieces:
-                bits = words[piece.start : piece.start + math.prod(piece.shape)].reshape(piece.shape)
-                entry = lax.bitcast_convert_type(bits, dtypes[piece.leaf])
+                content = words[piece.start : piece.start + math.prod(piece.shape)].reshape(piece.shape)
+                entry = lax.bitcast_convert_type(content, dtypes[piece.leaf])
                 stacks[piece.leaf] = lax.dynamic_update_index_in_dim(
                     stacks[piece.leaf], entry, slot, piece.axis
                 )
@@ -83,10 +89,30 @@ def make_swap_steps(mesh: Mesh, state: TrainState) -> SwapSteps:
     return SwapSteps(out, back)
 
 
-def vector(state: TrainState, mesh: Mesh) -> Weight:
-    """Declare the vector of one slot of a declared state."""
-    groups = _groups(mesh, jax.tree.leaves(state))
-    return Weight((mesh.size * sum(group.share for group in groups),), VECTOR, jnp.uint32)
+def make_page_in(mesh: Mesh, bank: Bank) -> Callable[[Bank, Array, Any, Any], Bank]:
+    """Compile the step that fills a slot of the declared bank: (bank, vector, slot, scale [2]).
+
+    The bank is donated.
+    """
+    back = make_swap_steps(mesh, bank.w).back
+
+    @partial(jax.jit, donate_argnums=0, out_shardings=shardings(mesh, bank))
+    def page_in(bank: Bank, vector: Array, slot: Array, scale: Array) -> Bank:
+        return Bank(back(bank.w, vector, slot), bank.scale.at[slot].set(scale))
+
+    return page_in
+
+
+def vector(declared: Any, mesh: Mesh) -> Weight:
+    """Declare the vector of one slot of a declared tree of stacks."""
+    leaves = jax.tree.leaves(declared)
+    words = mesh.size * sum(group.share for group in _groups(mesh, leaves))
+    return Weight((words,), VECTOR, _bits(leaves))
+
+
+def _bits(leaves: list[Weight]) -> Any:
+    (size,) = {jnp.dtype(leaf.dtype).itemsize for leaf in leaves}
+    return BITS[size]
 
 
 def _groups(mesh: Mesh, leaves: list[Weight]) -> list[_Group]:
@@ -108,15 +134,18 @@ def _axes(spec: P) -> Iterable[str]:
         yield from (part,) if isinstance(part, str) else part or ()
 
 
-def _own_share(mesh: Mesh, group: _Group, stacks: list[Array], slot: Array) -> Array:
+def _own_share(mesh: Mesh, group: _Group, stacks: list[Array], slot: Array, bits: Any) -> Array:
     words = []
     for piece in group.pieces:
         entry = lax.dynamic_index_in_dim(stacks[piece.leaf], slot, piece.axis, keepdims=False)
-        words.append(lax.bitcast_convert_type(entry, jnp.uint32).ravel())
+        words.append(lax.bitcast_convert_type(entry, bits).ravel())
+    # Apart, each is a copy of memory; CPUs would choose among them for every single word of a fused loop.
+    joined = jnp.concatenate(lax.optimization_barrier(words))
     devices = math.prod(mesh.shape[axis] for axis in group.repeats)
-    padded = jnp.pad(jnp.concatenate(words), (0, group.share * devices - group.words))
-    mine = lax.axis_index(group.repeats) if group.repeats else 0
-    return lax.dynamic_slice_in_dim(padded, mine * group.share, group.share)
+    if devices == 1:
+        return joined
+    padded = jnp.pad(joined, (0, group.share * devices - group.words))
+    return lax.dynamic_slice_in_dim(padded, lax.axis_index(group.repeats) * group.share, group.share)
 
 
 def _gather(group: _Group, share: Array) -> Array:

@@ -11,6 +11,7 @@ from spmd_tx.protocol.commands import (
     LoadSampler,
     LoadState,
     OptimStep,
+    PageIn,
     PageOut,
     Prefill,
     SaveSampler,
@@ -18,6 +19,7 @@ from spmd_tx.protocol.commands import (
     Snapshot,
     SwapIn,
     SwapOut,
+    WriteSampler,
 )
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Compiled
@@ -27,7 +29,9 @@ STEPS = {
     CreateAdapter: "create_adapter",
     OptimStep: "optim_step",
     SaveSampler: "save_sampler",
+    WriteSampler: "write_sampler",
     PageOut: "page_out",
+    PageIn: "page_in",
     LoadSampler: "load_sampler",
     SaveState: "save_state",
     Snapshot: "save_state",

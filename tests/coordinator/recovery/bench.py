@@ -89,11 +89,11 @@ class SimulatedWorkers:
                 answer.set_result(reply)
         return done
 
-    def write_snapshots(self) -> int:
-        """Complete the files of the snapshots taken so far."""
+    def write(self) -> int:
+        """Complete all folders that were begun."""
         unwritten, self.device.unwritten = self.device.unwritten, []
-        for path, state in unwritten:
-            write_state(Path(path), state)
+        for path, write in unwritten:
+            write(Path(path))
             self._on_written(Written(generation=1, process=0, path=path))
         return len(unwritten)
 
@@ -101,8 +101,9 @@ class SimulatedWorkers:
         """End; some commands may have been executed, and snapshots begun, of which nobody hears any more."""
         for command, _ in list(self._pending)[:executed]:
             self.device.execute(command)
-        for path, _ in self.device.unwritten:
-            Path(path).mkdir(parents=True, exist_ok=True)
+        for path, write in self.device.unwritten:
+            if write.func is write_state:  # other folders get their names when they are complete
+                Path(path).mkdir(parents=True, exist_ok=True)
         self._lost = error
         for _, answer in self._pending:
             _fail(answer, error)
@@ -233,7 +234,7 @@ class Coordinator:
 
     async def _generations(self) -> None:
         while True:
-            self.workers = SimulatedWorkers(self._snapshots.written)
+            self.workers = SimulatedWorkers(self._snapshots.writes.take)
             self.generations += 1
             try:
                 await self.scheduler.run(self.workers, PLAN)

@@ -7,6 +7,7 @@ done twice, left out or done in another order gives another hash, and other log-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -22,12 +23,12 @@ from spmd_tx.protocol.commands import (
     LoadState,
     OptimStep,
     PackedRows,
-    PageOut,
     SaveSampler,
     SaveState,
     Snapshot,
     SwapIn,
     SwapOut,
+    WriteSampler,
 )
 from tests.coordinator.sampling.fake_device import FakeDevice
 
@@ -72,7 +73,8 @@ class ReplayDevice(FakeDevice):
         super().__init__(shards=1, pages=pages, page_size=page_size)
         self.slots: dict[int, SlotState] = {}
         self.swapped: dict[str, SlotState] = {}  # by model
-        self.unwritten: list[tuple[str, SlotState]] = []  # snapshots that were taken
+        # What is written aside: paths, and what writes to them
+        self.unwritten: list[tuple[str, partial[None]]] = []
 
     def execute(self, command: AnyCommand) -> tuple[dict, dict]:
         match command:
@@ -87,7 +89,7 @@ class ReplayDevice(FakeDevice):
             case SaveState(slot=slot, path=path):
                 write_state(Path(path), self.slots[slot])
             case Snapshot(slot=slot, path=path):
-                self.unwritten.append((path, self.slots[slot]))
+                self.unwritten.append((path, partial(write_state, state=self.slots[slot])))
             case LoadState(slot=slot, path=path, optimizer=optimizer):
                 self.slots[slot] = read_state(Path(path), optimizer)
             case SwapOut(slot=slot, model=model):
@@ -103,14 +105,17 @@ class ReplayDevice(FakeDevice):
                 if bank >= 0:
                     self.bank[bank] = self.slots[slot].weights
                 if path is not None:
-                    _write_peft(Path(path), self.slots[slot].weights)
-            case PageOut(bank=bank, path=path):
-                _write_peft(Path(path), self.bank[bank])
+                    self._write_peft(path, self.slots[slot].weights)
+            case WriteSampler(bank=bank, path=path):
+                self._write_peft(path, self.bank[bank])
             case LoadSampler(bank=bank, path=path):
                 self.bank[bank] = (Path(path) / ADAPTER).read_text()
             case _:
                 return super().execute(command)
         return {}, {}
+
+    def _write_peft(self, path: str, weights: str) -> None:
+        self.unwritten.append((path, partial(_write_peft, weights=weights)))
 
     def _score(self, rows: PackedRows, with_gradients: bool) -> dict[str, np.ndarray]:
         logprobs = np.zeros(rows.tokens.shape, np.float32)

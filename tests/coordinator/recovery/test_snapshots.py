@@ -2,14 +2,15 @@ import asyncio
 from pathlib import Path
 
 from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
+from spmd_tx.errors import MeshError
 from spmd_tx.protocol.commands import (
     AdapterSpec,
     CreateAdapter,
     LoadState,
     OptimStep,
-    PageOut,
     SaveSampler,
     Snapshot,
+    WriteSampler,
 )
 from spmd_tx.protocol.reports import Written
 from tests.coordinator.recovery.generations import next_generation, prompt, train_for_a_while
@@ -76,16 +77,16 @@ async def test_workers_of_an_earlier_generation_cannot_touch_what_later_ones_wri
     """They may still live when they cannot be reached: every attempt has a place of its own."""
     bench.snapshots.begin(A, 1)
     of_the_earlier = bench.snapshots.staged(A, 1)
-    bench.snapshots.abandon()
+    bench.snapshots.abandon(MeshError("lost"))
     written = bench.snapshots.begin(A, 1)
     of_the_later = bench.snapshots.staged(A, 1)
     assert of_the_earlier != of_the_later
     for path in (of_the_earlier, of_the_later):
         path.mkdir(parents=True)
         (path / "state").write_text(path.name)
-    bench.snapshots.written(Written(generation=1, process=0, path=str(of_the_earlier)))
+    bench.snapshots.writes.take(Written(generation=1, process=0, path=str(of_the_earlier)))
     assert not written.done()
-    bench.snapshots.written(Written(generation=2, process=0, path=str(of_the_later)))
+    bench.snapshots.writes.take(Written(generation=2, process=0, path=str(of_the_later)))
     assert await written is None
     await bench.snapshots.record(A, 1, of_the_later, AdapterSpec(rank=4))
     (of_the_earlier / "state").write_text("half")
@@ -131,7 +132,7 @@ async def test_the_versions_saved_before_a_snapshot_are_written_out_with_it(benc
     await bench.result(bench.step(A, 2))
     await bench.until(lambda: bench.snapshots.is_behind(A, 2))
     kinds = [type(command) for command in bench.workers.commands]
-    assert kinds[-2:] == [PageOut, Snapshot]
+    assert kinds[-2:] == [WriteSampler, Snapshot]
 
 
 async def test_the_versions_saved_before_a_load_are_written_out_with_it(bench):
@@ -140,7 +141,51 @@ async def test_the_versions_saved_before_a_load_are_written_out_with_it(bench):
     await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=1))
     await bench.result(bench.load(A, 3, path))
     kinds = [type(command) for command in bench.workers.commands]
-    assert kinds[-2:] == [PageOut, LoadState]
+    assert kinds[-2:] == [WriteSampler, LoadState]
+
+
+async def test_a_snapshot_counts_only_once_the_versions_before_it_are_on_disk(bench):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A))
+    await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+    bench.workers.holds_writes = True
+    await bench.result(bench.step(A, 2))
+    await bench.until(lambda: len(bench.workers.unwritten) == 2)
+    of_version, of_snapshot = bench.workers.unwritten
+    bench.snapshots.writes.take(of_snapshot)
+    await bench.settled()
+    assert not bench.snapshots.is_behind(A, 2)
+    bench.snapshots.writes.take(of_version)
+    await bench.until(lambda: bench.snapshots.is_behind(A, 2))
+
+
+async def test_a_load_is_answered_only_once_the_versions_before_it_are_on_disk(bench):
+    await bench.result(bench.create(A))
+    path = (await bench.result(bench.save(A, 1, "x")))["path"]
+    await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=1))
+    bench.workers.holds_writes = True
+    loading = bench.load(A, 3, path)
+    await bench.until(lambda: bench.workers.unwritten and bench.workers.sent(LoadState))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert loading not in bench.log.outcomes
+    bench.snapshots.writes.take(bench.workers.unwritten.pop())
+    await bench.result(loading)
+
+
+async def test_a_version_is_written_again_if_it_could_not_be_written_before(bench):
+    bench.snapshots.seconds_between = 0.0
+    await bench.result(bench.create(A))
+    await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
+    bench.workers.write_error = "OSError: No space left on device"
+    await bench.result(bench.step(A, 2))
+    await bench.until(lambda: not bench.versions._writing and not bench.snapshots._writing)
+    await bench.settled()
+    assert not bench.snapshots.is_behind(A, 2)
+    bench.workers.write_error = None
+    await bench.result(bench.step(A, 3))
+    await bench.until(lambda: bench.snapshots.is_behind(A, 3))
+    assert len(bench.workers.sent(WriteSampler)) == 2
 
 
 async def test_versions_come_back_with_their_model(bench):

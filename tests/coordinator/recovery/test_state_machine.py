@@ -162,8 +162,8 @@ class Crashes(RuleBasedStateMachine):
         self.wait_for(self.work_off(rounds=20))
 
     @rule()
-    def write_snapshots(self):
-        self.coordinator.workers.write_snapshots()
+    def complete_folders(self):
+        self.coordinator.workers.write()
         self.wait_for(self.settle())
 
     @precondition(lambda self: self.losses < MOST_GENERATIONS)
@@ -259,7 +259,7 @@ class Crashes(RuleBasedStateMachine):
         for _ in range(rounds):
             await self.settle()
             self.coordinator.workers.finish(100)
-            self.coordinator.workers.write_snapshots()
+            self.coordinator.workers.write()
 
     async def finish_session(self, session_id: str) -> None:
         await self.coordinator.catalog.end_session(session_id, "its client finished")

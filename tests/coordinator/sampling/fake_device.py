@@ -12,10 +12,12 @@ import numpy as np
 
 from spmd_tx.protocol.commands import (
     Decode,
+    DropPaged,
     Forward,
     ForwardBackward,
     LoadSampler,
     OptimStep,
+    PageIn,
     PageOut,
     Prefill,
     SaveSampler,
@@ -72,7 +74,7 @@ class FakeDevice:
         self.tokens = np.full((shards, pages, page_size), -1)
         self.versions = np.full((shards, pages, page_size), "", object)
         self.bank = {0: BASE}
-        self.disk = {}
+        self.paged = {}  # by version
         self.rows = [[] for _ in range(shards)]
         self.executed = defaultdict(int)
 
@@ -85,9 +87,17 @@ class FakeDevice:
             case Decode():
                 return self._decode(command), {}
             case LoadSampler(bank=bank, path=path):
-                self.bank[bank] = self.disk.get(path, path)
-            case PageOut(bank=bank, path=path):
-                self.disk[path] = self.bank[bank]
+                self.bank[bank] = path
+            case PageOut(bank=bank, version=version):
+                assert version not in self.paged
+                self.paged[version] = self.bank[bank]
+                return {}, {"host_bytes": 0.0, "disk_bytes": 0.0}
+            case PageIn(bank=bank, version=version):
+                self.bank[bank] = self.paged.pop(version)
+                return {}, {"from_disk": 0.0}
+            case DropPaged(versions=versions):
+                for version in versions:
+                    del self.paged[version]
             case SaveSampler(bank=bank, slot=slot, path=path) if bank >= 0:
                 self.bank[bank] = f"slot {slot} at {self.executed[SaveSampler]}" if path is None else path
             case ForwardBackward(rows=rows) | Forward(rows=rows):

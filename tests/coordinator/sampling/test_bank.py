@@ -4,16 +4,23 @@ import pytest
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
-from spmd_tx.protocol.commands import AdapterSpec, LoadSampler, PageOut
+from spmd_tx.protocol.commands import (
+    AdapterSpec,
+    DropPaged,
+    LoadSampler,
+    PageIn,
+    PageOut,
+    WriteSampler,
+)
 
 ADAPTER = AdapterSpec(rank=4)
-FOLDER = Path("/paged-out")
+FOLDER = Path("/versions")
 
 
 @pytest.fixture
 def bank():
     """Two slots that rows may use at once, and one for the next save."""
-    return VersionBank(slots=4, page_out_dir=FOLDER)
+    return VersionBank(slots=4, directory=FOLDER)
 
 
 def on_disk(bank, *names):
@@ -45,26 +52,52 @@ def test_a_saved_version_is_on_the_device(bank):
     assert (bank.place("s").bank, bank.place("s").before) == (saved.bank, [])
 
 
-def test_a_version_that_is_nowhere_on_disk_is_written_out_before_its_slot_is_reused(bank):
+def test_a_version_without_a_slot_waits_with_the_workers_and_comes_back_from_there(bank):
     saved = bank.reserve("s", ADAPTER)
     on_disk(bank, "a", "b", "c")
     places = [bank.place(name) for name in ("a", "b", "c")]
     assert places[-1].bank == saved.bank
     page_out, load = places[-1].before
-    assert page_out == PageOut(bank=saved.bank, adapter=ADAPTER, path=f"/paged-out/{folder_name('s')}")
+    assert page_out == PageOut(bank=saved.bank, version=bank.weights("s"))
     assert isinstance(load, LoadSampler)
 
-    back = bank.place("s").before
-    assert back == [
-        LoadSampler(bank=bank.place("s").bank, adapter=ADAPTER, path=f"/paged-out/{folder_name('s')}")
-    ]
+    back = bank.place("s")
+    adapter = {"bank": back.bank, "version": bank.weights("s"), "adapter": ADAPTER}
+    assert back.before == [PageOut(bank=places[0].bank, version=bank.weights("a")), PageIn(**adapter)]
+    assert isinstance(bank.place("a").before[-1], PageIn), "its folder is read once"
 
 
-def test_a_version_with_a_folder_is_not_written_out(bank):
+def test_a_version_is_written_to_disk_once_from_wherever_it_is(bank):
     bank.reserve("s", ADAPTER)
-    bank.register("s", ADAPTER, "/checkpoints/s")
+    path = str(FOLDER / folder_name("s"))
+    commands, folder = bank.write_out("s")
+    assert commands == [WriteSampler(bank=bank.place("s").bank, adapter=ADAPTER, path=path)]
+    assert str(folder) == path
+
     on_disk(bank, "a", "b", "c")
-    assert [len(bank.place(name).before) for name in ("a", "b", "c")] == [1, 1, 1]
+    for name in ("a", "b", "c"):
+        bank.place(name)
+    commands, _ = bank.write_out("s")
+    assert [type(command) for command in commands] == [PageOut, PageIn, WriteSampler]
+    assert {command.step for command in bank.programs_to_write_out(["s"])} == {"write_sampler"}
+    bank.note_folder("s", folder)
+    assert bank.write_out("s") is None
+    assert bank.programs_to_write_out(["s"]) == []
+    assert bank.write_out("a") is None, "it has a folder from the beginning"
+
+
+def test_the_workers_forget_what_they_keep_of_a_forgotten_version(bank):
+    bank.reserve("s", ADAPTER)
+    weights = bank.weights("s")
+    on_disk(bank, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        bank.place(name)
+    bank.forget("a")  # it has a slot
+    assert bank.take_dropped() == []
+    bank.reserve("s", ADAPTER)
+    assert bank.take_dropped() == [DropPaged(versions=[weights])]
+    assert bank.take_dropped() == []
+    assert bank.weights("s") != weights
 
 
 def test_the_least_recently_used_version_leaves(bank):
@@ -111,6 +144,7 @@ def test_a_new_save_under_an_old_name_leaves_running_rows_alone(bank):
 
 def test_forgotten_versions_leave_their_slot_and_their_written_out_folder(bank):
     bank.reserve("s", ADAPTER)
+    bank.note_folder("s", FOLDER / folder_name("s"))
     on_disk(bank, "a", "b", "c")
     for name in ("a", "b", "c"):
         bank.place(name)

@@ -119,7 +119,7 @@ async def test_many_saves_fit_where_a_few_versions_do(bench):
 async def test_a_superseded_version_on_disk_is_deleted(bench):
     first = await publish(bench, 1, 0)
     folder = bench.directory / "versions" / folder_name(first)
-    bench.bank.write_out(first)
+    bench.bank.note_folder(first, folder)
     folder.mkdir()
     await publish(bench, 4, 1)
     await bench.until(lambda: not folder.exists())

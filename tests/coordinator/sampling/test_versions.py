@@ -27,14 +27,8 @@ async def sampler(bench, seq_id=0, path=PATH, session="bob"):
     return (await bench.catalog.add_sampler(session, seq_id, "tiny", path=path)).id
 
 
-def evict(bench, version):
-    """Give every slot of the bank to others, then ask where the version is read from."""
-    for number in range(5):
-        place = bench.bank.reserve(f"other {number}", bench.workers.commands[0].adapter)
-        bench.workers.commands += place.before
-    (load,) = bench.bank.place(version).before[-1:]
-    assert isinstance(load, LoadSampler)
-    return Path(load.path)
+def folder_of(bench, version):
+    return Path(bench.bank._versions[version].path)
 
 
 def weights(folder):
@@ -59,7 +53,7 @@ async def test_samplers_of_one_checkpoint_share_its_place(bench):
 async def test_a_deleted_checkpoint_stays_with_its_open_samplers(bench):
     version = await bench.version_of(await sampler(bench))
     await bench.checkpoints.delete(parse(PATH))
-    assert weights(evict(bench, version)) == 7.0
+    assert weights(folder_of(bench, version)) == 7.0
     with pytest.raises(NotFound):
         await bench.version_of(await sampler(bench, 1))
 
@@ -71,8 +65,8 @@ async def test_an_overwritten_checkpoint_is_new_for_new_samplers_only(bench):
     await bench.result(bench.save_for_sampler(A, 4, "w1", overwrite=True))
     new = await bench.version_of(await sampler(bench, 1))
     assert await bench.version_of("bob:sample:0") == old != new
-    assert weights(evict(bench, old)) == 7.0
-    assert weights(evict(bench, new)) == bench.workers.weights[0] != 7.0
+    assert weights(folder_of(bench, old)) == 7.0
+    assert weights(folder_of(bench, new)) == bench.workers.weights[0] != 7.0
 
 
 async def test_a_version_lives_until_its_last_session_has_ended(bench):

@@ -33,6 +33,9 @@ class FakeSampling:
     def cancel(self, request_id):
         self._left.pop(request_id, None)
 
+    def take_dropped(self):
+        return []
+
     def waiting(self):
         return bool(self._left)
 

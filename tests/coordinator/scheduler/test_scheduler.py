@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator.requests.records import Finished
+from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.training import line
@@ -13,7 +14,6 @@ from spmd_tx.protocol.commands import (
     ForwardBackward,
     OptimStep,
     PageOut,
-    SaveSampler,
     SaveState,
 )
 from tests.coordinator.scheduler.fake_sampling import sample, slots
@@ -250,9 +250,12 @@ async def test_a_session_that_ends_leaves_no_version_behind(bench, sampling):
     bench.create(A)
     for seq_id in range(1, 9):  # more than the bank holds
         await bench.result(bench.save_for_sampler(A, seq_id, sampling_session_seq_id=seq_id))
-    assert bench.workers.sent(PageOut)
-    for command in bench.workers.sent(PageOut):
-        (bench.directory / "versions" / command.path).mkdir()
+    paged = [command.version for command in bench.workers.sent(PageOut)]
+    assert paged
+    for seq_id in range(1, 9):
+        folder = bench.directory / "versions" / folder_name(f"alice:sample:{seq_id}")
+        folder.mkdir()
+        bench.bank.note_folder(f"alice:sample:{seq_id}", folder)
     sampling.decodes = 3
     late = bench.submit(
         "sample", "alice:sample:2", 0, SampleRequest(ModelInput([ModelInputChunk(tokens=[1])]))
@@ -261,8 +264,9 @@ async def test_a_session_that_ends_leaves_no_version_behind(bench, sampling):
     await bench.outcome(late)
     assert isinstance(bench.log.outcomes[late], Finished)  # nothing in flight is failed
     await bench.until(lambda: not list((bench.directory / "versions").iterdir()))
-    assert not any(bench.bank.knows(command.path) for command in bench.workers.sent(SaveSampler))
-    assert not bench.bank.knows("alice:sample:8")
+    assert not any(bench.bank.knows(f"alice:sample:{seq_id}") for seq_id in range(1, 9))
+    (dropped,) = bench.bank.take_dropped()
+    assert set(dropped.versions) == set(paged)
 
 
 async def test_work_that_came_before_the_workers_were_ready_is_done(tmp_path, sampling):

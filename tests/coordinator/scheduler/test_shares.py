@@ -1,7 +1,6 @@
 from itertools import pairwise
 
 from spmd_tx.protocol.commands import (
-    CreateAdapter,
     Decode,
     ForwardBackward,
     PageOut,
@@ -61,8 +60,7 @@ async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, 
 async def test_what_a_decode_needs_is_sent_right_before_it(bench, sampling):
     bench.create(A)
     seq_id = await bench.hold(A, 1)
-    adapter = bench.workers.sent(CreateAdapter)[0].adapter
-    sampling.before = [PageOut(bank=bank, adapter=adapter, path=f"/{bank}") for bank in (1, 2, 3)]
+    sampling.before = [PageOut(bank=bank, version=f"version {bank}") for bank in (1, 2, 3)]
     trained, sampled = bench.train(A, seq_id, 10), await sample(bench)
     await bench.prepared(A)
     await bench.until(sampling.waiting)

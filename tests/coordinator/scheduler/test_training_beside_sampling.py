@@ -10,7 +10,7 @@ from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol.commands import LoadSampler, PageOut, SaveSampler
+from spmd_tx.protocol.commands import DropPaged, LoadSampler, PageIn, PageOut, SaveSampler
 from tests.coordinator.sampling.bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Words, prompt_of
 from tests.coordinator.sampling.fake_device import FakeDevice, FakeWorkers, continuation
 from tests.coordinator.training.bench import running
@@ -80,4 +80,7 @@ async def test_every_version_draws_its_own_tokens_while_others_train_and_sample(
             assert samples == expected
     assert len(saves) == ROUNDS * len(CLIENTS)
     assert any(isinstance(command, PageOut) for command in bench.workers.commands)  # more than the bank holds
-    assert any(isinstance(command, LoadSampler) for command in bench.workers.commands)
+    bench.scheduler.session_ended(CLIENTS[0])
+    await bench.until(lambda: isinstance(bench.workers.commands[-1], DropPaged))
+    assert any(isinstance(command, PageIn) for command in bench.workers.commands)
+    assert not any(isinstance(command, LoadSampler) for command in bench.workers.commands)  # reads files

@@ -44,6 +44,9 @@ HALF = [60] * 2  # of a micro-batch of short rows: two models meet in it
 class NoSampling:
     """A sample batch without samples."""
 
+    def take_dropped(self):
+        return []
+
     def waiting(self):
         return False
 
@@ -96,10 +99,15 @@ class TrainingBench:
         )
 
     def equip(self, workers, plan):
-        workers.on_written, workers.on_custom_loss = self.snapshots.written, self.loss_runs.take
-        self.bank = VersionBank(slots=6, page_out_dir=self.directory / "versions")
+        workers.on_written, workers.on_custom_loss = self.snapshots.writes.take, self.loss_runs.take
+        self.bank = VersionBank(slots=6, directory=self.directory / "versions")
         versions = open_versions(
-            self.catalog, self.checkpoints, self.bank, self.directory / "versions", LIMITS.max_rank
+            self.catalog,
+            self.checkpoints,
+            self.bank,
+            self.directory / "versions",
+            LIMITS.max_rank,
+            self.snapshots.writes,
         )
         training = Training(
             checkpoints=self.checkpoints,

@@ -19,11 +19,14 @@ from spmd_tx.protocol.commands import (
     ForwardBackward,
     LoadState,
     OptimStep,
+    PageIn,
+    PageOut,
     SaveSampler,
     SaveState,
     Snapshot,
     SwapIn,
     SwapOut,
+    WriteSampler,
 )
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Written
 
@@ -35,6 +38,9 @@ class FakeTrainer:
 
     def __init__(self):
         self.on_written = self.on_custom_loss = None  # given by the bench
+        self.write_error = None  # why no PEFT folder can be written
+        self.holds_writes = False
+        self.unwritten = []  # reports that are kept back
         self.losses = {}  # that are being run, by number
         self.holds_losses = False
         self.commands = []
@@ -121,13 +127,31 @@ class FakeTrainer:
                 _write(path, "state", self.weights[slot])
             case Snapshot(slot=slot, path=path):
                 _write(path, "state", self.weights[slot])
-                report = Written(generation=1, process=0, path=path)
-                asyncio.get_running_loop().call_soon(lambda: self.on_written(report))
+                self._end_writing(path)
             case LoadState(slot=slot, path=path):
                 self.weights[slot] = float((Path(path) / "state").read_text())
             case SaveSampler(slot=slot, path=path) if path is not None:
-                _write(path, "adapter_model.safetensors", self.weights[slot])
+                self._write_peft(path, self.weights[slot])
+            case WriteSampler(bank=bank, path=path):
+                self._write_peft(path, bank)
+            case PageOut():
+                return {}, {"host_bytes": 0.0, "disk_bytes": 0.0}
+            case PageIn():
+                return {}, {"from_disk": 0.0}
         return {}, {}
+
+    def _write_peft(self, path, weights):
+        if self.write_error is None:
+            _write(path, "adapter_model.safetensors", weights)
+        self._end_writing(path, self.write_error)
+
+    def _end_writing(self, path, error=None):
+        """Report it when the loop comes to it, or keep the report back."""
+        report = Written(generation=1, process=0, path=path, error=error)
+        if self.holds_writes:
+            self.unwritten.append(report)
+        else:
+            asyncio.get_running_loop().call_soon(lambda: self.on_written(report))
 
 
 def _write(path, name, weights):

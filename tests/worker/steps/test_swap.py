@@ -4,17 +4,22 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import to_devices
-from spmd_tx.sharding.weight import shardings
+from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.steps import swap
 from spmd_tx.worker.steps.optimizer import AdamWInputs
+from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, train_weights
 from tests.support.tiny_engine import (
     MODELS,
@@ -56,19 +61,27 @@ class Swapper:
         return self.steps.back(state, vector, np.int32(slot)), is_from_disk
 
 
-def every_bit_used(declared: TrainState, seed: int) -> TrainState:
-    """Numbers of all kinds: NaN with a payload, -0, subnormal ones, large integers."""
+def every_bit_used(declared: Any, seed: int) -> Any:
+    """Numbers of all kinds: -0, subnormal ones, large integers, and NaN with a payload.
+
+    Of 16 bits there are only finite ones: CPUs compute in 32 bits, and lose the payload of NaN.
+    """
     arrays = random_arrays(declared, seed, std=1.0)
 
     def spoil(leaf: np.ndarray) -> np.ndarray:
-        bits = leaf.copy().view(np.uint32)
-        bits.flat[::7] = np.random.default_rng(seed).integers(0, 2**32, bits.flat[::7].size, dtype=np.uint32)
+        bits = leaf.copy().view(f"u{leaf.dtype.itemsize}")
+        most = np.iinfo(bits.dtype).max
+        bits.flat[::7] = np.random.default_rng(seed).integers(
+            most, size=bits.flat[::7].size, dtype=bits.dtype
+        )
+        if leaf.dtype == jnp.bfloat16:
+            bits = np.where(bits & 0x7F80 == 0x7F80, leaf.view(np.uint16), bits)
         return bits.view(leaf.dtype)
 
     return jax.tree.map(spoil, arrays)
 
 
-def moved(before: TrainState, after: TrainState, source: int, target: int) -> TrainState:
+def moved(before: Any, after: Any, source: int, target: int) -> Any:
     """``before`` with one slot of ``after``."""
 
     def leaf(stack: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -80,7 +93,7 @@ def moved(before: TrainState, after: TrainState, source: int, target: int) -> Tr
     return jax.tree.map(leaf, before, after)
 
 
-def assert_same_bits(actual: TrainState, expected: TrainState) -> None:
+def assert_same_bits(actual: Any, expected: Any) -> None:
     for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert here.tobytes() == there.tobytes()
 
@@ -100,6 +113,39 @@ def test_a_swapped_slot_comes_back_bit_for_bit_from_host_and_disk(shape, kind, t
         assert is_from_disk == (swapper is on_disk)
         assert_same_bits(to_numpy(state), moved(others, arrays, FROM, TO))
         assert swapper.idle.host_bytes == swapper.idle.disk_bytes == 0
+
+
+@pytest.mark.parametrize("budget", [2**30, BEYOND_HOST], ids=["host", "disk"])
+@pytest.mark.parametrize(
+    "shape, kind, dtype",
+    [
+        ((1, 1, 1), "dense", "bfloat16"),
+        ((2, 1, 4), "dense", "bfloat16"),
+        ((2, 2, 2), "mixture", "bfloat16"),
+        ((2, 1, 4), "dense", "float32"),
+    ],
+)
+def test_a_version_comes_back_into_the_bank_bit_for_bit(shape, kind, dtype, budget, tmp_path):
+    mesh = make_mesh(*shape)
+    adapters = adapter_weights(MODELS[kind], mesh, SLOTS, RANK, jnp.dtype(dtype), zero=False)
+    declared = Bank(adapters, Weight((SLOTS, 2), P(), jnp.float32))
+    page_out, page_in = (
+        swap.make_swap_steps(mesh, declared.w).out,
+        swap.make_page_in(mesh, declared),
+    )
+    idle = IdleAdapters(tmp_path / "idle", budget)
+    arrays, others = (every_bit_used(declared, seed) for seed in (1, 2))
+
+    def place(bank: Bank) -> Bank:
+        return jax.tree.map(to_devices, bank, shardings(mesh, declared))
+
+    idle.put("version", page_out(place(arrays).w, np.int32(FROM)))
+    idle.settle()
+    vector, is_from_disk = idle.take("version")
+    assert is_from_disk == (budget == BEYOND_HOST)
+    assert idle.host_bytes == idle.disk_bytes == 0
+    after = to_numpy(page_in(place(others), vector, np.int32(TO), arrays.scale[FROM]))
+    assert_same_bits(after, moved(others, arrays, FROM, TO))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (8, 1, 1), (2, 1, 4), (1, 1, 8)], ids=mesh_name)
