@@ -16,7 +16,9 @@ Kind = Literal["train", "forward", "prefill", "decode", "optim_step", "other"]
 SMALL_STEPS = (
     "create_adapter",
     "save_sampler",
+    "write_sampler",
     "page_out",
+    "page_in",
     "save_state",
     "load_state",
     "swap_out",
