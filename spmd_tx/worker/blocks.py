@@ -26,8 +26,8 @@ def blocks(tree: Any, shards: int, rows: int) -> Iterator[Any]:
 
 
 def _part(x: np.ndarray, shards: int, start: int, rows: int) -> np.ndarray:
-    by_shard = x.reshape(shards, -1, *x.shape[1:])
-    return by_shard[:, start : start + rows].reshape(-1, *x.shape[1:])
+    by_shard = x.reshape(shards, x.shape[0] // shards, *x.shape[1:])
+    return by_shard[:, start : start + rows].reshape(shards * rows, *x.shape[1:])
 
 
 class Joined(PyTreeNode):
@@ -52,8 +52,12 @@ class Joined(PyTreeNode):
             for start in range(0, len(parts), self.pieces)
         ]
         before, after = whole[0].shape[: self.axis], whole[0].shape[self.axis + 1 :]
-        by_shard = [each.reshape(*before, self.shards, -1, *after) for each in whole]
-        array = np.concatenate(by_shard, axis=self.axis + 1).reshape(*before, -1, *after)
+        rows = [each.shape[self.axis] // self.shards for each in whole]
+        by_shard = [
+            each.reshape(*before, self.shards, count, *after) for each, count in zip(whole, rows, strict=True)
+        ]
+        array = np.concatenate(by_shard, axis=self.axis + 1)
+        array = array.reshape(*before, self.shards * sum(rows), *after)
         return array if dtype is None else array.astype(dtype)
 
 

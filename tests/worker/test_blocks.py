@@ -23,6 +23,13 @@ def test_rows_may_be_the_second_dimension_of_a_reply():
     assert np.array_equal(np.asarray(joined(parts, SHARDS, axis=1)["tokens"]), steps)
 
 
+def test_arrays_may_have_a_width_of_zero():
+    rows = np.zeros((SHARDS * 4, 3, 0), np.int32)
+    parts = list(blocks({"targets": rows}, SHARDS, 2))
+    assert [part["targets"].shape for part in parts] == [(SHARDS * 2, 3, 0)] * 2
+    assert np.asarray(joined(parts, SHARDS)["targets"]).shape == rows.shape
+
+
 def test_a_single_block_is_all_rows():
     (whole,) = blocks({"tokens": np.arange(4)}, SHARDS, 0)
     assert whole["tokens"].tolist() == [0, 1, 2, 3]

@@ -242,7 +242,7 @@ class Programs:
         try:
             for call, compiled in built:
                 self._store.save(call, compiled)
-        except Exception as problem:  # the disk's, or of a program that cannot be serialized
+        except Exception as problem:  # the disk's
             logger.warning("could not store a program: %s", problem)
 
     def _rest(self) -> None:

@@ -60,9 +60,14 @@ class ProgramStore:
         """Write a program. It must have been compiled in this process, not loaded from JAX's cache.
 
         A program that XLA has loaded lacks its object code when it is serialized again, and fails only when
-        it is run. Raises OSError.
+        it is run. One that XLA cannot serialize, as it cannot some that sort, is left out and compiled again
+        by the next start. Raises OSError.
         """
-        serialized, _, out_tree = serialize_executable.serialize(compiled)
+        try:
+            serialized, _, out_tree = serialize_executable.serialize(compiled)
+        except jax.errors.JaxRuntimeError as problem:
+            logger.info("%s is not kept: %s", call, problem)
+            return
         content = pickle.dumps((serialized, jax.tree.unflatten(out_tree, range(out_tree.num_leaves))))
         path = self._path(call)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")

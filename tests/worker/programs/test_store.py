@@ -7,6 +7,7 @@ from queue import SimpleQueue
 import jax
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 
 from spmd_tx.protocol.commands import AWAITED
 from spmd_tx.protocol.programs import ProgramShape
@@ -100,6 +101,19 @@ def test_what_comes_from_the_cache_of_jax_is_not_saved_because_it_could_not_be_r
     jax.clear_caches()
     assert order(store, mesh, call(number)).stop()
     assert not store.has(call(number))
+
+
+def test_a_program_that_cannot_be_serialized_is_left_out_without_a_warning(store, mesh, caplog, monkeypatch):
+    def refuse(compiled):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: `LessThan` is not serializable.")
+
+    monkeypatch.setattr(serialize_executable, "serialize", refuse)
+    program = call(new_number())
+    programs = order(store, mesh, program)
+    assert programs.run(program, mesh)["sum"].shape == (4,)
+    assert programs.stop()
+    assert not store.has(program)
+    assert not caplog.records
 
 
 def test_a_disk_that_cannot_be_written_costs_nothing_else(tmp_path, mesh, caplog):
