@@ -65,7 +65,8 @@ def run(
             found.append(compiled(config.with_mesh(mesh), model, devices, wish, _say))
         except StartError as error:
             refusal = error
-            _say(f"{config.with_mesh(mesh).sizes_as_options}: {error}")
+            if len(meshes) > 1:
+                _say(f"{config.with_mesh(mesh).sizes_as_options}: {error}")
     if not found:
         raise refusal or StartError("no mesh of these devices fits the sizes that are given")
     found.sort(key=_worth)
@@ -148,7 +149,7 @@ def show(devices: Devices, found: Sequence[Compiled]) -> None:
                 console.print(f"{program.name} could not be compiled: {program.error}", markup=False)
         if each.predicted is not None:
             console.print(_prediction(each.predicted))
-    if len(found) > 1:
+    if len(found) > 1 and found[-1].predicted is not None:
         console.print(f"best: {found[-1].config.sizes_as_options}")
     console.print(
         "Of one device and one run of each program; of a decode, one token per row. What time takes is "

@@ -22,6 +22,7 @@ FIGURES = (
     *("collectives", "collective_bytes"),
 )
 ROLES = ("train", "prefill", "continued prefill", "copy_pages", "decode", "widest decode", "optim_step")
+USUAL_ADAPTERS = 8
 # The same source and versions give the same programs, but for the order in which XLA tries things.
 TOLERANCE = 1.01
 
@@ -35,10 +36,12 @@ class Case:
     mesh: tuple[int, int, int]
     context: int
     budgets: Mapping[str, "Budget"]
+    adapters: int = USUAL_ADAPTERS  # slots for training, and for sampling
 
     @property
     def name(self) -> str:
-        return f"{self.model} {self.devices} {','.join(map(str, self.mesh))} {self.context}"
+        fewer = "" if self.adapters == USUAL_ADAPTERS else f" adapters={self.adapters}"
+        return f"{self.model} {self.devices} {','.join(map(str, self.mesh))} {self.context}{fewer}"
 
     @property
     def is_tpu(self) -> bool:
@@ -90,7 +93,7 @@ def read(text: str) -> list[Case]:
 
 
 def _case(name: str, roles: Mapping[str, Any]) -> Case:
-    model, devices, mesh, context = name.split()
+    model, devices, mesh, context, *fewer = name.split()
     budgets = {}
     for role, figures in roles.items():
         most = dict(figures)
@@ -100,7 +103,8 @@ def _case(name: str, roles: Mapping[str, Any]) -> Case:
             raise ValueError(f"{name}, {role}: {unknown or 'not a role, or a known miss without a budget'}")
         budgets[role] = Budget(most, known)
     fsdp, ep, tp = map(int, mesh.split(","))
-    return Case(model, devices, (fsdp, ep, tp), int(context), budgets)
+    adapters = int(fewer[0].removeprefix("adapters=")) if fewer else USUAL_ADAPTERS
+    return Case(model, devices, (fsdp, ep, tp), int(context), budgets, adapters)
 
 
 def write(cases: Sequence[Case], found: Mapping[str, Mapping[str, Mapping[str, float]]], text: str) -> str:
@@ -167,7 +171,12 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     from spmd_tx.worker.aot.target import answering_for, target_for
     from spmd_tx.worker.memory.accelerators import parse_devices
 
-    config = ServerConfig(base_model=case.model, max_context_length=case.context).with_mesh(case.mesh)
+    config = ServerConfig(
+        base_model=case.model,
+        max_context_length=case.context,
+        max_lora_adapters=case.adapters,
+        sampler_slots=case.adapters,
+    ).with_mesh(case.mesh)
     devices = parse_devices(case.devices, None)
     plan = plan_for(config, REAL_MODELS[case.model], devices)
     target = target_for(plan, devices)

@@ -16,6 +16,12 @@ known.launches = 800
 """
 
 
+def test_a_case_may_have_fewer_adapters():
+    (case,) = read(TEXT.replace("2048", "2048 adapters=4"))
+    assert case.adapters == 4
+    assert case.name == "qwen3-4b v5e:2x4 2,1,4 2048 adapters=4"
+
+
 def lines(**found):
     (case,) = read(TEXT)
     figures = {"sorts": 0, "bytes_moved": 5e9, "launches": 800} | found

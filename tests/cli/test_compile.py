@@ -88,6 +88,11 @@ def test_tables_are_printed_the_best_mesh_last(run):
     assert "best: --fully-sharded-data-parallel-size 4" in said
 
 
+def test_no_mesh_is_the_best_where_nothing_is_predicted(run, monkeypatch):
+    monkeypatch.setattr(command, "compiled", lambda config, *rest: Compiled(config, [], None))
+    assert "best" not in run((4, 1, 2), (8, 1, 1)).out
+
+
 def test_a_mesh_that_does_not_fit_is_refused_if_there_is_no_other(run):
     with pytest.raises(StartError, match="does not fit"):
         run((2, 1, 4))
