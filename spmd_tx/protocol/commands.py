@@ -402,6 +402,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_steps: int  # maximum of one Decode
     compilation_cache: str  # directory
     idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
+    kernel_choices: str = ""  # directory for the choices of kernels that GPUs have made; "": nowhere
     attention: str = "auto"  # a name of models/attention.py's IMPLEMENTATIONS; "auto": workers choose
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # maximum of a micro-batch, per data shard; 0: as many as fit and are useful

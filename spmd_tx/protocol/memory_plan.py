@@ -20,6 +20,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     adapter_bytes: int = 0  # training slots: weights, gradient, two moments
     bank_bytes: int = 0  # sampler slots
     cache_bytes: int = 0  # pages of keys and values
+    compiling_bytes: int = 0  # to try kernels beside a step, on GPUs
     step_bytes: int = 0  # what is left for steps while they run
     step_needs: dict[str, int] = {}  # bytes for the largest batch of each step: "train light 4 x 2048"
     remat: dict[str, str] = {}  # what training computes twice, by micro-batch: "4 x 2048" -> "light"
@@ -35,11 +36,13 @@ def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
     """Return the rows of a table: what, size per device, note."""
     split = "split over fsdp" if plan.splits_base else ""
     largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
+    compiling = ("compiling", show_size(plan.compiling_bytes), "to try kernels beside a step")
     return [
         ("base weights", show_size(plan.base_bytes), split),
         ("training slots", show_size(plan.adapter_bytes), "weights, gradient and two moments in float32"),
         ("sampler slots", show_size(plan.bank_bytes), ""),
         ("steps while they run", show_size(plan.step_bytes), f"most needs {largest}" if largest else ""),
+        *([compiling] if plan.compiling_bytes else []),
         (
             "keys and values",
             show_size(plan.cache_bytes),

@@ -44,6 +44,7 @@ class Ready(Report, frozen=True, tag="ready"):
 
     device: str  # "8 x cpu"
     plan: MemoryPlan
+    kernels: str = ""  # which choices of kernels, made by trying them, programs are compiled with; "": none
     compiles_aside: bool = False  # whether programs that nobody waits for are compiled at nobody's expense
 
 

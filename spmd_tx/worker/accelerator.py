@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +37,7 @@ OVERLAPPED = (
     "--xla_gpu_enable_latency_hiding_scheduler=true",
     "--xla_gpu_enable_while_loop_double_buffering=true",
 )
+AUTOTUNED = "--xla_gpu_per_fusion_autotune_cache_dir"
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,9 @@ def prepare_accelerator(
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_FRACTION)
     progress("trying flags and attention on the GPU")
     model = read_model_config(Path(setup.model_dir))
-    choice = settle(setup.compilation_cache, wanted_flags(setup), sizes_of(setup, model, device_ids))
+    folder = setup.kernel_choices or setup.compilation_cache
+    try_one = partial(run_self_test, setup.compilation_cache)
+    choice = settle(folder, wanted_flags(setup), sizes_of(setup, model, device_ids), try_one)
     os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
     return msgspec.structs.replace(setup, attention=choice.attention)
 
@@ -66,7 +70,18 @@ class Choice(msgspec.Struct, frozen=True):
     attention: str
 
 
-def settle(folder: str, flags: Sequence[str], sizes: Sizes) -> Choice:
+class Ended(msgspec.Struct, frozen=True):
+    """Holds how a self-test ended."""
+
+    code: int | None  # None: it took too long and was stopped
+    verdicts: list[Verdict]
+    errors: str
+
+
+RunSelfTest = Callable[[Sequence[str], Sizes], Ended]
+
+
+def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> Choice:
     """Try everything once for this machine and these versions, and store the choice in the folder.
 
     A restarted worker must choose the same even if a new test came out differently, because requests that
@@ -76,7 +91,7 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes) -> Choice:
     kept = Path(folder) / f"accelerator-{hashlib.sha256(key).hexdigest()[:16]}.json"
     if kept.exists():
         return msgspec.json.decode(kept.read_bytes(), type=Choice)
-    known, verdicts = try_out(flags, sizes, partial(run_self_test, folder))
+    known, verdicts = try_out(flags, sizes, run)
     for verdict in verdicts:
         if verdict.problem:
             log.warning("attention %r is not used: %s", verdict.implementation, verdict.problem)
@@ -89,6 +104,19 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes) -> Choice:
     unfinished.write_bytes(msgspec.json.encode(choice))
     unfinished.replace(kept)
     return choice
+
+
+def identity_of_choices(folder: Path) -> str:
+    """Return a name for the choices of kernels that the folder holds; it lasts as long as they do."""
+    file = folder / "identity"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"identity.{os.getpid()}"
+        unfinished.write_text(os.urandom(4).hex())
+        with suppress(FileExistsError):  # another process of this host was first
+            os.link(unfinished, file)
+        unfinished.unlink()
+    return file.read_text()
 
 
 def machine() -> list[str]:
@@ -131,6 +159,10 @@ def wanted_flags(setup: Setup) -> list[str]:
     """List our flags for XLA, except those that the user sets."""
     has_collectives = setup.fsdp * setup.ep * setup.tp > 1
     flags = [*REPRODUCIBLE, *(OVERLAPPED if has_collectives else ())]
+    if setup.kernel_choices and not any(map(str.isspace, setup.kernel_choices)):  # spaces separate flags
+        # The fastest kernel can be another one next time, and then a request that is executed again would
+        # have other bits. So the choices are kept, and not in the cache, which is limited and may be emptied.
+        flags.append(f"{AUTOTUNED}={Path(setup.kernel_choices) / 'autotuned'}")
     users = os.environ.get("XLA_FLAGS", "")
     return [flag for flag in flags if flag.split("=")[0] not in users]
 
@@ -149,17 +181,6 @@ def sizes_of(setup: Setup, model: ModelConfig, device_ids: Sequence[int] | None)
         head_dim=model.head_dim,
         device=device_ids[0] if device_ids else 0,
     )
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """Holds how a self-test ended."""
-
-    code: int | None  # None: it took too long and was stopped
-    verdicts: list[Verdict]
-    errors: str
-
-
-RunSelfTest = Callable[[Sequence[str], Sizes], Ended]
 
 
 def try_out(flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> tuple[list[str], list[Verdict]]:

@@ -17,7 +17,7 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
-from spmd_tx.worker.accelerator import agreed_attention, keep_float32
+from spmd_tx.worker.accelerator import agreed_attention, identity_of_choices, keep_float32
 from spmd_tx.worker.blocks import joined
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
@@ -26,7 +26,7 @@ from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
 from spmd_tx.worker.memory.plan import Plan, engine_setup, report
 from spmd_tx.worker.peft_writer import PeftWriter
-from spmd_tx.worker.programs.agreement import Agreement, must_agree
+from spmd_tx.worker.programs.agreement import Agreement, everybodys, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
@@ -78,6 +78,10 @@ class Engine:
             # JAX's cache would give a program to some processes and let others compile it.
             jax.config.update("jax_enable_compilation_cache", False)
         setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
+        if platform(mesh) == "gpu" and setup.kernel_choices:
+            # Each process tries some of the kernels, and XLA gives the results to all.
+            mine = identity_of_choices(Path(setup.kernel_choices))
+            programs.kernels = "+".join(dict.fromkeys(everybodys("kernels", mine)))
         agreement, ways = None, dict[str, Any]()
         if must_agree(mesh):
             agreement = Agreement()

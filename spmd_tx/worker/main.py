@@ -109,7 +109,13 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
     engine = start_engine(setup, programs, progress)
     engine.on_written = written
     engine.report_aside = inbox.report_aside
-    inbox.report(Ready, device=engine.device, plan=engine.plan, compiles_aside=programs.compiles_aside)
+    inbox.report(
+        Ready,
+        device=engine.device,
+        plan=engine.plan,
+        kernels=programs.kernels,
+        compiles_aside=programs.compiles_aside,
+    )
     Loop(engine, inbox, is_leader, programs.at_work).run()
 
 
@@ -118,6 +124,7 @@ def configure_jax(setup: Setup, devices: int) -> None:
     jax.config.update("jax_num_cpu_devices", devices)  # no effect on accelerators
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_compilation_cache_dir", setup.compilation_cache)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "")  # we choose the folder (accelerator.py)
     # For fast restarts, cache every program, even one that is small or was compiled quickly.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

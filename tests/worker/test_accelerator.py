@@ -1,4 +1,5 @@
 import os
+import shutil
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from spmd_tx.worker.accelerator import (
     Choice,
     Ended,
     agreed_attention,
+    identity_of_choices,
     prepare_accelerator,
     run_self_test,
     try_out,
@@ -133,8 +135,7 @@ def test_without_a_gpu_nothing_is_started_or_set(monkeypatch):
 
 def test_what_was_chosen_is_chosen_again(tmp_path, monkeypatch):
     def settle(gpu, flags=()):
-        monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes: gpu(flags, sizes))
-        return accelerator.settle(str(tmp_path / "cache"), list(flags), SIZES)
+        return accelerator.settle(str(tmp_path / "cache"), list(flags), SIZES, gpu)
 
     disturbed = FakeGpu(fatal=SIZES.implementations)
     assert settle(disturbed) == Choice([], "reference")
@@ -173,6 +174,35 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=false")
     assert accelerator.wanted_flags(SETUP) == [*accelerator.REPRODUCIBLE, accelerator.OVERLAPPED[1]]
+
+
+def test_choices_of_kernels_are_kept_apart_from_the_cache_and_have_a_name(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    folder = tmp_path / "kernel_choices"
+    here = msgspec.structs.replace(
+        SETUP, kernel_choices=str(folder), compilation_cache=str(tmp_path / "cache")
+    )
+    assert accelerator.wanted_flags(here)[-1] == f"{accelerator.AUTOTUNED}={folder}/autotuned"
+    spaced = msgspec.structs.replace(here, kernel_choices="/my data/kernel_choices")
+    assert accelerator.wanted_flags(spaced) == accelerator.wanted_flags(SETUP)
+    first = identity_of_choices(folder)
+    assert first == identity_of_choices(folder)
+    assert [file.name for file in folder.iterdir()] == ["identity"]
+    shutil.rmtree(folder)
+    assert identity_of_choices(folder) != first, "what was chosen is gone"
+
+
+def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeypatch):
+    monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
+    model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
+    monkeypatch.setattr(accelerator, "read_model_config", lambda _: model)
+    monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes: FakeGpu()(flags, sizes))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    folders = {name: str(tmp_path / name) for name in ("kernel_choices", "compilation_cache")}
+    prepare_accelerator(msgspec.structs.replace(SETUP, **folders), None, lambda _: None)
+    assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"]
+    assert not (tmp_path / "compilation_cache").exists()
 
 
 def test_one_device_has_no_collectives_to_hide():

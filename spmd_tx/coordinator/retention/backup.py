@@ -10,7 +10,7 @@ from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.errors import StartError
 
 DATABASE = "spmd_tx.db"
-FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability")
+FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability", "kernel_choices")
 UNFINISHED = (".staged", ".partial", ".deleted", ".tmp", "lock")
 
 

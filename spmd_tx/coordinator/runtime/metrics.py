@@ -161,6 +161,7 @@ def show_plan(plan: MemoryPlan) -> None:
         "adapters": plan.adapter_bytes,
         "bank": plan.bank_bytes,
         "steps": plan.step_bytes,
+        "compiling": plan.compiling_bytes,
         "cache": plan.cache_bytes,
     }
     for use, size in uses.items():

@@ -311,13 +311,13 @@ class GenerationBuilder:
         )
         return GenerationParts(
             workers=workers,
-            training=self._training(versions, plan),
+            training=self._training(versions, plan, workers.kernels),
             versions=versions,
             sampling=self._sampling(bank, orders, plan),
             compilation=Compilation(workers, orders),
         )
 
-    def _training(self, versions: Versions, plan: MemoryPlan) -> Training:
+    def _training(self, versions: Versions, plan: MemoryPlan, kernels: str) -> Training:
         config, model = self.config, self.model
         return Training(
             checkpoints=self.checkpoints,
@@ -325,7 +325,7 @@ class GenerationBuilder:
             versions=versions,
             slots=TrainingSlots(config.max_lora_adapters),
             limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank, config.bounds),
-            shapes=training_shapes(config, model.config, model.max_context, plan),
+            shapes=replace(training_shapes(config, model.config, model.max_context, plan), kernels=kernels),
             base_model=config.model_name,
             snapshots=self.snapshots,
             stability=StabilityFiles(config.data_dir),

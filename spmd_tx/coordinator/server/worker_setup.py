@@ -33,6 +33,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -
         decode_steps=config.decode_steps,
         compilation_cache=str(config.data_dir / "compilation_cache"),
         idle_adapters=str(config.data_dir / "idle_adapters"),
+        kernel_choices=str(config.data_dir / "kernel_choices"),
         train_tokens=config.train_tokens,
         batch_invariant=config.batch_invariant,
         longest_row=row_lengths(max_context)[-1],

@@ -28,6 +28,7 @@ KINDS = (
     "stability",
     "compilation_cache",
     "idle_adapters",
+    "kernel_choices",
 )
 DATABASE = "database"
 OTHER = "other"

@@ -1,6 +1,7 @@
 """Executes training requests: from a body to commands, and from their replies to an outcome."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ from spmd_tx.protocol.commands import (
 )
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
+
+logger = logging.getLogger(__name__)
 
 # Kinds without effect on the model's state
 WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
@@ -159,6 +162,10 @@ class Training:
         self, model: TrainedModel, request: Request, body: bytes, layout: str | None
     ) -> Begun | None:
         """Replay a request with an effect and a known outcome; None when the state does not need it."""
+        if self.shapes.has_other_kernels(layout):
+            logger.warning(
+                "request %s was executed with other kernels (%s); its sums may differ", request.id, layout
+            )
         if request.kind == "save_weights_for_sampler":
             save = read_body(body, training.SaveWeightsForSamplerRequest)
             if save.path is not None:

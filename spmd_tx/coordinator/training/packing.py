@@ -46,6 +46,9 @@ def row_lengths(max_context: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
+WITH_KERNELS = " with kernels "  # in a layout
+
+
 @dataclass(frozen=True)
 class TrainingShapes:
     """Defines the few shapes of blocks; each is compiled once."""
@@ -58,6 +61,7 @@ class TrainingShapes:
     max_context: int  # tokens
     attention_share: float  # as ``attention_share`` returns it
     expert_shards: int = 1  # data shards that each have a part of the experts, and rows of each other
+    kernels: str = ""  # as Ready has it (protocol/reports.py)
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:
@@ -65,16 +69,23 @@ class TrainingShapes:
 
     @property
     def layout(self) -> str:
-        """Everything besides the requests that determines how rows share blocks, for the log."""
+        """Everything besides the requests that determines blocks and kernels, for the log."""
         blocks = "+".join(map(str, self.block_tokens))
-        return f"{self.data_shards}x{self.max_context}x{self.attention_share} in blocks of {blocks}"
+        cut = f"{self.data_shards}x{self.max_context}x{self.attention_share} in blocks of {blocks}"
+        return f"{cut}{WITH_KERNELS}{self.kernels}" if self.kernels else cut
+
+    def has_other_kernels(self, layout: str | None) -> bool:
+        """Return whether a request was executed with other choices of kernels: its sums may differ then."""
+        _, is_recorded, kernels = (layout or "").partition(WITH_KERNELS)
+        return bool(is_recorded) and kernels != self.kernels
 
     def as_recorded(self, layout: str | None) -> "TrainingShapes":
         """Return the shapes with this layout, or these if it has other data shards or an old format.
 
         In that case a replayed request is cut like a new one, and its sums may differ in the last bits.
         """
-        given, is_ours, blocks = (layout or "").partition(" in blocks of ")
+        cut = (layout or "").partition(WITH_KERNELS)[0]
+        given, is_ours, blocks = cut.partition(" in blocks of ")
         if not is_ours:
             return self
         shards, context, share = given.split("x")

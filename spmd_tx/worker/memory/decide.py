@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import Setup
+from spmd_tx.sharding.mesh import platform
 from spmd_tx.worker.memory.measure import Measure, measure, measured_plan
 from spmd_tx.worker.memory.plan import Memory, Plan
 from spmd_tx.worker.memory.refusal import make_plan
@@ -65,7 +66,8 @@ def plan_memory(
     sizes = Sizes(setup, model, mesh, compute_dtype(setup))
     limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
     if limits:
-        memory = Memory(_least_of_all(int(USABLE_SHARE * min(limits))))
+        usable = _least_of_all(int(USABLE_SHARE * min(limits)))
+        memory = Memory(usable, tries_kernels=platform(mesh) == "gpu")
         return measured_plan(sizes, memory, progress, _most_of_all, measure)
     share = 1 / (setup.num_processes * jax.local_device_count())
     return make_plan(sizes, of_host(share, _least_of_all))

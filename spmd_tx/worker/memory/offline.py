@@ -42,4 +42,8 @@ def usable_memory(devices: Devices) -> Memory:
         return of_host(1 / devices.count)
     # Only GPUs' memory is shared with libraries that take their own, so JAX's pool is smaller than it.
     fraction = float(MEMORY_FRACTION) if devices.platform != "tpu" else 1.0
-    return Memory(int(devices.bytes * fraction * USABLE_SHARE), is_host=devices.is_cpu)
+    return Memory(
+        int(devices.bytes * fraction * USABLE_SHARE),
+        is_host=devices.is_cpu,
+        tries_kernels=devices.platform == "gpu",
+    )

@@ -32,6 +32,7 @@ class Memory:
     most_resident: int | None = None  # bytes of all permanent arrays, the cache included
     most_saved: int | None = None  # bytes that a training step should keep for its backward pass
     is_host: bool = False  # whether it is host memory, that of CPUs
+    tries_kernels: bool = False  # whether compiling needs memory of the device, too: on GPUs
 
     def continued_shapes(self, sizes: Sizes) -> list[Shape]:
         """Return the largest batches of prompts that continue, with the widest tables."""
@@ -67,7 +68,12 @@ class Plan:
     @property
     def room(self) -> int:
         """The bytes that steps may use while they run."""
-        return self.memory.bytes - self.base - self.adapters - self.bank - self.cache
+        return self.memory.bytes - self.base - self.adapters - self.bank - self.cache - self.compiling
+
+    @property
+    def compiling(self) -> int:
+        """The bytes that compiling may use beside a step."""
+        return self.steps.trying_kernels if self.memory.tries_kernels else 0
 
     @property
     def cache_tokens(self) -> int:
@@ -134,7 +140,6 @@ class Planner:
         self._sizes, self._memory = sizes, memory
         self.base, self.adapters, self.bank = sizes.base(splits_base), sizes.adapters, sizes.bank
         self._needs: dict[tuple[tuple[str, ...], int], int] = {}
-        self.left = memory.bytes - self.base - self.adapters - self.bank
         self.steps = StepMemory(
             model=sizes.model,
             mesh=sizes.mesh,
@@ -146,6 +151,8 @@ class Planner:
             attention="reference" if sizes.setup.attention == "auto" else sizes.setup.attention,
             corrections=corrections,
         )
+        self.compiling = self.steps.trying_kernels if memory.tries_kernels else 0
+        self.left = memory.bytes - self.base - self.adapters - self.bank - self.compiling
 
     def best(self, rows: int) -> Plan | None:
         """Return the best plan with so many rows of decode, or None."""
@@ -254,6 +261,7 @@ def report(plan: Plan) -> MemoryPlan:
         adapter_bytes=plan.adapters,
         bank_bytes=plan.bank,
         cache_bytes=plan.cache,
+        compiling_bytes=plan.compiling,
         step_bytes=plan.room,
         step_needs={f"{step} {rows} x {length}": size for step, ((rows, length), size) in needs},
         remat={f"{rows} x {length}": plan.level(rows, length) for rows, length in shapes},

@@ -44,6 +44,7 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
         f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": planner.adapters,
         f"{sizes.setup.bank_slots} sampler slots": planner.bank,
         f"steps of {block} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
+        **({"trying kernels": planner.compiling} if planner.compiling else {}),
         f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,
     }
     total = sum(parts.values())

@@ -25,6 +25,7 @@ from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.worker.steps.train import HEAD_TOKENS
 
 FP32 = 4  # bytes
+REDZONES = 64 << 20  # bytes around arrays of a kernel that is tried: XLA looks for writes beyond their ends
 LEVELS = tuple(REMAT_LEVELS)  # how much of a layer the backward pass recomputes, the least first
 
 Amount = int | float  # of bytes, or of numbers
@@ -101,6 +102,17 @@ class StepMemory:
         if self.splits_base:  # rows travel
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
         return self._corrected("decode", self.bank_bytes + working)
+
+    @property
+    def trying_kernels(self) -> int:
+        """The bytes that a GPU needs to try kernels for the largest product of a program, beside a step.
+
+        XLA allocates both operands, the result, and a result to compare it with.
+        """
+        model, tokens = self.model, HEAD_TOKENS
+        width = max(model.vocab_size / self._tp, self._width)
+        operands = (tokens + width) * model.d_model * self.itemsize
+        return int(operands + 2 * tokens * width * FP32) + REDZONES
 
     def _corrected(self, step: Step, estimate: Amount, like: Step = "") -> int:
         """Correct an estimate by what was measured of the step, or else of the one that it is ``like``."""

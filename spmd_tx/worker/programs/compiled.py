@@ -80,6 +80,7 @@ class Programs:
         self._store: ProgramStore | None = None
         self._aside: AsideCompiler | None = None
         self._agreement: Agreement | None = None
+        self.kernels = ""  # as Ready has it
         self._unforeseen = 0
         self._is_ending = False
         self._lanes = [

@@ -24,6 +24,7 @@ INDIFFERENT = (
     "model_name",
     "compilation_cache",
     "idle_adapters",
+    "kernel_choices",
     "loss_processes",
     "loss_memory_bytes",
 )

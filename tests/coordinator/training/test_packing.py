@@ -121,6 +121,14 @@ def test_a_recorded_layout_is_read_back():
     assert other.as_recorded(None) == other
 
 
+def test_a_layout_tells_which_kernels_were_used():
+    tried, again = (replace(SHAPES, kernels=kernels) for kernels in ("ab12", "cd34"))
+    assert again.as_recorded(tried.layout) == again
+    found = [again.has_other_kernels(each) for each in (tried.layout, again.layout, SHAPES.layout, None)]
+    assert found == [True, False, False, False]
+    assert SHAPES.has_other_kernels(tried.layout)
+
+
 def test_requests_of_an_earlier_version_are_cut_as_new_ones_are():
     assert SHAPES.as_recorded("2x1024x1000") == SHAPES
     assert SHAPES.as_recorded("2x512x500x0.001") == SHAPES

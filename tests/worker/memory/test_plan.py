@@ -65,6 +65,18 @@ def test_the_parts_add_up_to_the_memory():
     assert max(told.step_needs.values()) <= told.step_bytes
 
 
+def test_where_compiling_tries_kernels_it_has_memory_of_its_own():
+    """Beside a step: enough for the operands of the head, and twice for the logits of a chunk."""
+    server = sizes()
+    without, beside = (make_plan(server, replace(gib(120), tries_kernels=tries)) for tries in (False, True))
+    logits, head = 1024 * 151936 * 4, 151936 * 4096 * 2
+    assert report(without).compiling_bytes == 0
+    assert report(beside).compiling_bytes >= head + 2 * logits
+    taken = without.cache + without.room - beside.cache - beside.room
+    assert taken == report(beside).compiling_bytes
+    assert all(needed <= beside.room for _, needed in beside.worst().values())
+
+
 def test_what_a_device_holds_shrinks_with_the_mesh():
     one, eight = (make_plan(sizes(mesh=mesh), gib(120)) for mesh in ((1, 1, 1), (1, 1, 8)))
     assert one.base / 8 <= eight.base < one.base / 7
