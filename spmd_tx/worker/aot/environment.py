@@ -42,6 +42,8 @@ def check(devices: Devices) -> None:
 def prepare(devices: Devices) -> None:
     """Set the environment. JAX itself must see CPUs only, since it would look for the devices otherwise."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # XLA warns of memory that it would like to spare; what a program needs is in the report.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if devices.platform != "tpu":
         return
     name = TPU_NAMES[devices.kind].format(chips=devices.count, cores=2 * devices.count)
