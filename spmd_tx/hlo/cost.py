@@ -39,7 +39,7 @@ class Cost:
 
     operations: tuple[Operation, ...]
     unknown_loops: tuple[str, ...] = ()  # while loops that run as often as data says; they count once
-    outer_unknown: bool = False  # whether one of them is not inside another loop
+    turns: int = 1  # of the outermost loop that costs most; 1 where there is none, or it is an unknown one
 
     @cached_property
     def flops(self) -> float:
@@ -73,7 +73,7 @@ def cost_of(text: str) -> Cost:
     module = parse(text)
     walk = _Walk(module)
     operations = walk.run(module.entry, 1.0)
-    return Cost(tuple(operations), tuple(walk.unknown), walk.outer_unknown)
+    return Cost(tuple(operations), tuple(walk.unknown), walk.turns)
 
 
 @dataclass
@@ -82,7 +82,8 @@ class _Walk:
 
     module: Module
     unknown: list[str] = field(default_factory=list)
-    outer_unknown: bool = False
+    turns: int = 1  # of the dearest loop that is in no other
+    _dearest: float = 0.0
     _depth: int = 0  # of loops
 
     def run(self, computation: Computation, times: float) -> list[Operation]:
@@ -113,13 +114,14 @@ class _Walk:
         trips = self.module.trips(loop)
         if trips is None:
             self.unknown.append(loop.name)
-            self.outer_unknown |= not self._depth
         body = self.module.computations.get(loop.called("body") or "")
         if body is None:
             return []
         self._depth += 1
         found = self.run(body, times * (1 if trips is None else trips))
         self._depth -= 1
+        if not self._depth and _weight(found) > self._dearest:
+            self._dearest, self.turns = _weight(found), trips or 1
         return found
 
     def _operation(self, computation: Computation, instruction: Instruction, times: float) -> Operation:

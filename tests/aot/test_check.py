@@ -1,10 +1,12 @@
 """The comparison with budgets, without compiling anything."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
 from spmd_tx.worker.memory.accelerators import parse_devices
-from tests.aot.check import FILE, REAL_MODELS, Budget, Case, compare, figures_of, read, write
+from tests.aot.check import FILE, REAL_MODELS, Budget, Case, compare, figures_of, read, role_of, write
 
 TEXT = """# budgets
 
@@ -82,6 +84,26 @@ def test_the_values_of_today_are_written():
 def test_what_was_not_compiled_stays_as_it_is():
     cases = read(TEXT)
     assert read(write(cases, {}, TEXT)) == cases
+
+
+@pytest.mark.parametrize(
+    "name, kind, is_main, is_usual, role",
+    [
+        ("train light 4x2048", "train", True, True, "train"),
+        ("train full 128x64", "train", True, False, "largest train"),
+        ("prefill 1x1024", "prefill", True, True, "prefill"),
+        ("continued prefill 1x1024 after 8192", "prefill", True, False, "continued prefill"),
+        ("copy_pages 128", "prefill", False, True, "copy_pages"),
+        ("decode 128x8192 of 4", "decode", True, False, "widest decode"),
+        ("forward 4x2048", "forward", True, True, None),
+        ("gather", "other", False, False, None),
+    ],
+)
+def test_a_program_has_a_role_whatever_its_size(name, kind, is_main, is_usual, role):
+    program = SimpleNamespace(
+        name=name, is_main=is_main, wanted=SimpleNamespace(kind=kind, is_usual=is_usual)
+    )
+    assert role_of(program) == role
 
 
 def test_the_figures_of_a_program():

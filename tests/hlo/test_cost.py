@@ -46,7 +46,15 @@ def test_a_loop_whose_end_depends_on_data_counts_once():
     cost = cost_of(compiled(run, (16, 16)))
     assert cost.flops == 2 * 16**3
     assert len(cost.unknown_loops) == 1
-    assert cost.outer_unknown
+    assert cost.turns == 1
+
+
+def test_the_dearest_loop_tells_how_many_steps_a_program_takes():
+    def run(x):
+        y = lax.fori_loop(0, 7, lambda _, y: jnp.sin(y), x)
+        return lax.fori_loop(0, 3, lambda _, y: lax.fori_loop(0, 5, lambda _, z: jnp.tanh(z @ z), y), y)
+
+    assert cost_of(compiled(run, (64, 64))).turns == 3
 
 
 def test_a_loop_of_data_inside_a_counted_one_is_no_outer_one():
@@ -56,7 +64,7 @@ def test_a_loop_of_data_inside_a_counted_one_is_no_outer_one():
 
     cost = cost_of(compiled(run, (16, 16)))
     assert cost.unknown_loops
-    assert not cost.outer_unknown
+    assert cost.turns == 4
     assert cost.flops == 4 * 2 * 16**3
 
 

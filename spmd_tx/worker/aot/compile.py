@@ -87,7 +87,7 @@ def _compiled(
         )
     spent = time.monotonic() - began
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    cost = per_step(cost_of(text), plan, kind)
+    cost = per_step(cost_of(text), kind)
     report = ProgramReport(
         name=program.name,
         kind=kind,
@@ -111,11 +111,9 @@ def _compiled(
     return report, text
 
 
-def per_step(cost: Cost, plan: Plan, kind: str) -> Cost:
-    """Return the cost of one step of a decode. Where XLA does not know how many there are, it counted one."""
-    if kind != "decode" or cost.outer_unknown:
-        return cost
-    return cost.divided(plan.sizes.setup.decode_steps)
+def per_step(cost: Cost, kind: str) -> Cost:
+    """Return the cost of one step of a decode, whose outermost loop takes one step in each turn."""
+    return cost.divided(cost.turns) if kind == "decode" else cost
 
 
 def collectives(cost: Cost, hosts: Sequence[int]) -> list[CollectiveReport]:

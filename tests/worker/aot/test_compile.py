@@ -107,10 +107,10 @@ def operation(written=(), times=1.0, **different) -> Operation:
 
 
 def test_steps_of_a_decode_are_counted_apart():
-    plan, whole = planned(decode_steps=4), cost(operation(flops=8.0))
-    assert per_step(whole, plan, "decode").flops == 2
-    assert per_step(whole, plan, "train").flops == 8
-    assert per_step(cost(operation(flops=8.0), outer_unknown=True), plan, "decode").flops == 8
+    whole = cost(operation(flops=8.0), turns=4)
+    assert per_step(whole, "decode").flops == 2
+    assert per_step(whole, "train").flops == 8
+    assert per_step(cost(operation(flops=8.0)), "decode").flops == 8
 
 
 def test_copies_of_the_cache_and_of_stacked_weights_are_found(monkeypatch):
