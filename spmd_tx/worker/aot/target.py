@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
@@ -69,10 +70,14 @@ def open_mesh(devices: Devices, fsdp: int, ep: int, tp: int) -> Mesh:
 
 
 def compiler_options(setup: Setup, devices: Devices) -> dict[str, bool | str]:
-    """Return the flags with which workers run, as options of one compilation."""
+    """Return the flags with which workers run, as options of one compilation.
+
+    That of the folder in which they keep choices of kernels is left out: without a GPU none are made.
+    """
     if devices.platform != "gpu":
         return {}
-    pairs = (flag.removeprefix("--").split("=", 1) for flag in wanted_flags(setup))
+    flags = wanted_flags(msgspec.structs.replace(setup, kernel_choices=""))
+    pairs = (flag.removeprefix("--").split("=", 1) for flag in flags)
     return {name: FLAG_VALUES.get(value, value) for name, value in pairs}
 
 

@@ -20,6 +20,9 @@ def test_gpus_are_compiled_for_with_the_flags_of_workers(monkeypatch):
     assert options["xla_gpu_exclude_nondeterministic_ops"] is True
     assert {f"--{name}={str(value).lower()}" for name, value in options.items()} == {*wanted_flags(setup)}
     assert compiler_options(setup, parse_devices("v5e:2x4", None)) == {}
+    assert (
+        compiler_options(tiny_setup(fsdp=8, kernel_choices="/data"), parse_devices("8xh100", None)) == options
+    )
 
 
 def test_jax_is_told_of_the_gpu_that_is_not_there_and_then_no_longer():
