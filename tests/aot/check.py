@@ -24,7 +24,7 @@ FIGURES = (
 ROLES = (
     *("train", "prefill", "decode", "optim_step"),  # of usual sizes
     *("largest train", "largest prefill", "continued prefill", "widest decode"),  # that need most memory
-    "copy_pages",
+    *("short train", "copy_pages"),
 )
 LARGEST = {"train": "largest train", "prefill": "largest prefill", "decode": "widest decode"}
 USUAL_ADAPTERS = 8
@@ -157,15 +157,21 @@ def figures_of(report: Any) -> dict[str, float]:
     }
 
 
-def role_of(program: Any) -> str | None:
-    """Return the role of a program; None: it has none."""
-    if program.name.startswith(("copy_pages", "continued prefill")):
-        return "copy_pages" if program.name.startswith("copy_pages") else "continued prefill"
-    if not program.is_main:
-        return None
-    if program.wanted.is_usual:
-        return program.wanted.kind if program.wanted.kind in ROLES else None
-    return LARGEST.get(program.wanted.kind)
+def by_role(programs: Sequence[Any]) -> dict[str, Any]:
+    """Return the programs that have a role; one may have several."""
+    main = [each for each in programs if each.is_main and not each.name.startswith("continued")]
+    found = {each.wanted.kind: each for each in main if each.wanted.is_usual and each.wanted.kind in ROLES}
+    for each in programs:
+        role = next(
+            (role for role in ("copy_pages", "continued prefill") if each.name.startswith(role)), None
+        )
+        found |= {role: each} if role else {}
+    for kind, role in LARGEST.items():
+        same = [each for each in main if each.wanted.kind == kind]
+        found |= {role: max(same, key=lambda each: each.wanted.planned)} if same else {}
+    training = [each for each in main if each.wanted.kind == "train"]
+    found |= {"short train": min(training, key=lambda each: each.wanted.shape.row_length)} if training else {}
+    return found
 
 
 def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str, dict[str, float]]:
@@ -186,29 +192,22 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     plan = plan_for(config, REAL_MODELS[case.model], devices)
     target = target_for(plan, devices)
     wanted = [role for role in case.budgets if not roles or role in roles]
-    programs: dict[str, Any] = {}
-    for program in programs_of(plan, target.mesh, tables(config, plan)):
-        role = role_of(program)
-        known = programs.get(role or "")
-        if role in wanted and (known is None or _planned(known) < _planned(program)):
-            programs[role] = program
+    programs = by_role(programs_of(plan, target.mesh, tables(config, plan)))
+    programs = {role: program for role, program in programs.items() if role in wanted}
     missing = set(wanted) - programs.keys()
     if missing:
         sys.exit(f"{case.name} has no program for {', '.join(sorted(missing))}")
     folder = None if hlo is None else hlo / case.name.replace(" ", "_").replace(":", "_")
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     with answering_for(devices):
-        reports = compile_programs(plan, target, list(programs.values()), _say, folder)
-        for role, report in zip(programs, reports, strict=True):
+        unique = list({program.name: program for program in programs.values()}.values())
+        reports = compile_programs(plan, target, unique, _say, folder)
+        for report in reports:
             if report.error is not None:
                 sys.exit(f"{case.name}, {report.name} could not be compiled: {report.error}")
-            found[role] = figures_of(report)
+            found |= {role: figures_of(report) for role, each in programs.items() if each.name == report.name}
             _say(f"  {report.compile_seconds:.0f} s, roofline {1e3 * report.roofline_seconds:.2f} ms")
     return found
-
-
-def _planned(program: Any) -> int:
-    return program.wanted.planned or 0
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
 from spmd_tx.worker.memory.accelerators import parse_devices
-from tests.aot.check import FILE, REAL_MODELS, Budget, Case, compare, figures_of, read, role_of, write
+from tests.aot.check import FILE, REAL_MODELS, Budget, Case, by_role, compare, figures_of, read, write
 
 TEXT = """# budgets
 
@@ -86,24 +86,36 @@ def test_what_was_not_compiled_stays_as_it_is():
     assert read(write(cases, {}, TEXT)) == cases
 
 
-@pytest.mark.parametrize(
-    "name, kind, is_main, is_usual, role",
-    [
-        ("train light 4x2048", "train", True, True, "train"),
-        ("train full 128x64", "train", True, False, "largest train"),
-        ("prefill 1x1024", "prefill", True, True, "prefill"),
-        ("continued prefill 1x1024 after 8192", "prefill", True, False, "continued prefill"),
-        ("copy_pages 128", "prefill", False, True, "copy_pages"),
-        ("decode 128x8192 of 4", "decode", True, False, "widest decode"),
-        ("forward 4x2048", "forward", True, True, None),
-        ("gather", "other", False, False, None),
-    ],
-)
-def test_a_program_has_a_role_whatever_its_size(name, kind, is_main, is_usual, role):
-    program = SimpleNamespace(
-        name=name, is_main=is_main, wanted=SimpleNamespace(kind=kind, is_usual=is_usual)
-    )
-    assert role_of(program) == role
+def program(name, kind, planned=0, *, length=0, is_main=True, is_usual=False):
+    shape = SimpleNamespace(row_length=length)
+    wanted = SimpleNamespace(kind=kind, is_usual=is_usual, planned=planned, shape=shape)
+    return SimpleNamespace(name=name, is_main=is_main, wanted=wanted)
+
+
+def test_programs_have_roles_whatever_their_sizes():
+    programs = [
+        program("train light 4x2048", "train", 50, length=2048, is_usual=True),
+        program("train light 128x64", "train", 40, length=64),
+        program("train full 1x8192", "train", 90, length=8192),
+        program("forward 4x2048", "forward", length=2048, is_usual=True),
+        program("prefill 1x1024", "prefill", 20, is_usual=True),
+        program("copy_pages 128", "prefill", is_main=False, is_usual=True),
+        program("continued prefill 1x1024 after 8192", "prefill", 70),
+        program("decode 128x2048 of 1", "decode", 5, is_usual=True),
+        program("decode 128x8192 of 4", "decode", 9),
+        program("gather", "other", is_main=False),
+    ]
+    assert {role: each.name for role, each in by_role(programs).items()} == {
+        "train": "train light 4x2048",
+        "largest train": "train full 1x8192",
+        "short train": "train light 128x64",
+        "prefill": "prefill 1x1024",
+        "largest prefill": "prefill 1x1024",
+        "continued prefill": "continued prefill 1x1024 after 8192",
+        "copy_pages": "copy_pages 128",
+        "decode": "decode 128x2048 of 1",
+        "widest decode": "decode 128x8192 of 4",
+    }
 
 
 def test_the_figures_of_a_program():

@@ -53,7 +53,8 @@ def _training(plan: Plan) -> Iterator[Wanted]:
     length = min(block, USUAL_LENGTH, plan.sizes.longest_row)
     usual = Shape(max(1, block // length), length)
     worst = [shape for step, (shape, _) in plan.worst().items() if step.startswith("train ")]
-    for shape in dict.fromkeys((usual, *worst)):
+    shortest = plan.train_shapes[0]  # whose many rows may each have their own adapter
+    for shape in dict.fromkeys((usual, shortest, *worst)):
         level = plan.level(*shape)
         yield Wanted(
             f"train {level} {shape.rows}x{shape.length}",
