@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import Array, lax
 
-from spmd_tx.models.lora import ApplyLora
+from spmd_tx.models.lora import ApplyLora, ExpertLora
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import TP
 
@@ -20,11 +20,12 @@ class Pass:
 
     attend: Attend
     apply_lora: ApplyLora
-    expert_lora: ApplyLora  # applied to the rows of all devices of ep
+    expert_lora: ExpertLora
     sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
     remat: str | None = None  # one of REMAT_LEVELS; None: there is no backward pass
     stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel
     experts: Array | None = None  # int [B, T, L, C]: choices to replay; -1: the router chooses
+    product: str = "reference"  # of experts: a name of experts.product.IMPLEMENTATIONS
 
     def gather(self, x_BTD: Array) -> Array:
         if not self.sequence_parallel or lax.axis_size(TP) == 1:

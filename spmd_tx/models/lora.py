@@ -12,6 +12,7 @@ Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O outpu
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -119,6 +120,15 @@ def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
 
 # Takes rows and a map's Lora, or what stands for it (grouped_lora.Place).
 ApplyLora = Callable[[Float[Array, "B T I"], Any], Float[Array, "B T O"]]
+
+
+@dataclass(frozen=True)
+class ExpertLora:
+    """Says which adapters the rows of all devices of ep use in experts."""
+
+    slots_R: Int[Array, " R"]
+    scale_S: Float[Array, " S"]
+    apply: ApplyLora  # to all rows, where experts run over all of them
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

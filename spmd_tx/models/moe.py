@@ -1,8 +1,9 @@
 """A mixture of experts in place of the feed-forward block, as in Qwen3-MoE (Yang et al. 2025).
 
 Experts are split over ep. The rows of all devices of ep are gathered, every device runs its own experts
-over them, and the sum of their outputs is scattered back. Each expert runs over all rows, with zeros where
-it was not chosen: no token is ever dropped, and a token's output does not depend on the others' routing.
+over them, and the sum of their outputs is scattered back. An expert runs over the tokens that chose it
+(experts/grouped.py); small experts run over all rows, with zeros where they were not chosen. No token is ever
+dropped, and a token's output does not depend on the others' routing.
 
 Dimension key as in qwen3.py; X expert, C choice, R row of any device of ep, G experts that run at once.
 """
@@ -15,15 +16,17 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.experts.grouped import Grouping, Kernels, run_experts
+from spmd_tx.models.experts.layout import Choices, layout
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product, silu
 from spmd_tx.models.lora import MLP, Lora
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
-from spmd_tx.sharding.mesh import EP
+from spmd_tx.sharding.mesh import EP, TP
 
 GROUP_ELEMENTS = 1 << 25  # at most, in one intermediate array of the experts that run at once
-
-Kernels = dict[str, Array]  # gate [X, D, F], up [X, D, F], down [X, F, D]
+LEAST_GROUPED = 1 << 18  # numbers in one matrix of all experts; less is faster without grouping
+FEW_ROWS = 32  # of a decode: CPUs then read every expert's matrices faster than they find the chosen ones
 
 
 def route(
@@ -58,12 +61,78 @@ def gather_rows(x: Array) -> Array:
 
 
 def mixture(
+    kernels: Kernels,
+    lora: dict[str, Lora[Array]],
+    h_BTD: Array,
+    routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
+    how: "Pass",
+) -> Array:
+    """Return the experts' weighted sum, to be summed over tp. The experts are split over ep.
+
+    ``routed`` is what ``route`` returned.
+    """
+    lora = {name: lora[name] for name in MLP}
+    (_, depth, width), experts = kernels["up"].shape, routed[1].shape[2]
+    is_split = depth != h_BTD.shape[2]
+    is_small = experts * h_BTD.shape[2] * width * lax.axis_size(TP) < LEAST_GROUPED
+    if how.product == "reference" and h_BTD.shape[1] == 1:
+        is_small |= h_BTD.shape[0] * lax.axis_size(EP) <= FEW_ROWS
+    if is_small or (is_split and how.stationary):
+        return sum_scatter(_dense(kernels, lora, h_BTD, routed[1], how), EP, 0)
+    # Recomputed in the backward pass: the rows of all devices of ep for all layers would not fit.
+    run = jax.checkpoint(partial(_grouped, how), prevent_cse=False)
+    return sum_scatter(run(kernels, lora, h_BTD, routed), EP, 0)
+
+
+def is_small(model: ModelConfig) -> bool:
+    """Say whether the experts of a model are too small to be worth grouping."""
+    return model.n_experts * model.d_model * model.d_ff < LEAST_GROUPED
+
+
+def _grouped(
+    how: "Pass",
+    kernels: Kernels,
+    lora: dict[str, Lora[Array]],
+    h_BTD: Array,
+    routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
+) -> Array:
+    """Return the sum of this device's experts [R, T, D], each of which runs over its own tokens only."""
+    choices_BTC, gates_BTX = routed
+    chosen_BTC = in_ascending_order(choices_BTC, gates_BTX.shape[2])
+    is_its_BTCX = chosen_BTC[..., None] == jnp.arange(gates_BTX.shape[2])[None, None, None]
+    weight_BTC = jnp.sum(jnp.where(is_its_BTCX, gates_BTX[:, :, None], 0), axis=3)
+    h_RTD, weight_RTC, chosen_RTC = (varying(gather_rows(x)) for x in (h_BTD, weight_BTC, chosen_BTC))
+    local, slots = kernels["up"].shape[0], how.expert_lora.scale_S.shape[0]
+    mine_RTC = chosen_RTC - lax.axis_index(EP) * local
+    by_tile = how.product == "reference"
+    (rows, length, choices), experts = chosen_RTC.shape, gates_BTX.shape[2]
+    tiling = Choices(rows, length, choices, experts, local).tiling(by_tile=by_tile)
+    place = layout(tiling, mine_RTC, how.expert_lora.slots_R, local, slots)
+    grouping = Grouping(tiling, how.product, by_tile)
+    return run_experts(grouping, kernels, lora, h_RTD, weight_RTC, how.expert_lora.scale_S, place)
+
+
+def in_ascending_order(choices_BTC: Int[Array, "B T C"], experts: int) -> Int[Array, "B T C"]:
+    """Sort each token's choices; what is chosen twice counts once, and is then ``experts``."""
+    numbers = jnp.arange(choices_BTC.shape[2])
+    is_earlier_CC = numbers[None] < numbers[:, None]
+    one, other = choices_BTC[..., :, None], choices_BTC[..., None, :]
+    is_again_BTC = jnp.any((one == other) & is_earlier_CC[None, None], axis=-1)
+    choices_BTC = jnp.where(is_again_BTC, experts, choices_BTC)
+    one, other = choices_BTC[..., :, None], choices_BTC[..., None, :]
+    rank_BTC = jnp.sum((other < one) | ((other == one) & is_earlier_CC[None, None]), axis=-1)
+    return jnp.sum(jnp.where(rank_BTC[..., None] == numbers[None, None, None], one, 0), axis=-2).astype(
+        choices_BTC.dtype
+    )
+
+
+def _dense(
     kernels: Kernels, lora: dict[str, Lora[Array]], h_BTD: Array, gates_BTX: Array, how: "Pass"
 ) -> Array:
-    """Return the experts' weighted sum, to be summed over tp. The experts are split over ep."""
+    """Return the same of experts that run over all rows, a few experts at once."""
     h_RTD = gather_rows(h_BTD)
     gates_RTX = lax.all_to_all(gates_BTX, EP, split_axis=2, concat_axis=0, tiled=True)
-    experts = (kernels, {name: lora[name] for name in MLP}, jnp.moveaxis(gates_RTX, 2, 0))
+    experts = (kernels, lora, jnp.moveaxis(gates_RTX, 2, 0))
     local = gates_RTX.shape[2]
     size = _group_size(local, max(h_RTD.size, h_RTD.size // h_RTD.shape[2] * kernels["up"].shape[2]))
     groups = jax.tree.map(lambda x: x.reshape(local // size, size, *x.shape[1:]), experts)
@@ -73,8 +142,7 @@ def mixture(
     def add_group(sum_RTD: Array, group: tuple[Kernels, dict[str, Lora[Array]], Array]) -> tuple[Array, None]:
         return sum_RTD + run(h_RTD, group), None
 
-    sum_RTD = lax.scan(add_group, varying(jnp.zeros_like(h_RTD)), groups)[0]
-    return sum_scatter(sum_RTD, EP, 0)
+    return lax.scan(add_group, varying(jnp.zeros_like(h_RTD)), groups)[0]
 
 
 def _group_size(experts: int, elements: int) -> int:
@@ -96,8 +164,8 @@ def _expert(how: "Pass", h_RTD: Array, w: Kernels, lora: dict[str, Lora[Array]],
     is_chosen_RT1 = (gate_RT != 0)[..., None]
     x_RTD = jnp.where(is_chosen_RT1, h_RTD, jnp.zeros((), h_RTD.dtype))
     width = w["up"].shape[1]
-    gate_RTF = silu(how.linear(x_RTD, w["gate"], width) + how.expert_lora(x_RTD, lora["gate"]))
-    up_RTF = how.linear(x_RTD, w["up"], width) + how.expert_lora(x_RTD, lora["up"])
+    gate_RTF = silu(how.linear(x_RTD, w["gate"], width) + how.expert_lora.apply(x_RTD, lora["gate"]))
+    up_RTF = how.linear(x_RTD, w["up"], width) + how.expert_lora.apply(x_RTD, lora["up"])
     y_RTF = gate_RTF * up_RTF
-    y_RTD = how.linear(y_RTF, w["down"], h_RTD.shape[2]) + how.expert_lora(y_RTF, lora["down"])
+    y_RTD = how.linear(y_RTF, w["down"], h_RTD.shape[2]) + how.expert_lora.apply(y_RTF, lora["down"])
     return y_RTD * gate_RT[..., None]

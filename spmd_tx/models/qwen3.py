@@ -210,7 +210,8 @@ def feed_forward(layer: _Layer, x_BTD: Array, replayed_BTC: Array | None) -> tup
     if w.router is not None:
         choices_BTC, gates_BTX = moe.route(model, w.router, h_BTD, replayed_BTC)
         kernels = {"gate": w.gate, "up": w.up, "down": w.down}
-        return x_BTD + how.reduce(moe.mixture(kernels, layer.lora, h_BTD, gates_BTX, how)), choices_BTC
+        y_BTD = moe.mixture(kernels, layer.lora, h_BTD, (choices_BTC, gates_BTX), how)
+        return x_BTD + how.reduce(y_BTD), choices_BTC
     gate_BTF = silu(checkpoint_name(layer.linear(h_BTD, "gate", w.gate, w.gate.shape[1]), "gate"))
     up_BTF = checkpoint_name(layer.linear(h_BTD, "up", w.up, w.up.shape[1]), "up")
     return x_BTD + how.reduce(layer.linear(gate_BTF * up_BTF, "down", w.down, model.d_model)), None

@@ -38,7 +38,8 @@ MIXTURE = replace(
     experts_per_token=2,
     normalize_expert_weights=True,
 )
-MODELS = {"dense": MODEL, "mixture": MIXTURE}
+GROUPED = replace(MIXTURE, d_ff=128, n_experts=32)  # large enough for tokens to be grouped by expert
+MODELS = {"dense": MODEL, "mixture": MIXTURE, "grouped": GROUPED}
 SLOTS, RANK, ROWS, LENGTH = 4, 8, 8, 64
 train.HEAD_TOKENS = 128  # the head works in chunks of tokens; with small ones every batch has several
 SCALES = np.array([2.0, 1.0, 0.5, 2.0], np.float32)
@@ -50,6 +51,8 @@ ENGINES = [  # mesh, kind of model, whether base weights are split over fsdp
     ((2, 2, 2), "dense", True),
     ((1, 1, 1), "mixture", False),
     ((2, 2, 2), "mixture", True),
+    ((1, 1, 1), "grouped", False),
+    ((2, 2, 2), "grouped", True),
     *(  # of whose axes those above have each one, or several
         pytest.param(engine, marks=pytest.mark.slow)
         for engine in [

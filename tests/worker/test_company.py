@@ -72,6 +72,8 @@ def with_a_broken_adapter(w, value):
         ((2, 1, 4), "float32", "dense", True),
         *((shape, "float32", "mixture") for shape in ((1, 1, 1), (1, 2, 2))),
         ((2, 1, 4), "bfloat16", "mixture", True),
+        *((shape, "float32", "grouped") for shape in ((1, 1, 1), (1, 2, 2))),
+        ((2, 1, 4), "bfloat16", "grouped", True),
     ],
     ids=lambda param: "-".join([mesh_name(param[0]), *param[1:3], *(["split"] if param[3:] else [])]),
 )

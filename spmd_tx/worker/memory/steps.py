@@ -17,8 +17,9 @@ from spmd_tx.models import lora
 from spmd_tx.models.attention import QUERY_BLOCK
 from spmd_tx.models.blockwise_attention import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.kv_cache import MOST_SCORES
-from spmd_tx.models.moe import GROUP_ELEMENTS
+from spmd_tx.models.moe import GROUP_ELEMENTS, is_small
 from spmd_tx.models.qwen3 import REMAT_LEVELS
 from spmd_tx.protocol.commands import MAX_TARGETS
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
@@ -68,7 +69,7 @@ class StepMemory:
         saved = self.saved(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
-        working = max(layer + self._experts(shape, FP32 * 8), self._head(shape, copies=3))
+        working = max(layer + self._experts(shape, FP32 * 8, trains=True), self._head(shape, copies=3))
         copies = 1 if self.mesh.shape[FSDP] == 1 else 2  # the gradient; and what is gathered over fsdp
         whole = copies * self._adapters + self._gathered_base + self._head_factors(shape.rows)
         per_token = {"": 0, " of sequences": 4, " of several targets": 4 * MAX_TARGETS}[kind]
@@ -216,11 +217,17 @@ class StepMemory:
         """Return how many ways a map's experts are split."""
         return self.mesh.shape[EP] if len(lora.lead(self.model, name)) == 2 else 1
 
-    def _experts(self, shape: Shape, bytes_per_number: int) -> Amount:
-        """Return what the experts that run at once hold, for the rows of all devices of ep."""
+    def _experts(self, shape: Shape, bytes_per_number: int, *, trains: bool = False) -> Amount:
+        """Return what the experts hold for the rows of all devices of ep.
+
+        Small ones run over all rows, some at once: ``bytes_per_number`` is of those. Others run over grouped
+        pairs of a token and an expert.
+        """
         if not self.model.n_experts:
             return 0
         ep = self.mesh.shape[EP]
+        if not is_small(self.model) and not (self.splits_base and shape.length == 1):
+            return self._grouped_experts(shape, trains)
         one = ep * shape.tokens * max(self.model.d_model, self.model.d_ff / self._tp)
         local = self.model.n_experts // ep
         together = min(local, max(1, GROUP_ELEMENTS // int(one)))
@@ -233,6 +240,22 @@ class StepMemory:
         )
         gates = 4 * shape.tokens * self.model.n_experts * FP32
         return together * (bytes_per_number * one + 2 * self.itemsize * factors) + gates
+
+    def _grouped_experts(self, shape: Shape, trains: bool) -> Amount:
+        """Return the same where pairs of a token and an expert are grouped by expert."""
+        model, ep = self.model, self.mesh.shape[EP]
+        local, rows = model.n_experts // ep, ep * shape.rows
+        choices = Choices(rows, shape.length, model.experts_per_token, model.n_experts, local)
+        tiling = choices.tiling(by_tile=False)
+        wide, inner = model.d_model, model.d_ff / self._tp
+        # The rows, and in training their gradients; what stands at all positions; what a chunk holds.
+        of_rows = (2 if trains else 1) * rows * shape.length * wide
+        of_chunk = tiling.chunk * (4 * wide + 10 * inner if trains else 3 * wide + 5 * inner)
+        rank = lora.rank_of(model, "up", self.max_rank)
+        factors = (4 if trains else 2) * tiling.chunk // tiling.block * rank * 3 * (wide + inner)
+        numbers = of_rows + tiling.positions * wide + of_chunk + factors
+        gates = 4 * shape.tokens * model.n_experts * FP32
+        return numbers * self.itemsize + 4 * tiling.positions * FP32 + gates
 
     @cached_property
     def _gathered_base(self) -> Amount:

@@ -20,14 +20,14 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend, Pass
 from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
-from spmd_tx.models.lora import Adapters, ApplyLora, bank_lora, each_lora, row_lora
+from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, bank_lora, each_lora, row_lora
 from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.models.sampling import draw, tempered
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
-from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs
+from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs, product_of
 
 COPIES_AT_ONCE = 16  # pages, on GPUs, where every turn of a loop costs as much as copying several
 
@@ -139,7 +139,8 @@ def make_prefill(
         attend = prefill_attend(attention, rows.segments, pages, rows.positions)
         if tables is not None:
             attend = continue_attend(tables, pages, rows.positions, in_loop=in_loop)
-        how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts)
+        product = product_of(mesh)
+        how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts, product=product)
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
         if experts_BTLC is not None:
             # All devices of tp chose the same; the maximum only marks it as replicated.
@@ -237,7 +238,9 @@ def make_decode(
             step, _, cache, state, drawn = carry
             attend = partial(decode_attend, rows.tables, row_by_row=is_cpu, in_loop=batch_invariant)
             forced = None if rows.forced is None else rows.forced[:, step]
-            cache, state, one = _step(model, base, adapters, loras, cache, state, rows, forced, attend, top)
+            cache, state, one = _step(
+                model, base, adapters, loras, cache, state, rows, forced, attend, product_of(mesh), top
+            )
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
 
@@ -257,7 +260,7 @@ def _adapters(
     apply: Callable[[Array, Array], ApplyLora],
     *,
     grouped: bool,
-) -> tuple[Adapters[Any], tuple[ApplyLora, ApplyLora]]:
+) -> tuple[Adapters[Any], tuple[ApplyLora, ExpertLora]]:
     """Return the adapters in use, or the whole bank, and how they apply to rows and in experts."""
     w, scale_S2 = jax.tree.map(varying, bank.w), bank.scale
     if active is not None:
@@ -272,18 +275,20 @@ def _step(
     model: ModelConfig,
     base: Weights[Array],
     adapters: Adapters[Array],
-    loras: tuple[ApplyLora, ApplyLora],
+    loras: tuple[ApplyLora, ExpertLora],
     cache: KvCache,
     state: RowState,
     rows: DecodeRows,
     forced_B: Array | None,
     attend_at: Callable[[Array, Array], Attend],
+    product: str,
     top: int,
 ) -> tuple[KvCache, RowState, Drawn]:
     """Feed every live row its last token and draw the next one; a row that is forced takes that token."""
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
-    how = Pass(attend_at(positions_B, is_alive_B), *loras, sequence_parallel=False, stationary=True)
+    attend = attend_at(positions_B, is_alive_B)
+    how = Pass(attend, *loras, sequence_parallel=False, stationary=True, product=product)
     tokens_B1, positions_B1 = state.tokens[:, None], positions_B[:, None]
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
     local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]

@@ -19,8 +19,9 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import head, lora, moe
 from spmd_tx.models.attention import segment_attention
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.experts.product import implementation
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.lora import Adapters, ApplyLora, Lora, row_lora
+from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, Lora, row_lora
 from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
 from spmd_tx.sharding.mesh import DATA, TP
@@ -44,9 +45,15 @@ class Rows(PyTreeNode):
 
 def both_loras(
     apply: Callable[[Array, Array], ApplyLora], slots_B: Array, scale_S2: Array
-) -> tuple[ApplyLora, ApplyLora]:
+) -> tuple[ApplyLora, ExpertLora]:
     """Return how adapters apply to this device's rows, and in experts to the rows of all devices of ep."""
-    return apply(slots_B, scale_S2[:, 0]), apply(moe.gather_rows(slots_B), scale_S2[:, 1])
+    slots_R, scale_S = moe.gather_rows(slots_B), scale_S2[:, 1]
+    return apply(slots_B, scale_S2[:, 0]), ExpertLora(slots_R, scale_S, apply(slots_R, scale_S))
+
+
+def product_of(mesh: Mesh) -> str:
+    """Return the name of the experts' product on a mesh."""
+    return implementation(mesh.devices.flat[0].platform)
 
 
 def full_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Array]:
@@ -183,7 +190,11 @@ def make_forward(
     ) -> Any:
         adapters, loras = full_adapters(model, w), both_loras(row_lora, rows.slots, scale)
         how = Pass(
-            segment_attend(attention, rows.segments), *loras, sequence_parallel=True, experts=rows.experts
+            segment_attend(attention, rows.segments),
+            *loras,
+            sequence_parallel=True,
+            experts=rows.experts,
+            product=product_of(mesh),
         )
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
@@ -226,7 +237,14 @@ def make_forward_backward(
         slots_A, index_B = active_slots(rows.slots, scale.shape[0])
         loras = both_loras(row_lora, index_B, scale[slots_A])
         attend = segment_attend(attention, rows.segments)
-        how = Pass(attend, *loras, sequence_parallel=True, remat=remat, experts=rows.experts)
+        how = Pass(
+            attend,
+            *loras,
+            sequence_parallel=True,
+            remat=remat,
+            experts=rows.experts,
+            product=product_of(mesh),
+        )
 
         # The local loss is differentiated, not the global one: in the backward pass, the gathers in
         # full_adapters sum the devices' gradients.

@@ -1,0 +1,227 @@
+"""Runs each expert over the tokens that chose it, with their rows' adapters, forward and backward.
+
+Nothing is dropped: pairs of a token and an expert are computed chunk by chunk, as many as there are. The
+backward pass computes the experts' intermediates again. Neither pass lets other rows decide how a row's
+numbers are added: a token's experts are added in ascending order, and an adapter's gradient block after
+block (layout.py).
+
+Dimension key as in layout.py; P pair of a chunk, J pair of a block, N block of a chunk, D model width,
+F feed-forward width, Q rank, I input width, O output width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from spmd_tx.models.experts.layout import Layout, Tiling
+from spmd_tx.models.experts.product import grouped_product, unset
+from spmd_tx.models.layers import silu
+from spmd_tx.models.lora import Lora
+from spmd_tx.sharding.collectives import varying
+from spmd_tx.sharding.mesh import FSDP
+
+TOGETHER = 8  # blocks of a group that are added in one turn of the loop
+
+Kernels = dict[str, Array]  # gate [X, D, F], up [X, D, F], down [X, F, D]
+Factors = dict[str, Lora[Array]]  # of gate, up and down: [X, S, Q, I] and [X, S, Q, O]
+Pieces = dict[str, Array]  # the same; those of gate and up that take the input are one, [X, S, 2 Q, D]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Says how pairs are grouped and multiplied."""
+
+    tiling: Tiling
+    product: str  # of product.IMPLEMENTATIONS
+    by_tile: bool  # whether a chunk is one tile
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run_experts(
+    how: Grouping,
+    kernels: Kernels,
+    lora: Factors,
+    h_RTD: Array,
+    weight_RTC: Array,
+    scale_S: Array,
+    place: Layout,
+) -> Array:
+    """Return the weighted sum [R, T, D] of each token's experts on this device. Kernels get no gradient."""
+    kernels = _whole(kernels, h_RTD.shape[2])
+    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, _pieces(lora))
+
+    def add(number: Array, y_WD: Array) -> Array:
+        run, inputs, _ = chunk(number)
+        return _put(y_WD, run(*inputs), number)
+
+    y_WD = unset(how.product, (how.tiling.positions, h_RTD.shape[2]), h_RTD)
+    return _sum_of_choices(_for_chunks(how, place, add, y_WD), place)
+
+
+def _forward(how: Grouping, *arguments: Any) -> tuple[Array, Any]:
+    return run_experts(how, *arguments), arguments
+
+
+def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...]:
+    kernels, lora, h_RTD, weight_RTC, scale_S, place = residuals
+    kernels, pieces = _whole(kernels, h_RTD.shape[2]), _pieces(lora)
+    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, pieces)
+    flat_slopes = slope_RTD.reshape(-1, slope_RTD.shape[2])
+
+    def add(number: Array, carry: Any) -> Any:
+        slopes_WD, slopes_W, sums = carry
+        run, inputs, (token_P, is_pair_P) = chunk(number)
+        slope_PD = jnp.where(is_pair_P[:, None], flat_slopes[token_P], 0)
+        slope_PD, slope_P, slopes = jax.vjp(run, *inputs)[1](slope_PD)
+        fold = _fold_in_order if how.by_tile else _fold_by_group
+        sums = fold(sums, slopes, place, number)
+        return _put(slopes_WD, slope_PD, number), _put(slopes_W, slope_P, number), sums
+
+    width = how.tiling.positions
+    slopes_WD = unset(how.product, (width, h_RTD.shape[2]), h_RTD)
+    slopes_W = varying(jnp.zeros(width, weight_RTC.dtype))
+    sums = jax.tree.map(lambda x: jnp.zeros((x.shape[0] * x.shape[1], *x.shape[2:]), jnp.float32), pieces)
+    carry = slopes_WD, slopes_W, jax.tree.map(varying, sums)
+    slopes_WD, slopes_W, sums = _for_chunks(how, place, add, carry)
+    sums = jax.tree.map(lambda x, total: total.reshape(x.shape).astype(x.dtype), pieces, sums)
+    weights = jnp.where(place.place_RTC >= 0, slopes_W[jnp.maximum(place.place_RTC, 0)], 0)
+    return None, _factors(sums), _sum_of_choices(slopes_WD, place), weights, None, None
+
+
+run_experts.defvjp(_forward, _backward)
+
+
+def _whole(kernels: Kernels, width: int) -> Kernels:
+    """Gather kernels whose model width is split over fsdp. Both passes do, so that nothing whole is kept."""
+    axes = {"gate": 1, "up": 1, "down": 2}  # of the model width
+    return {
+        name: kernel
+        if kernel.shape[axes[name]] == width
+        else lax.all_gather(kernel, FSDP, axis=axes[name], tiled=True)
+        for name, kernel in kernels.items()
+    }
+
+
+def _for_chunks(how: Grouping, place: Layout, turn: Callable[[Array, Any], Any], carry: Any) -> Any:
+    """Run ``turn`` for every chunk in use. Devices may have different numbers of them."""
+    if how.tiling.chunk == how.tiling.positions:
+        return turn(jnp.int32(0), carry)
+    count = (place.positions + how.tiling.chunk - 1) // how.tiling.chunk
+    return lax.fori_loop(0, count, turn, carry)
+
+
+def _put(whole: Array, part: Array, number: Array) -> Array:
+    return lax.dynamic_update_slice_in_dim(whole, part, number * part.shape[0], 0)
+
+
+def _chunk(
+    how: Grouping,
+    kernels: Kernels,
+    h_RTD: Array,
+    weight_RTC: Array,
+    scale_S: Array,
+    place: Layout,
+    pieces: Pieces,
+    number: Array,
+) -> tuple[Callable[..., Array], tuple[Array, Array, Pieces], tuple[Array, Array]]:
+    """Return the experts' function of a chunk, its arguments, and each pair's token and whether it is one."""
+    size, blocks = how.tiling.chunk, how.tiling.chunk // how.tiling.block
+    pair_P = lax.dynamic_slice_in_dim(place.pair_W, number * size, size)
+    is_pair_P, pair_P = pair_P >= 0, jnp.maximum(pair_P, 0)
+    token_P = pair_P // weight_RTC.shape[2]
+    x_PD = jnp.where(is_pair_P[:, None], h_RTD.reshape(-1, h_RTD.shape[2])[token_P], 0)
+    weight_P = jnp.where(is_pair_P, weight_RTC.reshape(-1)[pair_P], 0)
+    expert_N, slot_N, group_N = (
+        lax.dynamic_slice_in_dim(x, number * blocks, blocks)
+        for x in (place.expert_N, place.slot_N, place.group_N)
+    )
+    pieces = {name: x.reshape(-1, *x.shape[2:])[group_N].astype(x_PD.dtype) for name, x in pieces.items()}
+    scale_N = scale_S[slot_N].astype(x_PD.dtype)
+    expert_M = expert_N[:: how.tiling.tile // how.tiling.block]
+    return partial(_run, how, kernels, expert_M, scale_N), (x_PD, weight_P, pieces), (token_P, is_pair_P)
+
+
+def _run(
+    how: Grouping,
+    kernels: Kernels,
+    expert_M: Array,
+    scale_N: Array,
+    x_PD: Array,
+    weight_P: Array,
+    pieces: Pieces,
+) -> Array:
+    """Return the experts' weighted results [P, D]; every pair's depend on its own numbers alone."""
+    blocks = scale_N.shape[0]
+
+    def low(x_PI: Array, name: str) -> Array:
+        x_NJI = x_PI.reshape(blocks, -1, x_PI.shape[1])
+        return jnp.einsum("NJI,NQI->NJQ", x_NJI, pieces[name]) * scale_N[:, None, None]
+
+    def linear(x_PI: Array, name: str, low_NJQ: Array) -> Array:
+        added = jnp.einsum("NJQ,NQO->NJO", low_NJQ, pieces[name])
+        base: Any = grouped_product(how.product, x_PI, kernels[name], expert_M)
+        return base + added.reshape(base.shape)
+
+    low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
+    hidden_PF = silu(linear(x_PD, "gate", low_gate)) * linear(x_PD, "up", low_up) * weight_P[:, None]
+    return linear(hidden_PF, "down", low(hidden_PF, "hidden"))
+
+
+def _pieces(lora: Factors) -> Pieces:
+    """Join the two factors that take an expert's input, which is then read once."""
+    first = jnp.concatenate([lora["gate"].a, lora["up"].a], axis=2)
+    return {"input": first, "hidden": lora["down"].a} | {name: factors.b for name, factors in lora.items()}
+
+
+def _factors(pieces: Pieces) -> Factors:
+    """Undo _pieces."""
+    gate, up = jnp.split(pieces["input"], 2, axis=2)
+    inputs = {"gate": gate, "up": up, "down": pieces["hidden"]}
+    return {name: Lora(a, pieces[name]) for name, a in inputs.items()}
+
+
+def _sum_of_choices(y_WD: Array, place: Layout) -> Array:
+    """Add what stands at the places of each token's pairs, in their order and in fp32."""
+    total_RTD: Array | float = 0.0
+    for choice in range(place.place_RTC.shape[2]):
+        place_RT = place.place_RTC[:, :, choice]
+        y_RTD = y_WD[jnp.maximum(place_RT, 0)].astype(jnp.float32)
+        total_RTD += jnp.where((place_RT >= 0)[..., None], y_RTD, 0.0)
+    return jnp.asarray(total_RTD).astype(y_WD.dtype)
+
+
+def _fold_in_order(sums: Pieces, parts: Pieces, place: Layout, number: Array) -> Pieces:
+    """Add the blocks' gradients one after the other. For CPUs: nothing but the sums' own entries moves."""
+    blocks = jax.tree.leaves(parts)[0].shape[0]
+
+    def add(block: Array, sums: Pieces) -> Pieces:
+        group = place.group_N[number * blocks + block]
+        return jax.tree.map(lambda total, part: total.at[group].add(part[block]), sums, parts)
+
+    parts = jax.tree.map(lambda part: part.astype(jnp.float32), parts)
+    return lax.fori_loop(0, blocks, add, sums)
+
+
+def _fold_by_group(sums: Pieces, parts: Pieces, place: Layout, number: Array) -> Pieces:
+    """Do the same for all groups at once, some blocks of each in every turn. For accelerators."""
+    blocks = jax.tree.leaves(parts)[0].shape[0]
+    first_G = jnp.clip(place.first_G - number * blocks, 0, blocks)
+    end_G = jnp.clip(place.first_G + place.count_G - number * blocks, 0, blocks)
+
+    def add(turn: Array, sums: Pieces) -> Pieces:
+        for place_in_turn in range(TOGETHER):
+            block_G = first_G + turn * TOGETHER + place_in_turn
+            is_its_G, block_G = block_G < end_G, jnp.minimum(block_G, blocks - 1)
+
+            def plus(total: Array, part: Array, is_its_G: Array = is_its_G, g: Array = block_G) -> Array:
+                return total + jnp.where(is_its_G[:, None, None], part[g].astype(jnp.float32), 0.0)
+
+            sums = jax.tree.map(plus, sums, parts)
+        return sums
+
+    return lax.fori_loop(0, (jnp.max(end_G - first_G) + TOGETHER - 1) // TOGETHER, add, sums)

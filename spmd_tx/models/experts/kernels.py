@@ -1,0 +1,139 @@
+"""Pallas kernels of the grouped product: each tile of rows times the matrix of its expert.
+
+Every tile is computed in the same way whatever the others hold, and the whole sum of a row is taken in one
+order, so that neither a row's place nor its company can change a bit.
+
+Dimension key as in product.py.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+INTERPRET = False  # whether kernels run as plain XLA programs, in tests
+MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
+OUTPUTS = 128  # columns that one program of a GPU computes
+DEPTH = 64  # columns of the input that a GPU reads at once
+
+
+def _dot(x: Array, w: Array, transposed: bool) -> Array:
+    """Multiply with sums in fp32; fp32 is multiplied as such."""
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    contract = (((1,), (1 if transposed else 0,)), ((), ()))
+    return lax.dot_general(x, w, contract, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _divisor(size: int, most: int, step: int) -> int:
+    """Return the largest divisor of ``size`` up to ``most`` that is a multiple of ``step``, else ``size``."""
+    return next((part for part in range(most // step * step, 0, -step) if size % part == 0), size)
+
+
+def _result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
+    """Declare a result that differs between the same devices as ``like`` does."""
+    return jax.ShapeDtypeStruct(shape, like.dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
+
+
+def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Array:
+    """Multiply on TPUs. A matrix is read once for consecutive tiles of its expert."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    depth, width = (w_XIO.shape[2], w_XIO.shape[1]) if transposed else (w_XIO.shape[1], w_XIO.shape[2])
+    rows = x_PI.shape[0] // expert_M.shape[0]
+    columns = _divisor(width, max(128, MATRIX_BYTES // (depth * w_XIO.dtype.itemsize)), 128)
+
+    def kernel(_: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
+        y_ref[...] = _dot(x_ref[...], w_ref[0], transposed).astype(y_ref.dtype)
+
+    def of_matrix(column: Array, tile: Array, expert_M: Any) -> tuple[Any, ...]:
+        return (expert_M[tile], column, 0) if transposed else (expert_M[tile], 0, column)
+
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(width // columns, expert_M.shape[0]),
+        in_specs=[
+            pl.BlockSpec((rows, depth), lambda column, tile, expert_M: (tile, 0)),
+            pl.BlockSpec((1, columns, depth) if transposed else (1, depth, columns), of_matrix),
+        ],
+        out_specs=pl.BlockSpec((rows, columns), lambda column, tile, expert_M: (tile, column)),
+    )
+    call = pl.pallas_call(
+        kernel,
+        out_shape=_result((x_PI.shape[0], width), x_PI),
+        grid_spec=grid,
+        interpret=INTERPRET,
+        name="experts",
+    )
+    return call(expert_M, x_PI, w_XIO)
+
+
+def triton(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Array:
+    """Multiply on NVIDIA GPUs."""
+    from jax.experimental.pallas import triton as plgpu
+
+    depth, width = (w_XIO.shape[2], w_XIO.shape[1]) if transposed else (w_XIO.shape[1], w_XIO.shape[2])
+    rows = x_PI.shape[0] // expert_M.shape[0]
+    columns, step = min(OUTPUTS, width & -width), min(DEPTH, depth & -depth)  # powers of two
+
+    def kernel(expert_ref: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
+        expert, column = expert_ref[pl.program_id(1)], pl.program_id(0) * columns
+
+        def add(number: Any, sum_JO: Array) -> Array:
+            part = pl.ds(number * step, step)
+            outputs = pl.ds(column, columns)
+            w = w_ref[(expert, outputs, part) if transposed else (expert, part, outputs)]
+            return sum_JO + _dot(x_ref[:, part], w, transposed)
+
+        total = lax.fori_loop(0, depth // step, add, jnp.zeros((rows, columns), jnp.float32))
+        y_ref[...] = total.astype(y_ref.dtype)
+
+    call = pl.pallas_call(
+        kernel,
+        out_shape=_result((x_PI.shape[0], width), x_PI),
+        grid=(width // columns, expert_M.shape[0]),
+        in_specs=[
+            pl.BlockSpec(expert_M.shape, lambda column, tile: (0,)),
+            pl.BlockSpec((rows, depth), lambda column, tile: (tile, 0)),
+            pl.BlockSpec(w_XIO.shape, lambda column, tile: (0, 0, 0)),
+        ],
+        out_specs=pl.BlockSpec((rows, columns), lambda column, tile: (tile, column)),
+        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=8, num_stages=3),
+        interpret=INTERPRET,
+        name="experts",
+    )
+    return call(expert_M, x_PI, w_XIO)
+
+
+def mosaic_unset(shape: tuple[int, ...], like: Array) -> Array:
+    """Return an array that no TPU has written. ``like`` is not read: it keeps the array in its loop."""
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    call = pl.pallas_call(
+        _do_nothing,
+        out_shape=_result(shape, like),
+        in_specs=[anywhere],
+        out_specs=anywhere,
+        interpret=INTERPRET,
+        name="unset",
+    )
+    return call(like)
+
+
+def triton_unset(shape: tuple[int, ...], like: Array) -> Array:
+    """Return an array that no GPU has written. ``like`` is not read: it keeps the array in its loop."""
+    from jax.experimental.pallas import triton as plgpu
+
+    options = None if INTERPRET else plgpu.CompilerParams(num_warps=1)
+    call = pl.pallas_call(
+        _do_nothing,
+        out_shape=_result(shape, like),
+        compiler_params=options,
+        interpret=INTERPRET,
+        name="unset",
+    )
+    return call(like)
+
+
+def _do_nothing(*_: Any) -> None:
+    pass

@@ -1,0 +1,84 @@
+"""The product of grouped rows with the matrices of their experts, by the name of an implementation.
+
+Rows come in tiles, and all rows of a tile go to the same expert. A row's result depends on that row and its
+expert's matrix alone: no implementation splits a sum in a way that other rows decide.
+
+Dimension key: P row, M tile, I input width, O output width, X expert.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from spmd_tx.models.experts import kernels
+from spmd_tx.sharding.collectives import varying
+
+# (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed) -> [P, O]. Transposed: rows
+# [P, O] -> [P, I].
+Product = Callable[[Array, Array, Array, bool], Array]
+
+
+def _reference(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Array:
+    """Multiply tile after tile, for any platform. On CPUs there is one."""
+
+    def tile(x_JI: Array, expert: Array) -> Array:
+        w_IO = lax.dynamic_index_in_dim(w_XIO, expert, 0, keepdims=False)
+        return lax.dot_general(x_JI, w_IO, (((1,), (1 if transposed else 0,)), ((), ())))
+
+    if expert_M.shape[0] == 1:
+        return tile(x_PI, expert_M[0])
+    tiles = x_PI.reshape(expert_M.shape[0], -1, x_PI.shape[1])
+    return lax.map(lambda one: tile(*one), (tiles, expert_M)).reshape(x_PI.shape[0], -1)
+
+
+IMPLEMENTATIONS: dict[str, Product] = {
+    "mosaic": kernels.mosaic,
+    "triton": kernels.triton,
+    "reference": _reference,
+}
+UNSET: dict[str, Callable[[tuple[int, ...], Array], Array]] = {
+    "mosaic": kernels.mosaic_unset,
+    "triton": kernels.triton_unset,
+    "reference": lambda shape, like: varying(jnp.zeros(shape, like.dtype)),
+}
+OF_PLATFORM = {"tpu": "mosaic", "gpu": "triton", "cuda": "triton"}
+
+
+def implementation(platform: str) -> str:
+    """Return the name of the implementation for a platform of JAX."""
+    return OF_PLATFORM.get(platform, "reference")
+
+
+def unset(name: str, shape: tuple[int, ...], like: Array) -> Array:
+    """Return an array for results of which only what was written is read; ``like`` has its type.
+
+    Where products have kernels, setting it to zero would take as long as a product.
+    """
+    return UNSET[name](shape, like)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
+def grouped_product(name: str, x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool = False) -> Array:
+    """Multiply each tile of rows by its expert's matrix, or with ``transposed`` by its transpose.
+
+    The matrices are frozen: they get no gradient.
+    """
+    return IMPLEMENTATIONS[name](x_PI, w_XIO, expert_M, transposed)
+
+
+def _forward(
+    name: str, x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool
+) -> tuple[Array, tuple[Array, Array]]:
+    return grouped_product(name, x_PI, w_XIO, expert_M, transposed), (w_XIO, expert_M)
+
+
+def _backward(
+    name: str, transposed: bool, residuals: tuple[Array, Array], slope_PO: Array
+) -> tuple[Array, None, None]:
+    return grouped_product(name, slope_PO, *residuals, not transposed), None, None
+
+
+grouped_product.defvjp(_forward, _backward)

@@ -1,0 +1,139 @@
+"""Experts of grouped pairs, with their gradients, in chunks of many tiles as accelerators run them."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models.experts import kernels, layout
+from spmd_tx.models.experts.grouped import Grouping, run_experts
+from spmd_tx.models.experts.layout import Choices
+from spmd_tx.models.lora import Lora
+from spmd_tx.sharding.mesh import make_mesh
+
+ROWS, LENGTH, CHOICES, EXPERTS, SLOTS, RANK, WIDTH, INNER = 4, 64, 2, 8, 3, 4, 64, 32
+NAMES = {"gate": (WIDTH, INNER), "up": (WIDTH, INNER), "down": (INNER, WIDTH)}
+SCALES = jnp.array([0.5, 2.0, 1.0])
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(layout, "LEAST_CHUNK", 64)
+
+
+def normal(seed: int, *shape: int):
+    return jnp.asarray(np.random.default_rng(seed).normal(0, 0.3, shape), jnp.float32)
+
+
+@cache
+def parameters():
+    matrices = {name: normal(i, EXPERTS, *widths) for i, (name, widths) in enumerate(NAMES.items())}
+    lora = {
+        name: Lora(
+            a=normal(10 + i, EXPERTS, SLOTS, RANK, widths[0]),
+            b=normal(20 + i, EXPERTS, SLOTS, RANK, widths[1]),
+        )
+        for i, (name, widths) in enumerate(NAMES.items())
+    }
+    return matrices, lora
+
+
+def random_rows(seed: int, rows: int = ROWS):
+    """(hidden states, experts of each token in ascending order, their weights, slopes of the results)"""
+    chosen = np.argsort(np.random.default_rng(seed).random((rows, LENGTH, EXPERTS)), axis=-1)[..., :CHOICES]
+    chosen = jnp.asarray(np.sort(chosen, axis=-1), jnp.int32)
+    h, slope = normal(seed + 1, rows, LENGTH, WIDTH), normal(seed + 2, rows, LENGTH, WIDTH)
+    return h, chosen, jax.nn.sigmoid(normal(seed + 3, rows, LENGTH, CHOICES)), slope
+
+
+def run(product: str, rows, slots, lora=None):
+    """(results, (gradients of factors, hidden states and weights))"""
+    matrices, usual = parameters()
+    tiling = Choices(*rows[1].shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
+    assert tiling.positions > tiling.chunk, "several chunks"
+
+    @jax.jit
+    @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
+    def both(matrices, lora, h, chosen, weights, slope, slots):
+        place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
+        how = Grouping(tiling, product, product == "reference")
+        y, pull_back = jax.vjp(
+            lambda lora, h, weights: run_experts(how, matrices, lora, h, weights, SCALES, place),
+            lora,
+            h,
+            weights,
+        )
+        return y, pull_back(slope)
+
+    return jax.tree.map(np.asarray, both(matrices, lora or usual, *rows, jnp.asarray(slots, jnp.int32)))
+
+
+def expected(rows, slots):
+    """The same by plain formulas over all experts."""
+    matrices, lora = parameters()
+    h, chosen, weights, slope = rows
+
+    def loss(lora, h, weights):
+        def linear(x, name, expert):
+            a, b = (leaf[expert][jnp.asarray(slots)] for leaf in (lora[name].a, lora[name].b))
+            low = jnp.einsum("rti,rqi->rtq", x, a) * SCALES[jnp.asarray(slots)][:, None, None]
+            return x @ matrices[name][expert] + jnp.einsum("rtq,rqo->rto", low, b)
+
+        total = jnp.zeros_like(h)
+        for expert in range(EXPERTS):
+            weight = jnp.sum(jnp.where(chosen == expert, weights, 0.0), axis=-1, keepdims=True)
+            hidden = jax.nn.silu(linear(h, "gate", expert)) * linear(h, "up", expert)
+            total += weight * linear(hidden, "down", expert)
+        return jnp.sum(total * slope), total
+
+    gradient, total = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(lora, h, weights)
+    return jax.tree.map(np.asarray, (total, gradient))
+
+
+@pytest.mark.parametrize("product", ["reference", "mosaic", "triton"])
+def test_results_and_gradients_are_those_of_plain_formulas(product):
+    rows, slots = random_rows(1), [2, 0, 1, 2]
+    actual, wanted = run(product, rows, slots), expected(rows, slots)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-4)
+
+
+def moved(rows, order):
+    return tuple(x[jnp.asarray(order)] for x in rows)
+
+
+@pytest.mark.parametrize("product", ["reference", "mosaic", "triton"])
+def test_neither_company_nor_place_changes_a_bit(product):
+    """Our two rows of slot 1 beside others, in other places, and beside a broken adapter in slot 0."""
+    ours, others, free = random_rows(1, 2), random_rows(50, 2), random_rows(90, 2)
+    alone = tuple(jnp.concatenate(pair) for pair in zip(ours, free, strict=True))
+    alone = (*alone[:3], alone[3].at[2:].set(0))
+    together = tuple(jnp.concatenate(pair) for pair in zip(ours, others, strict=True))
+    broken = jax.tree.map(lambda leaf: leaf.at[:, 0].set(jnp.nan), parameters()[1])
+    y, (lora, h, weights) = run(product, alone, [1, 1, 2, 2])
+    for order, slots, factors in (
+        ([0, 1, 2, 3], [1, 1, 0, 2], None),
+        ([2, 0, 3, 1], [2, 1, 0, 1], None),
+        ([2, 3, 0, 1], [0, 0, 1, 1], broken),
+    ):
+        result = run(product, moved(together, order), slots, factors)
+        its_y, (its_lora, its_h, its_weights) = result
+        places = [order.index(0), order.index(1)]
+        for mine, beside in ((y, its_y), (h, its_h), (weights, its_weights)):
+            assert np.array_equal(mine[:2], beside[places])
+        for mine, beside in zip(jax.tree.leaves(lora), jax.tree.leaves(its_lora), strict=True):
+            assert np.any(mine[:, 1])
+            assert np.array_equal(mine[:, 1], beside[:, 1])
+
+
+@pytest.mark.parametrize("product", ["reference", "mosaic"])
+def test_no_token_is_dropped_if_all_choose_the_same_experts(product):
+    h, chosen, weights, slope = random_rows(7)
+    rows, slots = (h, jnp.broadcast_to(jnp.array([2, 5]), chosen.shape), weights, slope), [0, 1, 2, 1]
+    for one, other in zip(
+        jax.tree.leaves(run(product, rows, slots)), jax.tree.leaves(expected(rows, slots)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-4)

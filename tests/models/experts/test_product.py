@@ -1,0 +1,74 @@
+"""The grouped product by every implementation; kernels run as plain programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models.experts import kernels, product
+from spmd_tx.models.experts.product import IMPLEMENTATIONS, grouped_product
+
+TILE, TILES, WIDTH_IN, WIDTH_OUT, EXPERTS = 16, 6, 128, 256, 5
+EXPERT_OF_TILE = [3, 0, 0, 4, 1, 3]
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def name(request, monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    return request.param
+
+
+def random_arrays(seed: int, dtype: str, transposed: bool):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(TILE * TILES, WIDTH_OUT if transposed else WIDTH_IN))
+    return jnp.asarray(x, dtype), jnp.asarray(random.normal(size=(EXPERTS, WIDTH_IN, WIDTH_OUT)), dtype)
+
+
+def multiplied(name: str, x, w, transposed: bool = False, experts=EXPERT_OF_TILE):
+    return grouped_product(name, jnp.asarray(x), w, jnp.asarray(experts, jnp.int32), transposed)
+
+
+def expected(x, w, transposed: bool) -> np.ndarray:
+    w = np.asarray(w, np.float64)[EXPERT_OF_TILE]
+    w = w.swapaxes(1, 2) if transposed else w
+    tiles = np.asarray(x, np.float64).reshape(TILES, TILE, -1)
+    return np.einsum("MJI,MIO->MJO", tiles, w).reshape(TILE * TILES, -1)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("dtype, error", [("float32", 1e-4), ("bfloat16", 0.3)])
+def test_each_tile_is_multiplied_by_its_experts_matrix(name, dtype, error, transposed):
+    x, w = random_arrays(0, dtype, transposed)
+    actual = multiplied(name, x, w, transposed)
+    assert actual.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(actual, np.float64), expected(x, w, transposed), 0, error)
+
+
+def test_the_gradient_of_the_rows_is_the_transposed_product(name):
+    x, w = random_arrays(1, "float32", transposed=False)
+    slope, _ = random_arrays(2, "float32", transposed=True)
+    _, pull_back = jax.vjp(lambda x: multiplied(name, x, w), x)
+    np.testing.assert_allclose(pull_back(slope)[0], expected(slope, w, True), 0, 1e-4)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit(name, dtype, transposed):
+    x, w = random_arrays(3, dtype, transposed)
+    before = np.asarray(multiplied(name, x, w, transposed))
+    random = np.random.default_rng(4)
+    for _ in range(3):
+        tiles, rows = random.permutation(TILES), random.permutation(TILE)
+        others = np.array(random_arrays(5, dtype, transposed)[0]).reshape(TILES, TILE, -1)
+        moved = np.asarray(x).reshape(TILES, TILE, -1)[tiles][:, rows]
+        moved[:, TILE // 2 :] = others[:, TILE // 2 :]
+        after = multiplied(name, moved.reshape(x.shape), w, transposed, np.array(EXPERT_OF_TILE)[tiles])
+        kept = np.asarray(after).reshape(TILES, TILE, -1)[:, : TILE // 2]
+        wanted = before.reshape(TILES, TILE, -1)[tiles][:, rows][:, : TILE // 2]
+        assert np.array_equal(kept, wanted)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu", "cuda"])
+def test_every_platform_has_an_implementation(platform):
+    assert product.implementation(platform) in IMPLEMENTATIONS
+    assert (product.implementation(platform) == "reference") == (platform == "cpu")
