@@ -3,7 +3,7 @@
 Permanent arrays come first: base weights, training slots, the sampler bank. The steps need some of the rest
 while they run, and the pages of keys and values get what remains. How much is recomputed in the backward
 pass, how many tokens a micro-batch has and how many rows are decoded at once come from a short list of
-choices: the first with which pages are no bottleneck, else the one that leaves the most pages.
+choices: those with which an iteration of reinforcement learning should take the least time (speed.py).
 
 ``spmd-tx plan`` and the workers at their start use this same code.
 """
@@ -18,6 +18,7 @@ import msgspec
 from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
+from spmd_tx.worker.memory.speed import cost_of_token
 from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape, Step, StepMemory
 
 SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
@@ -64,6 +65,13 @@ class Plan:
     def splits_base(self) -> bool:
         """Whether fsdp splits the base weights."""
         return self.steps.splits_base
+
+    @property
+    def usual_level(self) -> str:
+        """The level of recomputation for micro-batches of usual rows."""
+        length = min(self.train_tokens, USUAL_LENGTH, self.sizes.longest_row)
+        block = self.memory.block_tokens(self.train_tokens)[-1]
+        return self.level(max(1, block // length), length)
 
     @property
     def room(self) -> int:
@@ -121,14 +129,16 @@ def _keep_largest(found: dict[Step, tuple[Shape, int]], step: Step, shape: Shape
 
 
 def best_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan | None:
-    """Return the best plan that fits, or None. ``corrections`` as in StepMemory."""
+    """Return the plan that is predicted to be the fastest, or None if none fits.
+
+    ``corrections`` are those of StepMemory.
+    """
+    plans: list[Plan] = []
     for splits in sizes.ways_to_split(memory.bytes):
         planner = Planner(sizes, memory, splits, corrections or {})
         for rows in sizes.row_counts():
-            plan = planner.best(rows)
-            if plan is not None:
-                return plan
-    return None
+            plans += planner.plans(rows)
+    return min(plans, key=cost_of_token, default=None)  # the first of equals
 
 
 class Planner:
@@ -154,22 +164,12 @@ class Planner:
         self.compiling = self.steps.trying_kernels if memory.tries_kernels else 0
         self.left = memory.bytes - self.base - self.adapters - self.bank - self.compiling
 
-    def best(self, rows: int) -> Plan | None:
-        """Return the best plan with so many rows of decode, or None."""
-        ample = self._sizes.ample_tokens(rows)
-        if self._memory.most_cache_tokens is not None:
-            ample = min(ample, self._memory.most_cache_tokens)
-        if self._sizes.setup.kv_cache_tokens:
-            ample = 0  # the option decides
-        plans = [plan for plan in self._choices(rows) if plan is not None]
-        for enough in (ample, ample // 4):
-            for plan in plans:
-                if plan.cache_tokens >= enough:
-                    return plan
-        return max(plans, key=lambda plan: plan.pages, default=None)
+    def plans(self, rows: int) -> list[Plan]:
+        """Return the plans that fit with so many rows of decode."""
+        return [plan for plan in self._choices(rows) if plan is not None]
 
     def _choices(self, rows: int) -> Iterator[Plan | None]:
-        """Yield plans for each choice, the fastest first; None where one does not fit."""
+        """Yield plans for each choice; None where one does not fit."""
         wish = self._sizes.setup.remat
         levels = LEVELS if wish == "auto" else (wish,)
         most, *fewer = self._sizes.train_tokens(on_cpu=self._memory.is_host)

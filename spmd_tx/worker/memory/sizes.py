@@ -26,7 +26,7 @@ REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may t
 TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster
 CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
 SHORTEST_ROW = 64  # tokens
-USUAL_LENGTH = 2048  # tokens of a sequence, to judge whether pages are enough
+USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
 
 
@@ -55,10 +55,6 @@ class Sizes:
         setup = self.setup
         return -(-(setup.max_context + 2 * setup.decode_steps) // setup.page_size) + 2
 
-    def ample_tokens(self, rows: int) -> int:
-        """Return how many cached tokens make pages no bottleneck."""
-        return rows * min(self.setup.max_context, USUAL_LENGTH)
-
     def ways_to_split(self, memory: int) -> list[bool]:
         """Return whether to split the base weights over fsdp: the choices to try, the better first."""
         fsdp, wish = self.mesh.shape[FSDP], self.setup.shard_base_weights
@@ -68,7 +64,7 @@ class Sizes:
             return [True]
         if self.model.d_model % fsdp:
             return [False]
-        return [True] if self.base(splits=False) > REPLICATED_SHARE * memory else [False, True]
+        return [True] if self.whole_base > REPLICATED_SHARE * memory else [False, True]
 
     def row_counts(self) -> list[int]:
         """Return how many rows to decode at once: the choices to try, the most first."""
@@ -109,6 +105,11 @@ class Sizes:
     def base(self, splits: bool) -> int:
         declared = qwen3.weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)
         return bytes_per_device(self.mesh, declared)
+
+    @cached_property
+    def whole_base(self) -> int:
+        """The base weights if fsdp does not split them."""
+        return self.base(splits=False)
 
     @cached_property
     def adapters(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import msgspec
+import numpy as np
 import pytest
 
 from spmd_tx.errors import StartError
@@ -12,8 +13,9 @@ from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.memory.plan import Memory, best_plan, report
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.memory.speed import cost_of_token
 from spmd_tx.worker.memory.steps import LEVELS
-from tests.support.model_shapes import QWEN3_8B
+from tests.support.model_shapes import QWEN3_8B, QWEN3_30B_A3B
 from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
 
@@ -85,24 +87,50 @@ def test_what_a_device_holds_shrinks_with_the_mesh():
     assert zero.adapters < one.adapters / 7
 
 
-def test_more_memory_never_makes_training_slower_or_pages_too_few():
-    """Pages may become fewer where training becomes faster, but not fewer than are enough."""
-    server = sizes()
-    level, tokens, rows, pages = LEVELS[-1], 0, 0, 0
-    for memory in range(30, 260, 10):
-        plan = best_plan(server, gib(memory))
-        if plan is None:
-            assert pages == 0, "what fits into less fits into more"
-            continue
-        assert LEVELS.index(plan.levels[0]) <= LEVELS.index(level)
-        assert plan.train_tokens >= tokens
-        assert plan.decode_rows >= rows
-        if (plan.levels[0], plan.train_tokens, plan.decode_rows) == (level, tokens, rows):
-            assert plan.pages >= pages
-        else:
-            assert plan.cache_tokens >= min(pages * 16, server.ample_tokens(rows) // 4)
-        level, tokens, rows, pages = plan.levels[0], plan.train_tokens, plan.decode_rows, plan.pages
-    assert pages > 0
+MEMORIES = (24, 32, 40, 52, 72, 92, 134, 184)  # GiB
+CONTEXTS = (1024, 2048, 8192, 40960)
+
+
+def costs(model, mesh, attention) -> np.ndarray:
+    """The cost of a token by memory and context; infinite where nothing fits."""
+    found = np.full((len(MEMORIES), len(CONTEXTS)), np.inf)
+    for column, context in enumerate(CONTEXTS):
+        server = sizes(model, mesh, max_context=context, attention=attention)
+        for row, memory in enumerate(MEMORIES):
+            plan = best_plan(server, gib(memory))
+            if plan is not None:
+                found[row, column] = cost_of_token(plan)
+    return found
+
+
+@pytest.mark.parametrize("attention", ["reference", "cudnn"])
+@pytest.mark.parametrize(
+    "model, mesh",
+    [(QWEN3_8B, (1, 1, 1)), (QWEN3_8B, (8, 1, 1)), (QWEN3_8B, (2, 1, 4)), (QWEN3_30B_A3B, (1, 8, 1))],
+    ids=["8B", "8B on fsdp 8", "8B on fsdp 2 tp 4", "30B-A3B on ep 8"],
+)
+def test_more_memory_and_less_context_are_never_slower(model, mesh, attention):
+    table = costs(model, mesh, attention)
+    assert np.isfinite(table[-1]).all()
+    assert table[0, 0] > table[-1, 0], "memory makes a difference"
+    assert (table[:-1] >= table[1:]).all(), "more memory"
+    assert (table[:, :-1] <= table[:, 1:]).all(), "less context"
+
+
+def test_a_large_cache_is_not_bought_with_computing_everything_twice():
+    server = sizes(mesh=(8, 1, 1), decode_rows=1024, attention="cudnn")
+    plan, longer = (best_plan(changed(server, max_context=each), gib(73)) for each in (8192, 32768))
+    assert plan is not None
+    assert longer is not None
+    assert plan.levels[0] != "full"
+    assert plan.cache > 0.8 * 128 * 2048 * plan.sizes.page / 16, "nearly 128 sequences of usual length"
+    assert cost_of_token(plan) < cost_of_token(longer)
+
+
+def test_recomputing_makes_a_plan_slower_by_what_it_computes():
+    costs = [cost_of_token(make_plan(sizes(remat=level, decode_rows=8), gib(200))) for level in LEVELS]
+    assert costs == sorted(costs)
+    assert len(set(costs)) == len(costs)
 
 
 def test_with_little_memory_more_is_computed_twice():
