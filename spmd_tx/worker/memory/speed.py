@@ -5,14 +5,11 @@ the proportion of two plans for the same devices means anything. Attention, prom
 devices send each other are left out: they hardly depend on the choices.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.sharding.mesh import TP
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
-
-if TYPE_CHECKING:
-    from spmd_tx.worker.memory.plan import Plan
 
 FLOPS_PER_BYTE = 300  # that a device computes while it reads one byte: 295 on H100, 240 on TPU v5e
 ELEMENTWISE = 0.02  # part of a forward pass that is not products of matrices
@@ -22,7 +19,25 @@ PASSES = 2  # of training: forward and backward, which has no gradients of base 
 SPLIT_TRAINING, SPLIT_DRAWING = 1.1, 1.75
 
 
-def cost_of_token(plan: "Plan") -> float:
+@runtime_checkable
+class Choices(Protocol):
+    """Defines what the prediction needs of a plan."""
+
+    @property
+    def sizes(self) -> Sizes: ...
+    @property
+    def train_tokens(self) -> int: ...
+    @property
+    def decode_rows(self) -> int: ...
+    @property
+    def cache_tokens(self) -> int: ...
+    @property
+    def splits_base(self) -> bool: ...
+    @property
+    def usual_level(self) -> str: ...
+
+
+def cost_of_token(plan: Choices) -> float:
     """Return the time for one token of an answer, on each device of its data shard."""
     drawing, training = _drawing(plan), _training(plan)
     if plan.splits_base:
@@ -30,7 +45,7 @@ def cost_of_token(plan: "Plan") -> float:
     return drawing + training
 
 
-def _drawing(plan: "Plan") -> float:
+def _drawing(plan: Choices) -> float:
     """Read the weights once for all sequences that are drawn at once, and each one's keys and values."""
     sizes = plan.sizes
     length = min(sizes.setup.max_context, USUAL_LENGTH)
@@ -40,7 +55,7 @@ def _drawing(plan: "Plan") -> float:
     return FLOPS_PER_BYTE * bytes_read + _forward(sizes)
 
 
-def _training(plan: "Plan") -> float:
+def _training(plan: Choices) -> float:
     """Compute the passes, and read the weights once for each of them in every micro-batch."""
     passes = PASSES + _computed_twice(plan.sizes.model, plan.usual_level)
     bytes_read = plan.sizes.whole_base / plan.train_tokens
