@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, UInt
 
+from spmd_tx.sharding.collectives import from_first
 from spmd_tx.sharding.mesh import TP
 
 BLOCK = 512  # vocabulary entries per block of the two-level inverse CDF
@@ -34,14 +35,90 @@ def draw(
     # The division comes last: a logit over a tiny temperature could be infinite, and inf - inf is NaN.
     below_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)  # nats below the most likely token
     below_BV = below_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
-    filters_B = ~is_greedy_B & ((top_k_B < logits_BV.shape[-1]) | (top_p_B < 1))
+    has_filter_B = filters(temperatures_B, top_k_B, top_p_B, logits_BV.shape[-1])
     no_floor_B = jnp.full_like(temperatures_B, -jnp.inf)
-    floor_B = lax.cond(jnp.any(filters_B), lambda: _floor(below_BV, top_k_B, top_p_B), lambda: no_floor_B)
+    floor_B = lax.cond(jnp.any(has_filter_B), lambda: _floor(below_BV, top_k_B, top_p_B), lambda: no_floor_B)
     kept_BV = jnp.where(below_BV > floor_B[:, None], jnp.exp(below_BV), 0.0)
     drawn_B = _inverse_cdf(kept_BV, _uniform(seeds_B2, positions_B))
     token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
     log_total_B = jnp.log(jnp.sum(jnp.exp(below_BV), axis=-1))
     return token_B, jnp.take_along_axis(below_BV, token_B[:, None], axis=-1)[:, 0] - log_total_B
+
+
+def filters(temperatures_B: Array, top_k_B: Array, top_p_B: Array, vocabulary: int) -> Array:
+    """Return which rows leave out tokens by top_k or top_p."""
+    return (temperatures_B > 0) & ((top_k_B < vocabulary) | (top_p_B < 1))
+
+
+def draw_split(
+    logits_BV: Float[Array, "B V"],
+    seeds_B2: UInt[Array, "B 2"],
+    positions_B: Int[Array, " B"],
+    temperatures_B: Float[Array, " B"],
+    top_k_B: Int[Array, " B"],
+    top_p_B: Float[Array, " B"],
+    any_filters: Array,
+) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
+    """Return what ``draw`` does, and the logarithm of the total mass, with the vocabulary split over tp.
+
+    Devices exchange some numbers per row instead of logits, and all of them return the same token, even if
+    they round differently. ``any_filters``, the same on all devices, says whether any row has ``filters``.
+    """
+    part, size = logits_BV.shape[-1], lax.axis_size(TP)
+    first = lax.axis_index(TP) * part
+    highest_B = jnp.max(logits_BV, axis=-1)
+    peak_B = lax.pmax(highest_B, TP)
+    is_greedy_B = temperatures_B <= 0
+    below_BV = (logits_BV - peak_B[:, None]) / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
+
+    def floor() -> Array:
+        return _floor(below_BV, top_k_B, top_p_B, lambda x: lax.psum(x, TP), part * size)
+
+    floor_B = lax.cond(any_filters, floor, lambda: jnp.full_like(temperatures_B, -jnp.inf))
+    mass_BV = jnp.exp(below_BV)
+    kept_BV = jnp.where(below_BV > floor_B[:, None], mass_BV, 0.0)
+    sums_B2 = jnp.stack([jnp.sum(kept_BV, axis=-1), jnp.sum(mass_BV, axis=-1)], axis=-1)
+    sums_BS2 = lax.all_gather(sums_B2, TP, axis=1, to="invarying")
+    device_B, share_B = _device_of(sums_BS2[..., 0], _uniform(seeds_B2, positions_B))
+    device_B = from_first(device_B, TP)
+    local_B = _inverse_cdf(kept_BV, share_B)
+    drawn_B = lax.psum(jnp.where(device_B == lax.axis_index(TP), first + local_B, 0), TP)
+    greedy_B = _split_argmax(logits_BV, highest_B == peak_B)
+    token_B = jnp.where(is_greedy_B, greedy_B, drawn_B)
+    here_B = token_B - first
+    is_here_B = (here_B >= 0) & (here_B < part)
+    chosen_B = jnp.take_along_axis(below_BV, jnp.where(is_here_B, here_B, 0)[:, None], axis=-1)[:, 0]
+    log_total_B = jnp.log(jnp.sum(sums_BS2[..., 1], axis=1))
+    return token_B, lax.psum(jnp.where(is_here_B, chosen_B, 0.0), TP) - log_total_B, log_total_B
+
+
+def _device_of(masses_BS: Array, uniform_B: Array) -> tuple[Array, Array]:
+    """Return whose part the uniform share of the total mass falls into, and its share of that part's mass."""
+    running_BS = jnp.cumsum(masses_BS, axis=1)
+    wanted_B = uniform_B * running_BS[:, -1]
+    device_B = jnp.sum(running_BS <= wanted_B[:, None], axis=-1, dtype=jnp.int32)
+    # Rounding may end behind the last part; the one with the most mass is always allowed.
+    most_B = jnp.argmax(masses_BS, axis=1).astype(jnp.int32)
+    device_B = jnp.where(device_B < masses_BS.shape[1], device_B, most_B)
+    mass_B = jnp.take_along_axis(masses_BS, device_B[:, None], axis=1)[:, 0]
+    behind_B = jnp.take_along_axis(running_BS, device_B[:, None], axis=1)[:, 0] - wanted_B
+    return device_B, jnp.clip(1 - behind_B / mass_B, 0.0, 1.0)
+
+
+def _split_argmax(logits_BV: Array, has_peak_B: Array) -> Array:
+    """Return the first of the most likely tokens; ``has_peak_B``: whether one is in this device's part."""
+    part = logits_BV.shape[-1]
+    mine_B = lax.axis_index(TP) * part + jnp.argmax(logits_BV, axis=-1)
+    last = lax.axis_size(TP) * part - 1
+    return lax.pmin(jnp.where(has_peak_B, mine_B, last).astype(jnp.int32), TP)
+
+
+def tempered_by(
+    top_BK: Float[Array, "B K"], temperatures_B: Float[Array, " B"], log_total_B: Float[Array, " B"]
+) -> Float[Array, "B K"]:
+    """Turn the highest logits into log-probabilities, equal to those of ``draw_split`` bit for bit."""
+    scale_B1 = jnp.where(temperatures_B <= 0, 1.0, temperatures_B)[:, None]
+    return (top_BK - top_BK[:, :1]) / scale_B1 - log_total_B[:, None]
 
 
 def tempered(
@@ -83,9 +160,7 @@ def draw_several(
     find = jax.vmap(_inverse_cdf, in_axes=(None, 1), out_axes=1)
     local_BC = find(mass_BV, jnp.clip(share_BC, 0.0, 1.0))
     token_BC = lax.psum(jnp.where(device_BC == lax.axis_index(TP), first + local_BC, 0), TP)
-    last = lax.axis_size(TP) * part - 1
-    mine_B = jnp.where(highest_B == peak_B, first + jnp.argmax(logits_BV, axis=-1), last)
-    greedy_B = lax.pmin(mine_B.astype(jnp.int32), TP)
+    greedy_B = _split_argmax(logits_BV, highest_B == peak_B)
     return jnp.where(is_greedy_B[:, None], greedy_B[:, None], token_BC)
 
 
@@ -110,9 +185,18 @@ def _uniform(seeds_B2: Array, positions_B: Array) -> Array:
     return jax.vmap(one)(seeds_B2, positions_B)
 
 
-def _floor(below_BV: Array, top_k_B: Array, top_p_B: Array) -> Array:
-    """Return the value above which tokens are kept by top_k, then by top_p of the rest; by bisection."""
-    vocabulary = below_BV.shape[-1]
+def _floor(
+    below_BV: Array,
+    top_k_B: Array,
+    top_p_B: Array,
+    total: Callable[[Array], Array] = lambda sum_B: sum_B,
+    vocabulary: int = 0,
+) -> Array:
+    """Return the value above which tokens are kept by top_k, then by top_p of the rest; by bisection.
+
+    With a vocabulary split over devices, ``total`` adds their sums, and ``vocabulary`` is its whole size.
+    """
+    vocabulary = vocabulary or below_BV.shape[-1]
     mass_BV = jnp.exp(below_BV)
 
     def bisect(is_too_small: Callable[[Array], Array]) -> Array:
@@ -122,14 +206,16 @@ def _floor(below_BV: Array, top_k_B: Array, top_p_B: Array) -> Array:
             too_small_B = is_too_small(middle_B)
             return jnp.where(too_small_B, low_B, middle_B), jnp.where(too_small_B, middle_B, high_B)
 
-        low_B = jnp.full_like(below_BV[:, 0], LOWEST)
+        low_B = jnp.full_like(top_p_B, LOWEST)
         return lax.fori_loop(0, BISECTIONS, halve, (low_B, jnp.zeros_like(low_B)))[0]
 
-    by_count_B = bisect(lambda t: jnp.sum(below_BV > t[:, None], axis=-1, dtype=jnp.int32) < top_k_B)
+    by_count_B = bisect(lambda t: total(jnp.sum(below_BV > t[:, None], axis=-1, dtype=jnp.int32)) < top_k_B)
     by_count_B = jnp.where(top_k_B < vocabulary, by_count_B, -jnp.inf)
     left_BV = jnp.where(below_BV > by_count_B[:, None], mass_BV, 0.0)
-    wanted_B = top_p_B * jnp.sum(left_BV, axis=-1)
-    by_mass_B = bisect(lambda t: jnp.sum(jnp.where(below_BV > t[:, None], left_BV, 0.0), axis=-1) < wanted_B)
+    wanted_B = top_p_B * total(jnp.sum(left_BV, axis=-1))
+    by_mass_B = bisect(
+        lambda t: total(jnp.sum(jnp.where(below_BV > t[:, None], left_BV, 0.0), axis=-1)) < wanted_B
+    )
     return jnp.maximum(by_count_B, jnp.where(top_p_B < 1, by_mass_B, -jnp.inf))
 
 

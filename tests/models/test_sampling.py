@@ -1,5 +1,8 @@
 """Drawing tokens: the right distribution, exactly the right filters, and nothing but the row's own inputs."""
 
+import sys
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +10,36 @@ import pytest
 
 from spmd_tx.models import sampling
 from spmd_tx.models.sampling import BLOCK
+from spmd_tx.sharding.mesh import TP, make_mesh
 
 DRAWS = 4096
 SMALL, LARGE = 40, 2 * BLOCK + 276  # vocabularies below one block, and of two blocks and a part
 
-draw = jax.jit(sampling.draw)
+whole = jax.jit(sampling.draw)
+
+
+def draw_on(devices):
+    """The same with the vocabulary split over devices of tp."""
+    of_row, mesh = jax.P(), make_mesh(1, 1, devices)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(jax.P(None, TP), *[of_row] * 5), out_specs=(of_row, of_row))
+    def split(logits, seeds, positions, temperatures, top_k, top_p):
+        size = logits.shape[-1] * devices
+        any_filters = jnp.any(sampling.filters(temperatures, top_k, top_p, size))
+        return sampling.draw_split(logits, seeds, positions, temperatures, top_k, top_p, any_filters)[:2]
+
+    return split
+
+
+WAYS = {"whole": whole, "split over two": draw_on(2), "split over four": draw_on(4)}
+draw = whole
+
+
+@pytest.fixture(autouse=True, params=[*WAYS])
+def way(request, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "draw", WAYS[request.param])
+    return request.param
 
 
 def random_logits(vocabulary: int, seed: int = 0) -> np.ndarray:
@@ -173,3 +201,19 @@ def test_the_draw_changes_with_either_half_of_the_seed_and_with_the_position():
     ones, k = np.ones(4, np.float32), np.full(4, LARGE, np.int32)
     tokens, _ = draw(logits, seed, positions, ones, k, ones)
     assert len(set(np.asarray(tokens).tolist())) == 4
+
+
+def test_split_or_whole_the_same_tokens_are_drawn(way):
+    random = np.random.default_rng(5)
+    rows = 64
+    arguments = (
+        random.normal(0, 3, (rows, LARGE)).astype(np.float32),
+        seeds(rows),
+        np.arange(rows, dtype=np.int32),
+        np.where(np.arange(rows) % 5, random.uniform(0.3, 2, rows), 0).astype(np.float32),
+        np.where(np.arange(rows) % 3, LARGE, 9).astype(np.int32),
+        np.where(np.arange(rows) % 4, 1, 0.7).astype(np.float32),
+    )
+    (tokens, logprobs), (expected, of_whole) = draw(*arguments), whole(*arguments)
+    assert np.array_equal(tokens, expected)
+    np.testing.assert_allclose(logprobs, of_whole, rtol=0, atol=1e-5)

@@ -22,7 +22,7 @@ from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, bank_lora, each_lora, row_lora
 from spmd_tx.models.qwen3 import Weights, backbone
-from spmd_tx.models.sampling import draw, tempered
+from spmd_tx.models.sampling import draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs
@@ -208,6 +208,8 @@ def make_decode(
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 3, P(), P(), P())
     is_cpu = platform(mesh) == "cpu"
     apply = each_lora if batch_invariant else bank_lora
+    # Where devices of tp share one memory, whole logits cost them nothing.
+    splits_draw = mesh.shape[TP] > 1 and not is_cpu
 
     @partial(jax.jit, donate_argnums=(2, 4))
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P()))
@@ -225,6 +227,8 @@ def make_decode(
         adapters, loras = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
         state = rows.resume(previous)
         b = rows.source.shape[0]
+        has_filter_B = filters(rows.temperatures, rows.top_k, rows.top_p, model.vocab_size)
+        any_filters = lax.psum(jnp.sum(has_filter_B, dtype=jnp.int32), DATA) > 0 if splits_draw else None
         drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b, top))
 
         def alive(state: RowState) -> Array:
@@ -238,9 +242,8 @@ def make_decode(
             step, _, cache, state, drawn = carry
             attend = partial(decode_attend, rows.tables, row_by_row=is_cpu, in_loop=batch_invariant)
             forced = None if rows.forced is None else rows.forced[:, step]
-            cache, state, one = _step(
-                model, base, adapters, loras, cache, state, rows, forced, attend, product_of(mesh), top
-            )
+            where = (model, base, adapters, loras, cache, state, rows)
+            cache, state, one = _step(*where, forced, attend, product_of(mesh), top, any_filters)
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
 
@@ -283,8 +286,12 @@ def _step(
     attend_at: Callable[[Array, Array], Attend],
     product: str,
     top: int,
+    any_filters: Array | None,
 ) -> tuple[KvCache, RowState, Drawn]:
-    """Feed every live row its last token and draw the next one; a row that is forced takes that token."""
+    """Feed every live row its last token and draw the next one; a row that is forced takes that token.
+
+    ``any_filters`` as in draw_split; None: tokens are drawn from whole logits, by every device of tp.
+    """
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
     attend = attend_at(positions_B, is_alive_B)
@@ -292,20 +299,25 @@ def _step(
     tokens_B1, positions_B1 = state.tokens[:, None], positions_B[:, None]
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
     local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]
-    logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
     # The drawn token's position keys its random number.
-    token_B, logprob_B = draw(
-        logits_BV, rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p
-    )
-    # Devices that round differently could draw differently: then their keys and values would no longer be of
-    # one sequence, and if only some of them saw a stop token, they would wait for each other forever.
-    token_B = from_first(token_B, TP)
-    if forced_B is not None:
-        token_B = jnp.where(forced_B >= 0, forced_B, token_B)
-    top_tokens_BK = top_logprobs_BK = None
+    how_B = (rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p)
+    top_tokens_BK = top_logprobs_BK = highest_BK = None
     if top:
         top_tokens_BK, highest_BK = head.top_logits(local_BV, top)
-        top_logprobs_BK = tempered(highest_BK, logits_BV, rows.temperatures)
+    if any_filters is not None:
+        token_B, logprob_B, log_total_B = draw_split(local_BV, *how_B, any_filters)
+        if highest_BK is not None:
+            top_logprobs_BK = tempered_by(highest_BK, rows.temperatures, log_total_B)
+    else:
+        logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
+        token_B, logprob_B = draw(logits_BV, *how_B)
+        # Devices that round differently could draw differently: then their keys and values would no longer be
+        # of one sequence, and if only some of them saw a stop token, they would wait for each other forever.
+        token_B = from_first(token_B, TP)
+        if highest_BK is not None:
+            top_logprobs_BK = tempered(highest_BK, logits_BV, rows.temperatures)
+    if forced_B is not None:
+        token_B = jnp.where(forced_B >= 0, forced_B, token_B)
     is_stop_B = jnp.any(token_B[:, None] == rows.stop_tokens, axis=-1)
     remaining_B = jnp.where(is_stop_B, 0, state.remaining - 1)
     after = RowState(

@@ -326,3 +326,23 @@ def test_devices_that_draw_differently_all_take_the_token_of_the_first(monkeypat
     assert next(devices) >= 4, "each has drawn"
     tokens = {int(shard.data[0]) for shard in sampler.rows.tokens.addressable_shards}
     assert len(tokens) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 1, 2)], ids=mesh_name)
+def test_on_accelerators_tokens_are_the_same_though_no_device_has_whole_logits(monkeypatch, shape):
+    monkeypatch.setattr("spmd_tx.worker.steps.sample.platform", lambda mesh: "tpu")
+    sampler = TinySampler(tiny_engine(shape), np.float32)
+    samples = [SAMPLES[0], replace(SAMPLES[0], temperature=0.0), NOISY[1]]
+    places = stand(samples, shards=sampler.data_shards)
+    sampler.prefill(places)
+    found = sampler.decode_top(places, 3)
+    monkeypatch.undo()
+    assert np.array_equal(found[0].tokens, on_one_device()[0].tokens[:MOST_STEPS])
+    expected = tiny_sampler().reset()
+    alone = stand(samples)
+    expected.prefill(alone)
+    for one, other in zip(found, expected.decode_top(alone, 3), strict=True):
+        assert np.array_equal(one.tokens, other.tokens)
+        assert np.array_equal(one.top_tokens, other.top_tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(one.top_logprobs, other.top_logprobs, rtol=0, atol=TOLERANCE)
