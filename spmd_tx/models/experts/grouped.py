@@ -60,7 +60,7 @@ def run_experts(
         return _put(y_WD, run(*inputs), number)
 
     y_WD = unset(how.product, (how.tiling.positions, h_RTD.shape[2]), h_RTD)
-    return _sum_of_choices(_for_chunks(how, place, add, y_WD), place)
+    return _sum_of_choices(how, _for_chunks(how, place, add, y_WD), place)
 
 
 def _forward(how: Grouping, *arguments: Any) -> tuple[Array, Any]:
@@ -90,7 +90,7 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
     slopes_WD, slopes_W, sums = _for_chunks(how, place, add, carry)
     sums = jax.tree.map(lambda x, total: total.reshape(x.shape).astype(x.dtype), pieces, sums)
     weights = jnp.where(place.place_RTC >= 0, slopes_W[jnp.maximum(place.place_RTC, 0)], 0)
-    return None, _factors(sums), _sum_of_choices(slopes_WD, place), weights, None, None
+    return None, _factors(sums), _sum_of_choices(how, slopes_WD, place), weights, None, None
 
 
 run_experts.defvjp(_forward, _backward)
@@ -185,13 +185,18 @@ def _factors(pieces: Pieces) -> Factors:
     return {name: Lora(a, pieces[name]) for name, a in inputs.items()}
 
 
-def _sum_of_choices(y_WD: Array, place: Layout) -> Array:
+def _sum_of_choices(how: Grouping, y_WD: Array, place: Layout) -> Array:
     """Add what stands at the places of each token's pairs, in their order and in fp32."""
+    found = [
+        y_WD[jnp.maximum(place.place_RTC[:, :, choice], 0)] for choice in range(place.place_RTC.shape[2])
+    ]
+    if how.product == "mosaic":
+        # Otherwise a TPU writes each of them once more, in fp32, before it adds.
+        found = lax.optimization_barrier(found)
     total_RTD: Array | float = 0.0
-    for choice in range(place.place_RTC.shape[2]):
-        place_RT = place.place_RTC[:, :, choice]
-        y_RTD = y_WD[jnp.maximum(place_RT, 0)].astype(jnp.float32)
-        total_RTD += jnp.where((place_RT >= 0)[..., None], y_RTD, 0.0)
+    for choice, y_RTD in enumerate(found):
+        is_pair_RT1 = (place.place_RTC[:, :, choice] >= 0)[..., None]
+        total_RTD += jnp.where(is_pair_RT1, y_RTD.astype(jnp.float32), 0.0)
     return jnp.asarray(total_RTD).astype(y_WD.dtype)
 
 
