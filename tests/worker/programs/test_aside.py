@@ -117,6 +117,21 @@ def fresh_adapter(worker: Worker) -> list[np.ndarray]:
 
 
 @linux_only
+def test_the_child_gets_the_lowest_priority_before_it_starts_threads(start, monkeypatch):
+    monkeypatch.setattr(aside, "MAIN", REAL_MAIN)
+    worker = start()
+    worker.order(OPTIM)
+    child = until_there(worker)
+    deadline = time.monotonic() + SECONDS
+    while os.sched_getscheduler(child.pid) != os.SCHED_IDLE:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    threads = [int(task.name) for task in Path(f"/proc/{child.pid}/task").iterdir()]
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_IDLE}
+
+
+@linux_only
+@pytest.mark.slow  # it runs only when nobody else does
 def test_every_thread_of_the_child_runs_only_when_nobody_else_wants_the_processor(start, monkeypatch):
     monkeypatch.setattr(aside, "MAIN", REAL_MAIN)
     worker = start()
