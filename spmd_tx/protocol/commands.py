@@ -14,24 +14,17 @@ import numpy as np
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import AnyReport
+from spmd_tx.protocol.setup import Setup
 
 # A loss's position in this tuple is its number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 SPARE_BANK_SLOTS = 2  # in the sampler bank: one for the base model, one free for the next save
-
 PREFILL_TOKENS = 1024  # maximum of one Prefill, per data shard
-
-# The most that all tables of a Prefill with several rows hold, in units of the maximum of one Prefill
-MOST_SEEN = 8
-
+MOST_SEEN = 8  # that all tables of a Prefill with several rows hold, in units of the maximum of one Prefill
 SEGMENTS_PER_ROW = 64  # maximum in PackedRows
-
 MAX_TARGETS = 256  # per position
-
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
-
-
 ACTIVE_SLOTS = 4  # adapters of a decode step; other programs are for one adapter and for the whole bank
 
 
@@ -377,40 +370,6 @@ AnyCommand = (
     | Compile
     | Shutdown
 )
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """Answers Hello with all that a worker must know before its first command."""
-
-    generation: int
-    num_processes: int
-    jax_coordinator: str  # host:port of jax.distributed's service, hosted by process 0
-    jax_port: int = 0  # this port; 0: the free port that process 0 has reported
-    model_dir: str  # Hugging Face layout
-    model_name: str = ""  # what exported adapters name as their base model
-    dtype: str  # "bfloat16", "float32" or "auto": float32 on CPU, else bfloat16
-    fsdp: int
-    ep: int
-    tp: int
-    adapter_slots: int  # training slots, numbered from 0
-    bank_slots: int  # sampler bank slots; slot 0 is the base model and never written
-    max_rank: int
-    max_context: int  # tokens
-    page_size: int  # tokens
-    kv_cache_tokens: int  # per data shard; 0: as many as fit
-    decode_rows: int  # maximum of one Decode, over all data shards
-    decode_steps: int  # maximum of one Decode
-    compilation_cache: str  # directory
-    idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
-    kernel_choices: str = ""  # directory for the choices of kernels that GPUs have made; "": nowhere
-    attention: str = "auto"  # a name of models/attention.py's IMPLEMENTATIONS; "auto": workers choose
-    shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
-    train_tokens: int = 0  # maximum of a micro-batch, per data shard; 0: as many as fit and are useful
-    longest_row: int = 0  # tokens of the longest training row; 0: the power of two that holds max_context
-    loss_processes: int = 2  # that run custom losses, at most
-    loss_memory_bytes: int = 8 << 30  # of each of them
-    batch_invariant: bool = False  # whether the shapes of programs keep rows' bits apart from their company
-    remat: str = "auto"  # what training computes twice, of models/qwen3.py's REMAT_LEVELS; "auto": by memory
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.protocol.commands import Setup
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.self_test import Sizes, Verdict
 
 SELF_TEST_SECONDS = 300.0  # for all implementations together, in case a kernel hangs

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import AdapterSpec, Setup
+from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings

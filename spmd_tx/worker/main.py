@@ -16,10 +16,10 @@ import jax
 import msgspec
 
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
-from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Compiled, Failure, Progress, Ready, Written
 from spmd_tx.protocol.secret import Keys, read_secret
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import mesh_address
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.checkpoints import OnEnd

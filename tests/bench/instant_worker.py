@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from spmd_tx.protocol import commands, reports
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.secret import Keys
+from spmd_tx.protocol.setup import Setup
 
 PAGES, TRAIN_TOKENS, ROWS = 1 << 16, 8192, 64  # where the server leaves the choice to its workers
 BEAT_SECONDS = 1.0
@@ -47,7 +48,7 @@ def main() -> int:
     socket = connect()
     socket.send(commands.encode(reports.Hello(**origin, jax_port=1)))
     setup = commands.decode_to_worker(socket.recv())
-    assert isinstance(setup, commands.Setup)
+    assert isinstance(setup, Setup)
     plan = MemoryPlan(
         pages=PAGES, train_tokens=setup.train_tokens or TRAIN_TOKENS, decode_rows=setup.decode_rows or ROWS
     )

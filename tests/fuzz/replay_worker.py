@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.custom_loss import definition
 from spmd_tx.protocol import reports
-from spmd_tx.protocol.commands import AnyCommand, CustomLoss, PackedRows, Setup
+from spmd_tx.protocol.commands import AnyCommand, CustomLoss, PackedRows
+from spmd_tx.protocol.setup import Setup
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.recovery.replay_device import ReplayDevice
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spmd_tx.protocol.commands import Setup
+from spmd_tx.protocol.setup import Setup
 
 
 def tiny_setup(**different: Any) -> Setup:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol.commands import Setup
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator
 from spmd_tx.worker.accelerator import (
     Choice,

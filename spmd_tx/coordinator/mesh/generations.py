@@ -17,8 +17,9 @@ from spmd_tx.coordinator.mesh.watchdog import Watchdog
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault, StartError, WorkerLost
 from spmd_tx.protocol.agents import AgentReport, StartWorker
-from spmd_tx.protocol.commands import Setup, Shutdown
+from spmd_tx.protocol.commands import Shutdown
 from spmd_tx.protocol.reports import AnyReport, Failure, Ready
+from spmd_tx.protocol.setup import Setup
 
 logger = logging.getLogger(__name__)
 

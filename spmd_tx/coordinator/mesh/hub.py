@@ -11,7 +11,7 @@ import msgspec
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
-from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile, Envelope, Setup, encode
+from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile, Envelope, encode
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import (
     PROTOCOL_VERSION,
@@ -26,6 +26,7 @@ from spmd_tx.protocol.reports import (
     Reply,
     Written,
 )
+from spmd_tx.protocol.setup import Setup
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.training.packing import row_lengths
-from spmd_tx.protocol.commands import SPARE_BANK_SLOTS, Setup
+from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
+from spmd_tx.protocol.setup import Setup
 
 
 def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -> Setup:

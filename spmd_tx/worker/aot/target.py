@@ -10,7 +10,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from spmd_tx.errors import StartError
-from spmd_tx.protocol.commands import Setup
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.accelerator import wanted_flags
 from spmd_tx.worker.aot.gpu_targets import target_of

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol.commands import Setup
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import platform
 from spmd_tx.worker.memory.measure import Measure, measure, measured_plan
 from spmd_tx.worker.memory.plan import Memory, Plan

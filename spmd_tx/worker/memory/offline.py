@@ -4,8 +4,8 @@ import msgspec
 
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh
 from spmd_tx.worker.accelerator import MEMORY_FRACTION
 from spmd_tx.worker.memory.accelerators import Devices

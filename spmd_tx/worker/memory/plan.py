@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import msgspec
 
-from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
 from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape, Step, StepMemory

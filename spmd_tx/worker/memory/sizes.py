@@ -17,7 +17,8 @@ from spmd_tx.models import qwen3
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol.commands import MOST_SEEN, PREFILL_TOKENS, Setup
+from spmd_tx.protocol.commands import MOST_SEEN, PREFILL_TOKENS
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.worker.memory.steps import Shape
 from spmd_tx.worker.steps.train_state import train_weights

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from spmd_tx.protocol.commands import Setup
 from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.memory.plan import Memory
 
 

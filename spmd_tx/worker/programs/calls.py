@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import lora
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import AdapterSpec, Setup, active_sizes
+from spmd_tx.protocol.commands import AdapterSpec, active_sizes
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.blocks import blocks
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call

@@ -8,8 +8,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec, Setup
+from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec
 from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan, engine_setup
 from spmd_tx.worker.programs.call import Call
