@@ -341,6 +341,7 @@ class Compile(Command, frozen=True, tag="compile"):
     program: ProgramShape
     lane: int  # AWAITED, AHEAD or ASIDE
     is_last: bool = False  # no more are planned: memory that compiling has left behind may be freed
+    is_hurried: bool = False  # commands use a worse program meanwhile: ASIDE does not stand back for them
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):

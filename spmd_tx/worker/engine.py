@@ -103,7 +103,8 @@ class Engine:
         return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
 
     def compile(self, command: commands.Compile) -> Result:
-        order = Order(command.number, command.program, partial(self._menu.calls, command.program))
+        calls = partial(self._menu.calls, command.program)
+        order = Order(command.number, command.program, calls, is_hurried=command.is_hurried)
         self.programs.order(order, self.mesh, lane=command.lane, is_last=command.is_last)
         return {}, {}
 

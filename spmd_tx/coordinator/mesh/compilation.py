@@ -68,7 +68,8 @@ class Compilation:
         self.orders.update_awaited(awaited)
         while (order := self.orders.next_order(only_awaited)) is not None:
             is_last = not order.sessions and self.orders.is_complete
-            answer = self._workers.compile(order.program, lane=order.lane, is_last=is_last)
+            how = {"is_last": is_last, "is_hurried": order.is_better}
+            answer = self._workers.compile(order.program, lane=order.lane, **how)
             answer.add_done_callback(lambda _: on_answer())
             self._out.append((order, answer))
             self._workers.programs.show(self.orders.progress)

@@ -101,13 +101,15 @@ class Hub:
             return answer
         return self._generation.send(command)
 
-    def compile(self, program: ProgramShape, *, lane: int, is_last: bool = False) -> asyncio.Future[Compiled]:
+    def compile(
+        self, program: ProgramShape, *, lane: int, is_last: bool = False, is_hurried: bool = False
+    ) -> asyncio.Future[Compiled]:
         """Have all workers compile a program. The future is done when all have reported the outcome."""
         if self._generation is None:
             answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
             _fail(answer, self._absence)
             return answer
-        return self._generation.compile(program, lane, is_last)
+        return self._generation.compile(program, lane, is_last, is_hurried)
 
     @property
     def _absence(self) -> WorkerLost:
@@ -224,9 +226,13 @@ class _Generation:
             self._send(worker.identity, envelope)  # a lost connection is noticed elsewhere
         return answer
 
-    def compile(self, program: ProgramShape, lane: int, is_last: bool) -> asyncio.Future[Compiled]:
+    def compile(
+        self, program: ProgramShape, lane: int, is_last: bool, is_hurried: bool
+    ) -> asyncio.Future[Compiled]:
         self._ordered += 1
-        command = Compile(number=self._ordered, program=program, lane=lane, is_last=is_last)
+        command = Compile(
+            number=self._ordered, program=program, lane=lane, is_last=is_last, is_hurried=is_hurried
+        )
         answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
         order = _Order(program, lane, self.send(command), self.setup.num_processes, answer)
         self._orders[self._ordered] = order

@@ -30,6 +30,7 @@ class Order:
     program: ProgramShape
     lane: int
     sessions: frozenset[str] = frozenset()  # that wait for it; empty: it is compiled ahead of need
+    is_better: bool = False  # than one that commands use in its place
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,7 @@ class ProgramOrders:
         if self._awaited and (AWAITED not in busy or (AHEAD not in busy and not only_awaited)):
             order = self._next_awaited(AWAITED if AWAITED not in busy else AHEAD)
         if order is None and not only_awaited and self._may_go_ahead(busy):
-            program = self._next_ahead()
-            order = Order(program, ASIDE if self._aside else AHEAD) if program is not None else None
+            order = self._next_ahead(ASIDE if self._aside else AHEAD)
         if order is not None:
             self._out.append(order)
         return order
@@ -158,15 +158,15 @@ class ProgramOrders:
         ready = sum(self.is_ready(program) for program in self._menu)
         return Progress(ready, len(self._menu), tuple(str(order.program) for order in self._out))
 
-    def _next_ahead(self) -> ProgramShape | None:
+    def _next_ahead(self, lane: int) -> Order | None:
         taken = {order.program for order in self._out}
         for program in list(self._better):
             del self._better[program]
             if not self.is_ready(program) and program not in taken:
-                return program
+                return Order(program, lane, is_better=True)
         while self._to_come:
             program = self._uses.next_of(list(self._to_come))
             del self._to_come[program]
             if not self.is_ready(program) and program not in self._failed and program not in taken:
-                return program
+                return Order(program, lane)
         return None

@@ -232,7 +232,10 @@ class SampleBatch:
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
         choice = self._choose(candidates, steps)
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
-        if choice.program is None or not any(chosen):
+        if choice.program is None:
+            return
+        if not any(chosen):  # all of them had to leave for want of pages; others go on with those
+            self._plan_decode()
             return
         self._programs.programs.note_use(choice.program)
         shape = self._programs.decode_shape(choice.program, chosen)

@@ -119,11 +119,15 @@ class AsideCompiler:
         """Let the child stand back while commands run. Any thread may call this."""
         self._pacer.at_work(is_at_work)
 
-    def compile(self, program: ProgramShape) -> Answer | None:
-        """Return what the child has done for a program; None if there is no child, or it has ended."""
+    def compile(self, program: ProgramShape, *, is_hurried: bool = False) -> Answer | None:
+        """Return what the child has done for a program; None if there is no child, or it has ended.
+
+        It stands back for commands meanwhile, unless ``is_hurried``.
+        """
         child = self._running()
         if child is None:
             return None
+        self._pacer.hurry(is_hurried)
         try:
             child.pipe.send_bytes(encode(program))
             self._await_begin(child)

@@ -50,6 +50,7 @@ class Order:
     number: int
     program: ProgramShape
     calls: Callable[[], Sequence[Call]]  # with abstract state
+    is_hurried: bool = False  # what compiles aside does not stand back for commands
 
 
 Settled = Callable[[int, float, str | None], None]  # number, seconds, what went wrong
@@ -143,7 +144,7 @@ class Programs:
         try:
             calls = order.calls()
             if lane == ASIDE and self._aside is not None:
-                self._compile_aside(order.program, calls)
+                self._compile_aside(order, calls)
             for call in calls if not self._is_ending else ():
                 self._get(call, mesh, built)
         except Exception as problem:  # whatever the compiler raises fails this order alone
@@ -156,7 +157,7 @@ class Programs:
             self._lanes[AHEAD if lane == AWAITED else lane].put(partial(self._save, built))
         self._on_settled(order.number, time.monotonic() - began, error)
 
-    def _compile_aside(self, program: ProgramShape, calls: Sequence[Call]) -> None:
+    def _compile_aside(self, order: Order, calls: Sequence[Call]) -> None:
         """Have the child compile what is not in the store. What it leaves out, this thread will compile.
 
         Nothing is claimed meanwhile: a program that somebody waits for is compiled at once.
@@ -164,11 +165,11 @@ class Programs:
         missing = [call for call in calls if not self._take_stored(call)]
         if not missing or self._aside is None:
             return
-        answer = self._aside.compile(program)
+        answer = self._aside.compile(order.program, is_hurried=order.is_hurried)
         if answer is None:
             return
         if answer.problem is not None:
-            logger.warning("could not compile %s aside: %s", program, answer.problem)
+            logger.warning("could not compile %s aside: %s", order.program, answer.problem)
         for made in answer.made:
             self._counts.add(made.name, "compiler", made.seconds)
         for call in missing:

@@ -2,6 +2,7 @@
 
 The lowest priority alone is not enough: on a processor that no command wants, the process still takes memory
 bandwidth, cache and the other half of a core. Steps beside it took a quarter longer (docs/performance.md).
+Where steps take longer still because a program of their own is missing, it does not stand back.
 """
 
 import threading
@@ -30,6 +31,7 @@ class Pacer:
         self._is_at_work = False
         self._quiet_since = 0.0  # time.monotonic()
         self._is_its_turn = False
+        self._is_hurried = False
 
     def at_work(self, is_at_work: bool) -> None:
         """Note that commands run from now on, or no more."""
@@ -37,6 +39,11 @@ class Pacer:
             self._is_at_work, self._quiet_since = is_at_work, time.monotonic()
             if is_at_work and not self._is_its_turn and self._process is not None:
                 self._process.pause()
+
+    def hurry(self, is_hurried: bool) -> None:
+        """Let the process run beside commands from now on, at its priority, or no more."""
+        with self._lock:
+            self._is_hurried = is_hurried
 
     def take(self, process: Pausable) -> None:
         """Pace this process until ``drop``."""
@@ -57,7 +64,7 @@ class Pacer:
             with self._lock:
                 if self._process is not process:
                     return
-                self._is_its_turn = tick % SHARE == 0 or self._is_quiet()
+                self._is_its_turn = self._is_hurried or tick % SHARE == 0 or self._is_quiet()
                 if self._is_its_turn:
                     process.resume()
                 else:

@@ -84,7 +84,7 @@ class CompilingWorkers(FakeWorkers):
         self.compiled = set()
         self.held = {}  # answers, by program
 
-    def compile(self, program, *, lane, is_last):
+    def compile(self, program, *, lane, is_last, is_hurried):
         assert program not in self.compiled, f"{program} was ordered twice"
         self.ordered.append(program)
         loop = asyncio.get_running_loop()

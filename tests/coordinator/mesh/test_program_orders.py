@@ -76,7 +76,13 @@ def test_what_is_compiled_ahead_is_not_ordered_again_when_it_is_waited_for(order
 
 def test_what_is_better_than_what_is_used_comes_before_the_menu(orders):
     orders.prefer(program(300))
-    assert [carry_out(orders) for _ in range(4)] == [300, 16, 64, 96]
+    better = order(orders)
+    assert (better.program, better.is_better) == (program(300), True)
+    orders.settled(better, 1.0, None)
+    ahead = order(orders)
+    assert (ahead.program, ahead.is_better) == (program(16), False)
+    orders.settled(ahead, 1.0, None)
+    assert [carry_out(orders) for _ in range(2)] == [64, 96]
 
 
 def test_sessions_take_turns_however_much_they_wait_for(orders):

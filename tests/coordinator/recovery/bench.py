@@ -68,7 +68,9 @@ class SimulatedWorkers:
             self._pending.append((command, answer))
         return answer
 
-    def compile(self, program: ProgramShape, *, lane: int, is_last: bool) -> asyncio.Future[Compiled]:
+    def compile(
+        self, program: ProgramShape, *, lane: int, is_last: bool, is_hurried: bool
+    ) -> asyncio.Future[Compiled]:
         """Nothing takes any time but commands."""
         answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
         if self._lost is not None:

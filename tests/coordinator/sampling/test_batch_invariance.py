@@ -150,6 +150,17 @@ def test_top_tokens_have_a_program_of_their_own():
         assert answer(bench, name) == expected
 
 
+@pytest.mark.parametrize("extra", [1, 2, 3, 4])
+def test_a_sample_that_must_leave_for_want_of_pages_does_not_stop_the_one_beside_it(extra):
+    """Decodes of one kind take turns with those of the other, and the oldest sample is of one kind only."""
+    bench = bench_of(on_cpu=False, pages=MAX_CONTEXT // PAGE_SIZE + extra, decode_steps=4)
+    bench.admit("oldest", LONG, max_tokens=27)
+    bench.admit("younger", prompt_of(9), max_tokens=40, topk_sample_logprobs=3)
+    while len(bench.results) < 2:
+        assert bench.send(), "nothing is on its way and nothing can be sent"
+        bench.absorb()
+
+
 class Invariance(RuleBasedStateMachine):
     """Requests with common beginnings in little room, cancellations and losses of all workers."""
 

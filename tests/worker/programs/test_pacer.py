@@ -50,6 +50,17 @@ def test_it_has_turns_while_commands_run(paced):
     assert [process.next() for _ in range(6)] == ["pause", "resume"] * 3
 
 
+def test_it_does_not_stand_back_while_it_is_hurried(paced, monkeypatch):
+    monkeypatch.setattr(pacer, "SHARE", 1 << 30)  # no turn comes
+    pacing, process = paced
+    pacing.at_work(True)
+    assert process.next() == "pause"
+    pacing.hurry(True)
+    assert process.next() == "resume"
+    pacing.hurry(False)
+    assert process.next() == "pause"
+
+
 def test_it_runs_when_there_are_no_more_commands(paced, monkeypatch):
     monkeypatch.setattr(pacer, "SHARE", 1 << 30)  # no turn comes
     pacing, process = paced
