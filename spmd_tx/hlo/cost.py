@@ -27,6 +27,7 @@ class Operation:
     collective: Collective | None = None
     sorted_numbers: int = 0  # where it sorts
     written: tuple[tuple[str, tuple[int, ...]], ...] = ()  # arrays of main memory that it writes as a whole
+    frame: int = 0  # where the traced program made it (frames.py); 0: unknown
 
     @property
     def bytes(self) -> float:
@@ -141,6 +142,7 @@ class _Walk:
             collective=_beside(instruction, next((each for each in exchanged if each is not None), None)),
             sorted_numbers=max((_sorted_numbers(each) for _, each in inside), default=0),
             written=tuple(traffic.written_elements(self.module, instruction)),
+            frame=instruction.frame,
         )
 
 

@@ -12,6 +12,7 @@ ASSIGNMENT = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
 OPCODE = re.compile(r"([\w\-]+)\(")
 OPERAND = re.compile(r"%([\w.\-]+)")
 OP_NAME = re.compile(r'op_name="([^"]*)"')
+FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 PARTITIONS = re.compile(r"num_partitions=(\d+)")
 COMPARED = re.compile(r"direction=(\w+)")
@@ -40,6 +41,12 @@ class Instruction:
         """The operation of the traced program from which it comes; empty if XLA made it up."""
         found = OP_NAME.search(self.attributes)
         return found[1] if found else ""
+
+    @property
+    def frame(self) -> int:
+        """The number of the stack in which it was made (frames.py); 0: unknown."""
+        found = FRAME.search(self.attributes)
+        return int(found[1]) if found else 0
 
     @property
     def target(self) -> str:

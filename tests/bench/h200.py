@@ -1,14 +1,14 @@
-"""Measures how close the engine's steps come to what one GPU can do: Qwen3-4B and -8B shapes, random weights.
+"""The first half hour on a GPU: checks what could be wrong there, then measures how fast the steps are.
 
-    python -m tests.bench.h200 --parts ceilings,attention,draws,swap --seconds 500
-    python -m tests.bench.h200 --parts train --seconds 560
-    python -m tests.bench.h200 --parts decode,paged,prefill --seconds 560
-    python -m tests.bench.h200 --smoke                all parts with tiny shapes, on any machine
+    python -m tests.bench.h200                                  all parts, half an hour on one H200
+    python -m tests.bench.h200 --parts copies,kernels           some of them
+    python -m tests.bench.h200 --dry-run                        the same code with tiny sizes, on any machine
 
-Three commands for half an hour with an H200. Each part runs in a process of its own with the environment that
-a worker would have (flags that XLA knows, the attention that passes its self-test); a crash costs that part
-only. Figures are printed as soon as they are known, and kept, with those of earlier runs, in --out and as
-Markdown beside it.
+Qwen3-4B and -8B shapes with random weights. Each part runs in a process of its own with the environment that
+a worker of several GPUs would have (all flags that XLA knows, the attention that passes its self-test); a
+crash costs that part only. Figures are printed as soon as they are known, and kept, with those of earlier
+runs, in --out and as Markdown beside it; those of a whole run are written into docs/performance.md. The exit
+code is 1 if a check has failed.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,63 +26,106 @@ import msgspec
 from tests.bench.meter import Meter, markdown
 from tests.bench.roofline import Ceilings
 
-PARTS = ("ceilings", "attention", "train", "decode", "paged", "prefill", "draws", "swap")  # of h200_parts.py
+# The parts of h200_parts.py with their shares of the time, what matters most first.
+PARTS = {
+    "copies": 1,
+    "kernels": 3,
+    "ceilings": 1,
+    "train": 8,
+    "decode": 5,
+    "prefill": 3,
+    "attention": 3,
+    "paged": 2,
+    "experts": 2,
+    "draws": 1,
+    "swap": 1,
+}
+CHECKS = ("copies", "kernels")
+SECONDS = 1600.0
 GRACE_SECONDS = 60  # for the figure that was begun when a part's time was over
+PAGE = Path("docs/performance.md")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="some of " + ",".join(PARTS))
-    parser.add_argument("--seconds", type=float, default=500.0, help="for all of them")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all of them")
     parser.add_argument("--out", type=Path, default=Path("build/h200.json"))
-    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--page", type=Path, help=f"to write tables into; default: {PAGE} after a whole run")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on CPUs; no page is written")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         measure(options.child, options.out, json.loads(options.settings))
-        return
-    unknown = set(options.parts.split(",")) - set(PARTS)
+        return 0
+    parts = options.parts.split(",")
+    unknown = set(parts) - PARTS.keys()
     if unknown:
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    run(options)
+    report = run(options, parts)
+    page = options.page or (PAGE if set(parts) == PARTS.keys() else None)
+    if page is not None and not options.dry_run:
+        from tests.bench.h200_page import put
+
+        put(page, report)
+        print(f"written into {page}")
+    failed = failures(report, parts)
+    print("\n".join(failed) or "all checks passed")
+    return 1 if failed else 0
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, parts: list[str]) -> dict[str, Any]:
     """Run each part in its own process; the report grows part by part."""
     out, deadline = options.out, time.monotonic() + options.seconds
     report: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"parts": {}}
-    if options.smoke:
+    if options.dry_run:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if "attention" not in report:
-        report |= self_test(options.smoke)
+        report |= self_test(options.dry_run)
     os.environ["XLA_FLAGS"] = " ".join(report["flags"])
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    parts = options.parts.split(",")
     for number, part in enumerate(parts):
-        left = (deadline - time.monotonic()) / (len(parts) - number)
+        share = PARTS[part] / sum(PARTS[each] for each in parts[number:])
+        left = (deadline - time.monotonic()) * share
         print(f"{part} ({left:.0f} s)", flush=True)
         report["parts"][part] = in_process(part, options, report, left)
-        if part == "ceilings" and not options.smoke:
+        if part == "ceilings" and not options.dry_run:
             report["ceilings"] = measured_ceilings(report["parts"][part])
+        report["machine"] = machine(report)
+        report["date"] = datetime.now(UTC).date().isoformat()
         out.write_text(json.dumps(report, indent=1))
         out.with_suffix(".md").write_text(markdown(report["parts"]))
+    return report
 
 
-def self_test(is_smoke: bool) -> dict[str, Any]:
+def machine(report: dict[str, Any]) -> str:
+    """Return the name of the device that the ceilings were measured on."""
+    rows = report["parts"].get("ceilings", [])
+    return next((row["name"] for row in rows if "bytes_limit" in row), report.get("machine", "a device"))
+
+
+def failures(report: dict[str, Any], parts: list[str]) -> list[str]:
+    """Return what the checks among these parts have found wrong."""
+    rows = [row for part in parts if part in CHECKS for row in report["parts"].get(part, [])]
+    return [f"{row['name']}: {row['problem']}" for row in rows if "problem" in row]
+
+
+def self_test(is_dry: bool) -> dict[str, Any]:
     """Return the flags and the attention that a worker here would use, and why not others."""
     from spmd_tx.worker import accelerator
     from spmd_tx.worker.self_test import Sizes
 
-    heads, kv_heads, width = (4, 2, 16) if is_smoke else (32, 8, 128)
-    names = ["reference"] if is_smoke else ["cudnn", "cudnn_masked", "reference"]
+    heads, kv_heads, width = (4, 2, 16) if is_dry else (32, 8, 128)
+    names = ["reference"] if is_dry else ["cudnn", "cudnn_masked", "reference"]
     sizes = Sizes(names, heads, kv_heads, width)
     start = time.monotonic()
     run_once = accelerator.partial(accelerator.run_self_test, "")
-    flags, verdicts = accelerator.try_out([*accelerator.REPRODUCIBLE], sizes, run_once)
+    wanted = [*accelerator.REPRODUCIBLE, *accelerator.OVERLAPPED]
+    flags, verdicts = accelerator.try_out(wanted, sizes, run_once)
     found = {verdict.implementation: verdict.problem for verdict in verdicts}
     print(f"self-test: {found}, flags {flags}, {time.monotonic() - start:.0f} s", flush=True)
     chosen = next((name for name, problem in found.items() if problem is None), "reference")
@@ -94,7 +138,7 @@ def in_process(part: str, options: argparse.Namespace, report: dict[str, Any], s
     rows.write_text("")
     settings = {
         "seconds": seconds,
-        "smoke": options.smoke,
+        "dry": options.dry_run,
         "attention": report["attention"],
         "ceilings": report.get("ceilings", msgspec.to_builtins(Ceilings())),
     }
@@ -118,8 +162,8 @@ def measure(part: str, rows: Path, settings: dict[str, Any]) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     from tests.bench import h200_parts
 
-    assert tuple(h200_parts.PARTS) == PARTS
-    scale = h200_parts.Scale(settings["smoke"], Ceilings(**settings["ceilings"]), settings["attention"])
+    assert h200_parts.PARTS.keys() == PARTS.keys()
+    scale = h200_parts.Scale(settings["dry"], Ceilings(**settings["ceilings"]), settings["attention"])
     meter = Meter(rows, time.monotonic() + settings["seconds"])
     with meter.guard(part):
         h200_parts.PARTS[part](meter, scale)
@@ -136,4 +180,4 @@ def measured_ceilings(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

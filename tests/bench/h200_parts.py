@@ -14,13 +14,17 @@ from jax import Array
 from spmd_tx.models import sampling
 from spmd_tx.models.attention import IMPLEMENTATIONS
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.experts.product import grouped_product
+from spmd_tx.models.experts.product import implementation as implementation_of_experts
 from spmd_tx.models.kv_cache import KvCache, decode_attend
+from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.self_test import implementation, with_gradients, worst_error
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import make_forward_backward
+from tests.bench import h200_checks
 from tests.bench.dummy import PAGE, Dummy
 from tests.bench.meter import Meter
 from tests.bench.paged import attend_paged
@@ -45,14 +49,14 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Scale:
-    """A real run, or one that only shows that everything works."""
+    """Holds whether this is a real run, or one that only shows that everything works."""
 
-    is_smoke: bool
+    is_dry: bool
     ceilings: Ceilings
     attention: str  # what the self-test has chosen
 
     def pick(self, full, tiny):
-        return tiny if self.is_smoke else full
+        return tiny if self.is_dry else full
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -145,6 +149,7 @@ def _train_model(meter: Meter, scale: Scale, dummy: Dummy, length: int, kinds: l
             floor=useful,
             tokens=tokens,
             carried=(2,),
+            by_part=True,
             full_remat_ceiling_tokens_per_second=tokens / twice,
         )
 
@@ -178,6 +183,7 @@ def decode(meter: Meter, scale: Scale) -> None:
                 tokens=rows,
                 per=steps,
                 carried=(2, 4),
+                by_part=True,
             )
 
 
@@ -242,6 +248,7 @@ def prefill(meter: Meter, scale: Scale) -> None:
                 floor=scale.ceilings.seconds(flops, 0),
                 tokens=rows * length,
                 carried=(2,),
+                by_part=True,
             )
 
 
@@ -288,13 +295,51 @@ def _name(model: ModelConfig) -> str:
     return {QWEN3_8B: "8B", QWEN3_4B: "4B"}.get(model, "tiny")
 
 
+def copies(meter: Meter, scale: Scale) -> None:
+    """Copies and writes in pools of more than 2^32 numbers, page by page."""
+    dummy = scale.dummy(QWEN3_8B, slots=1)
+    h200_checks.copies(meter, dummy, scale.pick(h200_checks.PAGES, 300))
+
+
+def kernels(meter: Meter, scale: Scale) -> None:
+    """Every kernel beside the reference."""
+    platform = jax.devices()[0].platform
+    names = ["reference"] if platform == "cpu" else list(IMPLEMENTATIONS)
+    h200_checks.kernels(meter, h200_checks.checks_of(platform, names, scale.is_dry))
+
+
+def experts(meter: Meter, scale: Scale) -> None:
+    """One product with the matrices of a mixture's experts on one of eight devices."""
+    local, width, inner, tile = scale.pick((16, 2048, 768, 128), (4, 64, 32, 16))
+    name = implementation_of_experts(jax.devices()[0].platform)
+    for pairs in scale.pick((65536, 8192, 1024), (256,)):
+        tiles = pairs // tile
+        keys = jax.random.split(jax.random.key(0), 2)
+        x = jax.random.normal(keys[0], (pairs, width), jnp.bfloat16)
+        w = jax.random.normal(keys[1], (local, width, inner), jnp.bfloat16)
+        of_tile = np.sort(np.arange(tiles, dtype=np.int32) % local)
+        flops, moved = 2.0 * pairs * width * inner, 2.0 * (x.size + w.size + pairs * inner)
+        mesh = make_mesh(1, 1, 1)
+
+        @jax.jit
+        @partial(jax.shard_map, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
+        def run(x: Array, w: Array, of_tile: Array) -> Array:
+            return grouped_product(name, x, w, of_tile)
+
+        least = scale.ceilings.seconds(flops, moved)
+        meter.measure(f"{name}, {pairs} pairs of {local} experts", run, x, w, of_tile, floor=least)
+
+
 PARTS: dict[str, Callable[[Meter, Scale], None]] = {
+    "copies": copies,
+    "kernels": kernels,
     "ceilings": ceilings,
-    "attention": attention,
     "train": train,
     "decode": decode,
-    "paged": paged,
     "prefill": prefill,
+    "attention": attention,
+    "paged": paged,
+    "experts": experts,
     "draws": draws,
     "swap": swap,
 }

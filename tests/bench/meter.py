@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from tests.bench.by_part import Parts, parts_of
+
 SAMPLES = 7
 FAILURES = (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
@@ -46,9 +48,10 @@ class Meter:
         tokens: float = 0.0,
         per: int = 1,
         carried: tuple[int, ...] = (),
+        by_part: bool = False,
         **facts: Any,
     ) -> None:
-        """Compile and time a jitted step.
+        """Compile and time a jitted step, with ``by_part`` also its parts beside what is predicted of them.
 
         ``floor``: the least seconds that it can take. ``per``: how many repetitions one call has.
         ``carried``: the numbers of the donated arguments, which the first outputs replace.
@@ -59,18 +62,31 @@ class Meter:
         with self.guard(name):
             start = time.perf_counter()
             program = step.lower(*args).compile()
-            memory = program.memory_analysis()
+            memory, held = program.memory_analysis(), list(args)
             facts["compile_seconds"] = round(time.perf_counter() - start, 2)
             if memory is not None:
                 facts["temporary_gigabytes"] = round(memory.temp_size_in_bytes / 1e9, 3)
-            seconds = [sample / per for sample in samples(program, list(args), carried, self.deadline)]
+            seconds = [sample / per for sample in samples(program, held, carried, self.deadline)]
             best = min(seconds)
             values = {"milliseconds": 1e3 * median(seconds), "least_milliseconds": 1e3 * best}
             if tokens:
                 values["tokens_per_second"] = tokens / median(seconds)
             if floor:
                 values["of_ceiling"] = floor / median(seconds)
+            parts = parts_of(program, held, per)[0] if by_part else None
+            if parts is not None:
+                values["predicted_milliseconds"] = 1e3 * parts.predicted
             self.row(name, **values, **facts)
+            if parts is not None:
+                self.rows_of_parts(name, parts)
+
+    def rows_of_parts(self, name: str, parts: Parts) -> None:
+        """Tell of each part what was measured beside what was predicted."""
+        for part in dict.fromkeys([*parts.measured_parts, *parts.predicted_parts]):
+            values = {"predicted_milliseconds": 1e3 * parts.predicted_parts.get(part, 0.0)}
+            if parts.measured_parts:
+                values["milliseconds"] = 1e3 * parts.measured_parts.get(part, 0.0)
+            self.row(name, part=part, **values)
 
 
 def samples(
@@ -83,8 +99,9 @@ def samples(
         out = program(*args)
         jax.block_until_ready(out)
         seconds.append(time.perf_counter() - start)
+        outputs = out if isinstance(out, tuple) else (out,)
         for place, number in enumerate(carried):
-            args[number] = out[place]
+            args[number] = outputs[place]
         if len(seconds) > 3 and time.monotonic() > deadline:
             break
     return seconds[1:]
@@ -103,17 +120,34 @@ def shown(row: dict[str, Any]) -> str:
     return f"  {row['name']:60} {', '.join(parts)}"
 
 
+COLUMNS = {
+    "milliseconds": "ms",
+    "predicted_milliseconds": "predicted, ms",
+    "tokens_per_second": "tokens/s",
+    "of_ceiling": "of ceiling",
+    "compile_seconds": "compiled in s",
+    "temporary_gigabytes": "GB",
+}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Format rows as the lines of a table in Markdown, without columns that no row has."""
+    columns = {name: title for name, title in COLUMNS.items() if any(name in row for row in rows)}
+    known = {"name", "least_milliseconds", *columns}
+    has_rest = any(row.keys() - known for row in rows)
+    titles = ["what", *columns.values(), *(["else"] if has_rest else [])]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for row in rows:
+        cells = [row["name"], *(f"{row[name]:.4g}" if name in row else "" for name in columns)]
+        rest = "; ".join(f"{key} {value}" for key, value in row.items() if key not in known)
+        cells += [rest.replace("|", "/")] if has_rest else []
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def markdown(report: dict[str, list[dict[str, Any]]]) -> str:
     """Format the tables of all parts as Markdown."""
     lines = ["# Measured", ""]
-    columns = ("milliseconds", "tokens_per_second", "of_ceiling", "compile_seconds", "temporary_gigabytes")
     for part, rows in report.items():
-        lines += [f"## {part}", "", "| what | ms | tokens/s | of ceiling | compiled in s | GB | else |"]
-        lines += ["|---|---|---|---|---|---|---|"]
-        for row in rows:
-            cells = [f"{row[name]:.4g}" if name in row else "" for name in columns]
-            known = {"name", "least_milliseconds", *columns}
-            rest = "; ".join(f"{key} {value}" for key, value in row.items() if key not in known)
-            lines.append(f"| {row['name']} | {' | '.join(cells)} | {rest.replace('|', '/')} |")
-        lines.append("")
+        lines += [f"## {part}", "", *table(rows), ""]
     return "\n".join(lines)

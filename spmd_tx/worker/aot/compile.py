@@ -12,7 +12,9 @@ from jax.sharding import Mesh
 
 from spmd_tx.hlo.arrays import bits_of
 from spmd_tx.hlo.cost import Cost, cost_of
+from spmd_tx.hlo.frames import frames_of
 from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.aot.parts import seconds_by_part
 from spmd_tx.worker.aot.programs import Wanted, wanted
 from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
 from spmd_tx.worker.aot.roofline import crosses_hosts, seconds
@@ -104,6 +106,7 @@ def _compiled(
         copies=copies(cost, state),
         roofline_seconds=seconds(cost, target.peak, target.hosts),
         expected_seconds=seconds(cost, target.expected, target.hosts),
+        parts=seconds_by_part(cost, frames_of(text), target.expected, target.hosts),
         tokens=each.tokens if program.is_main else 0,
         is_usual=program.is_main and each.is_usual,
         compile_seconds=spent,

@@ -44,6 +44,7 @@ class ProgramReport(msgspec.Struct, frozen=True, kw_only=True):
     copies: list[CopyReport] = []
     roofline_seconds: float = 0.0  # at the vendor's figures
     expected_seconds: float = 0.0  # at those that programs usually reach
+    parts: dict[str, float] = {}  # of the model (parts.py): seconds at those, one after the other
     tokens: int = 0  # of all devices, in one run; 0: it is not about tokens
     is_usual: bool = False  # whether predictions are made from it
     compile_seconds: float = 0.0

@@ -50,13 +50,19 @@ def seconds(cost: Cost, speeds: Speeds, hosts: Sequence[int]) -> float:
     """
     busy = beside = 0.0
     for each in cost.operations:
-        if each.collective is None:
-            busy += each.times * max(each.flops / speeds.flops, each.bytes / speeds.bandwidth, speeds.launch)
-        elif each.collective.is_asynchronous:
-            beside += each.times * _message(each, speeds, hosts)
+        spent = each.times * seconds_of(each, speeds, hosts)
+        if each.collective is not None and each.collective.is_asynchronous:
+            beside += spent
         else:
-            busy += each.times * _message(each, speeds, hosts)
+            busy += spent
     return max(busy, beside)
+
+
+def seconds_of(operation: Operation, speeds: Speeds, hosts: Sequence[int]) -> float:
+    """Return the time that an operation takes each time that it runs."""
+    if operation.collective is not None:
+        return _message(operation, speeds, hosts)
+    return max(operation.flops / speeds.flops, operation.bytes / speeds.bandwidth, speeds.launch)
 
 
 def crosses_hosts(operation: Operation, hosts: Sequence[int]) -> bool:

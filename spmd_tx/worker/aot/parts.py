@@ -1,0 +1,68 @@
+"""Divides a program into parts of the model: which an operation belongs to, and how long they take."""
+
+from collections.abc import Callable, Sequence
+
+from spmd_tx.hlo.cost import Cost, Operation
+from spmd_tx.hlo.frames import Frame, Frames
+from spmd_tx.worker.aot.roofline import Speeds, seconds_of
+
+BETWEEN_DEVICES, OTHER = "between devices", "other"
+# The beginning of a file's path in the package, the function, and the part. The innermost frame
+# of a stack with a rule decides; functions that many parts call have none.
+RULES = (
+    ("models/experts/", "", "experts"),
+    ("models/moe", "", "experts"),
+    ("models/routing", "", "experts"),
+    ("models/attention", "", "attention"),
+    ("models/blockwise_attention", "", "attention"),
+    ("models/flash", "", "attention"),
+    ("models/kv_cache", "", "attention"),
+    ("models/page", "", "attention"),
+    ("models/lora", "", "adapters"),
+    ("models/grouped_lora", "", "adapters"),
+    ("models/head", "", "head"),
+    ("models/sampling", "", "drawing"),
+    ("models/", "attention", "maps of attention"),
+    ("models/", "feed_forward", "feed-forward"),
+    ("models/", "backbone", "layers"),
+    ("worker/steps/losses", "", "head"),
+    ("worker/steps/prompt_scores", "", "head"),
+    ("worker/steps/optimizer", "", "optimizer"),
+    ("worker/steps/train_state", "", "adapters"),
+    ("worker/steps/train", "full_adapters", "adapters"),
+)
+PACKAGE = "spmd_tx/"
+
+
+def part_of(operation: Operation, frames: Frames) -> str:
+    """Return the part to which an operation belongs."""
+    if operation.collective is not None and operation.collective.size > 1:
+        return BETWEEN_DEVICES
+    return next(filter(None, map(_rule, frames.of(operation.frame))), OTHER)
+
+
+def _rule(frame: Frame) -> str | None:
+    path = frame.file.rpartition(PACKAGE)[2] if PACKAGE in frame.file else ""
+    if not path:
+        return None
+    return next(
+        (part for file, function, part in RULES if path.startswith(file) and _is(frame, function)), None
+    )
+
+
+def _is(frame: Frame, function: str) -> bool:
+    return not function or frame.function.split(".")[0] == function
+
+
+def seconds_by_part(cost: Cost, frames: Frames, speeds: Speeds, hosts: Sequence[int]) -> dict[str, float]:
+    """Return the time of each part in one run, as if nothing ran beside anything else, the longest first."""
+    return added_up(cost, frames, lambda each: each.times * seconds_of(each, speeds, hosts))
+
+
+def added_up(cost: Cost, frames: Frames, amount: Callable[[Operation], float]) -> dict[str, float]:
+    """Add up an amount of each operation by part, the largest first."""
+    found: dict[str, float] = {}
+    for each in cost.operations:
+        part = part_of(each, frames)
+        found[part] = found.get(part, 0.0) + amount(each)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
