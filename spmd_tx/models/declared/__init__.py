@@ -1,0 +1,1 @@
+"""Declares models as data, without JAX: linear maps, layers and stacks."""

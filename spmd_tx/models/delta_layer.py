@@ -1,0 +1,144 @@
+"""A Gated DeltaNet layer (Yang et al. 2025), as in Qwen3.5: what surrounds the rule in delta_rule.py.
+
+Runs inside shard_map; heads are split over tp, and a device's convolution runs over its own heads' channels.
+
+Dimension key: B row, T token, D model width, J tap of the convolution, C channel (queries, keys and values of
+this device's heads side by side), K head of keys, H head of values, E width of a key, V width of a value.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax.struct import PyTreeNode
+from jax import Array, lax
+from jaxtyping import Float, Int
+
+from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.delta_rule import decay_and_strength, read_rows, read_token
+from spmd_tx.sharding.mesh import TP
+
+Leaf = TypeVar("Leaf")
+
+# (input [B, T, I], name of the map, kernel [I, O], width of the whole output) -> [B, T, O], with its adapter
+Linear = Callable[[Array, str, Array, int], Array]
+
+
+class DeltaWeights(PyTreeNode, Generic[Leaf]):
+    """Holds the weights of one layer, or of several, stacked along the first dimension."""
+
+    q: Leaf  # [D, K·E]
+    k: Leaf
+    v: Leaf  # [D, H·V]
+    z: Leaf
+    a: Leaf  # [D, H]
+    b: Leaf
+    out: Leaf  # [H·V, D]
+    taps: Leaf  # [all channels, 1, J], whole on every device; the last tap is for the token itself
+    a_log: Leaf  # [H]
+    dt_bias: Leaf
+    norm: Leaf  # [V]
+
+
+class State(PyTreeNode):
+    """Holds what one layer keeps of the tokens that a row has read."""
+
+    memory: Any  # float32 [B, H, E, V]
+    inputs: Any  # [B, J - 1, C]: the convolution's last inputs, the latest one last
+
+
+def mix(
+    sizes: DeltaRule,
+    w: DeltaWeights[Array],
+    linear: Linear,
+    h_BTD: Float[Array, "B T D"],
+    segments_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    eps: float,
+    state: State | None = None,
+    *,
+    decodes: bool = False,
+) -> tuple[Float[Array, "B T D"], State]:
+    """Run the layer over normalised inputs; return its part of the sum over tp, and the state after each row.
+
+    ``state`` is what the first segment of each row has read before; None: nothing. With ``decodes`` there is
+    one token per row, which is not padding.
+    """
+    tp = lax.axis_size(TP)
+
+    def project(name: str) -> Array:
+        kernel = getattr(w, name)
+        return linear(h_BTD, name, kernel, kernel.shape[-1])
+
+    u_BTC = jnp.concatenate([project("q"), project("k"), project("v")], axis=-1)
+    taps_CJ = _own_channels(sizes, w.taps[:, 0])
+    before_BJC = None if state is None else state.inputs
+    c_BTC, inputs_BJC = convolve(u_BTC, taps_CJ, segments_BT, positions_BT, before_BJC)
+    q, k, v = jnp.split(c_BTC, [sizes.keys // tp, 2 * sizes.keys // tp], axis=-1)
+    q_BTKE, k_BTKE = (x.reshape(*x.shape[:2], -1, sizes.k_width) for x in (q, k))
+    v_BTHV = v.reshape(*v.shape[:2], -1, sizes.v_width)
+    rule = decay_and_strength(project("a"), project("b"), w.a_log, w.dt_bias)
+    if decodes:
+        assert state is not None
+        decay_BH, strength_BH = (x[:, 0] for x in rule)
+        token = q_BTKE[:, 0], k_BTKE[:, 0], v_BTHV[:, 0], decay_BH, strength_BH, state.memory
+        o_BHV, memory_BHEV = read_token(*token)
+        o_BTHV = o_BHV[:, None]
+    else:
+        memory_BHEV = None if state is None else state.memory
+        o_BTHV, memory_BHEV = read_rows(q_BTKE, k_BTKE, v_BTHV, *rule, segments_BT, memory_BHEV)
+    z_BTHV = project("z").reshape(o_BTHV.shape)
+    y_BTHV = gated_norm(o_BTHV, z_BTHV, w.norm, eps).astype(h_BTD.dtype)
+    y_BTI = y_BTHV.reshape(*y_BTHV.shape[:2], -1)
+    return linear(y_BTI, "out", w.out, h_BTD.shape[-1]), State(memory_BHEV, inputs_BJC)
+
+
+def _own_channels(sizes: DeltaRule, taps_CJ: Array) -> Array:
+    """Return the taps of this device's queries, keys and values."""
+    tp, parts = lax.axis_size(TP), jnp.split(taps_CJ, [sizes.keys, 2 * sizes.keys])
+    if tp == 1:
+        return taps_CJ
+    widths = (part.shape[0] // tp for part in parts)
+    own = (lax.dynamic_slice_in_dim(p, lax.axis_index(TP) * w, w) for p, w in zip(parts, widths, strict=True))
+    return jnp.concatenate(list(own))
+
+
+def convolve(
+    x_BTC: Float[Array, "B T C"],
+    taps_CJ: Float[Array, "C J"],
+    segments_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    before_BJC: Float[Array, "B _ C"] | None = None,
+) -> tuple[Float[Array, "B T C"], Float[Array, "B _ C"]]:
+    """Apply each channel's causal convolution, and silu, within each segment.
+
+    Return the inputs that the next tokens of each row will need, too. ``before_BJC`` holds those of earlier
+    tokens; None: there are none. Tokens count as earlier by their position, so a segment's first token, at
+    position 0, sees itself only. Padding, of segment 0, is at the end of a row.
+    """
+    taps, t = taps_CJ.shape[1], x_BTC.shape[1]
+    if before_BJC is None:
+        before_BJC = jnp.zeros((x_BTC.shape[0], taps - 1, x_BTC.shape[2]), x_BTC.dtype)
+    all_BSC = jnp.concatenate([before_BJC.astype(x_BTC.dtype), x_BTC], axis=1)
+    y_BTC = jnp.zeros(x_BTC.shape, jnp.float32)
+    for back in range(taps):
+        tap_C = taps_CJ[:, taps - 1 - back].astype(jnp.float32)
+        first = taps - 1 - back
+        is_there_BT1 = (positions_BT >= back)[..., None]
+        input_BTC = jnp.where(is_there_BT1, all_BSC[:, first : first + t], 0).astype(jnp.float32)
+        y_BTC = y_BTC + tap_C[None, None] * input_BTC
+    length_B = jnp.sum(segments_BT > 0, axis=1, dtype=jnp.int32)
+    last_BJ = length_B[:, None] + jnp.arange(taps - 1, dtype=jnp.int32)[None]
+    kept_BJC = jnp.take_along_axis(all_BSC, last_BJ[..., None], axis=1)
+    return jax.nn.silu(y_BTC).astype(x_BTC.dtype), kept_BJC
+
+
+def gated_norm(
+    x: Float[Array, "... V"], gate: Float[Array, "... V"], weight_V: Float[Array, " V"], eps: float
+) -> Float[Array, "... V"]:
+    """Apply the root mean square norm over the last dimension, times silu of the gate; in fp32."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    weight = weight_V.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+    return normed * weight * jax.nn.silu(gate.astype(jnp.float32))

@@ -1,0 +1,74 @@
+"""States of the sequences being sampled, for layers that keep one of a fixed size instead of pages.
+
+A slot holds one sequence's states of all such layers. Rows being sampled have a slot each; the others are
+snapshots, from which rows may begin (coordinator/sampling/state_slots.py decides). Slot 0 holds zeros, the
+state of a sequence that has read nothing, and is never written.
+
+Dimension key: L layer with a state, P slot (of one data shard), B row, C slot to copy.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Int
+
+from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.delta_layer import State
+from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.weight import Weight
+
+NOTHING = 0  # the slot of zeros
+
+
+def pool_weights(sizes: DeltaRule, mesh: AnyMesh, layers: int, slots: int, dtype: DTypeLike) -> State:
+    """Declare a pool with ``slots`` slots per data shard, slot 0 among them; its arrays begin as zeros.
+
+    The channels of ``inputs`` are in the order of devices of tp, each with its own queries, keys and values.
+    """
+    lead = (layers, slots * mesh.shape[FSDP] * mesh.shape[EP])
+    shapes = sizes.state_shapes()
+    memory = Weight((*lead, *shapes["memory"]), P(None, DATA, TP), jnp.float32)
+    return State(memory, Weight((*lead, *shapes["inputs"]), P(None, DATA, None, TP), dtype))
+
+
+def read(pool: State, layer: Array, slots_B: Int[Array, " B"]) -> State:
+    """Return one layer's states of rows."""
+    return jax.tree.map(lambda states: states[layer, slots_B], pool)
+
+
+def write(pool: State, layer: Array, slots_B: Int[Array, " B"], states: State) -> State:
+    """Write one layer's states of rows. No two slots may be the same but 0, to which nothing is written."""
+    count = jax.tree.leaves(pool)[0].shape[1]
+    # Distinct numbers behind the last slot, which the scatter leaves out, keep its indices unique.
+    beyond_B = count + jnp.arange(slots_B.size, dtype=slots_B.dtype)
+    slots_B = jnp.where(slots_B == NOTHING, beyond_B, slots_B)
+
+    def put(old: Array, new: Array) -> Array:
+        return old.at[layer, slots_B].set(new.astype(old.dtype), unique_indices=True, mode="drop")
+
+    return jax.tree.map(put, pool, states)
+
+
+def copy_slots(pool: State, copies_C2: Int[Array, "C 2"]) -> State:
+    """Copy slots (from, to) in all layers, one pair after another. Pairs (0, 0) at the end cost nothing.
+
+    A copy from slot 0 makes a slot that has read nothing.
+    """
+    order_C = jnp.arange(copies_C2.shape[0])
+    count = jnp.max(jnp.where(copies_C2[:, 1] != NOTHING, order_C + 1, 0))
+
+    def one(number: Array, pool: State) -> State:
+        source, target = copies_C2[number]
+        return jax.tree.map(partial(_copy, source=source, target=target), pool)
+
+    return lax.fori_loop(0, count, one, pool)
+
+
+def _copy(states: Any, source: Array, target: Array) -> Array:
+    state = lax.dynamic_slice_in_dim(states, source, 1, axis=1)
+    return lax.dynamic_update_slice_in_dim(states, state, target, axis=1)
