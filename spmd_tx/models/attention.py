@@ -2,7 +2,7 @@
 
 cuDNN is used only where worker/self_test.py has found its results correct on the device.
 
-Dimension key as in qwen3.py; S source (key) token, G query heads per key-value head, Q query block,
+Dimension key as in backbone.py; S source (key) token, G query heads per key-value head, Q query block,
 M segment of a row, counting the padding at its end.
 """
 

@@ -87,7 +87,7 @@ def _times(weights_BKGQS: Array, x_BKSE: Array) -> Array:
 
 
 def _kept(q: Array, k: Array, v: Array, segments: Array) -> tuple[Array, tuple[Array, ...]]:
-    # Named here, not by the caller: the backward pass reads these very arrays (qwen3.REMAT_LEVELS).
+    # Named here, not by the caller: the backward pass reads these very arrays (backbone.REMAT_LEVELS).
     y, sums = (checkpoint_name(x, "attended") for x in _forward(q, k, v, segments))
     return y, (q, k, v, segments, y, sums)
 

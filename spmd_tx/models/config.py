@@ -2,18 +2,23 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spmd_tx.errors import StartError
-
-DENSE, MIXTURE = "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
-ARCHITECTURES = (DENSE, MIXTURE)
+from spmd_tx.models.declared.channels import Glu, Mixture
+from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.plain import plain_model
+from spmd_tx.models.declared.rope import Rope
+from spmd_tx.models.families.keys import Refusal
+from spmd_tx.models.families.registry import declare
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Holds the sizes and constants of a decoder-only transformer."""
+    """Holds the sizes and constants of a decoder-only transformer, and its declaration."""
 
     architecture: str
     vocab_size: int
@@ -30,74 +35,81 @@ class ModelConfig:
     n_experts: int = 0  # 0: every layer has one feed-forward block for all tokens
     experts_per_token: int = 0
     normalize_expert_weights: bool = False  # whether the chosen experts' weights sum to 1
+    stated: Model | None = None  # None: the sizes say it all (declared/plain.py)
+
+    @cached_property
+    def declared(self) -> Model:
+        """The declaration. Raises ValueError if one was stated that has other sizes."""
+        if self.stated is None:
+            return _plain(self)
+        if _config(self.stated) != self:
+            raise ValueError(f"the sizes of {self.architecture} are not those of its declaration")
+        return self.stated
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
     """Read ``config.json``.
 
-    Raises StartError when the file is missing or the architecture is not supported.
+    Raises StartError when the file is missing, or the model is not supported.
     """
     raw = _read_json(model_dir / "config.json")
-    architecture = (raw.get("architectures") or ["(none)"])[0]
-    if architecture not in ARCHITECTURES:
-        supported = ", ".join(ARCHITECTURES)
-        raise StartError(f"{model_dir} holds a {architecture}; supported architectures: {supported}")
-    for key, plain in (("rope_scaling", None), ("use_sliding_window", False), ("attention_bias", False)):
-        if (raw.get(key) or plain) != plain:
-            raise StartError(f"{model_dir}/config.json sets {key} to {raw[key]!r}, which is not supported")
-    if architecture == MIXTURE:
-        _check_mixture(model_dir, raw)
     try:
-        return _model_config(raw, architecture)
-    except KeyError as missing:
-        raise StartError(f"{model_dir}/config.json lacks the key {missing}") from None
+        return configured(declare(raw))
+    except Refusal as problem:
+        raise StartError(f"{model_dir}/config.json {problem}") from None
 
 
-def _model_config(raw: dict[str, Any], architecture: str) -> ModelConfig:
-    n_heads = raw["num_attention_heads"]
-    rope = raw.get("rope_parameters") or raw  # transformers 5 nests what earlier versions wrote flat
-    if rope.get("rope_type", "default") != "default":
-        raise StartError(f"rope_type {rope['rope_type']!r} is not supported")
+def configured(model: Model) -> ModelConfig:
+    """Return the configuration of a declared model."""
+    config = _config(model)
+    plain = _config(model, is_stated=False)
+    return plain if _plain(plain) == model else config
+
+
+def _config(model: Model, *, is_stated: bool = True) -> ModelConfig:
+    """Return the sizes, which are those of the layers with attention and, if there are any, with experts."""
+    mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Softmax)]
+    mixtures = [layer.channel for layer in model.layers if isinstance(layer.channel, Mixture)]
+    widths = [layer.channel.width for layer in model.layers if isinstance(layer.channel, Glu)]
+    mixer, experts = mixers[0], mixtures[0] if mixtures else None
     return ModelConfig(
-        architecture=architecture,
-        vocab_size=raw["vocab_size"],
-        d_model=raw["hidden_size"],
-        d_ff=raw["intermediate_size" if architecture == DENSE else "moe_intermediate_size"],
-        n_layers=raw["num_hidden_layers"],
-        n_heads=n_heads,
-        n_kv_heads=raw.get("num_key_value_heads") or n_heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // n_heads,
-        rope_theta=float(rope["rope_theta"]),
-        rms_norm_eps=raw["rms_norm_eps"],
-        tied_embeddings=raw.get("tie_word_embeddings", False),
-        max_positions=raw["max_position_embeddings"],
-        **(_mixture(raw) if architecture == MIXTURE else {}),
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        d_model=model.d_model,
+        d_ff=experts.width if experts else max(widths),
+        n_layers=model.n_layers,
+        n_heads=mixer.heads,
+        n_kv_heads=mixer.kv_heads,
+        head_dim=mixer.width,
+        rope_theta=mixer.rope.theta if mixer.rope else 0.0,
+        rms_norm_eps=model.norm.eps,
+        tied_embeddings=model.head is None,
+        max_positions=model.max_positions,
+        n_experts=experts.experts if experts else 0,
+        experts_per_token=experts.chosen if experts else 0,
+        normalize_expert_weights=experts.route.normalise if experts else False,
+        stated=model if is_stated else None,
     )
 
 
-def _mixture(raw: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "n_experts": raw.get("num_local_experts") or raw["num_experts"],  # the name in transformers 5
-        "experts_per_token": raw["num_experts_per_tok"],
-        "normalize_expert_weights": raw.get("norm_topk_prob", False),
-    }
-
-
-def _check_mixture(model_dir: Path, raw: dict[str, Any]) -> None:
-    """Raise StartError if some layers have experts and others have none."""
-    for key, every_layer in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
-        if raw.get(key, every_layer) not in (every_layer, None):
-            raise StartError(
-                f"{model_dir}/config.json sets {key} to {raw[key]!r}, so that only some layers have experts; "
-                f"supported are models in which all have ({key} {every_layer!r})"
-            )
-    experts = raw.get("num_local_experts") or raw.get("num_experts", 1)
-    chosen = raw.get("num_experts_per_tok", 1)
-    if not 1 <= chosen <= experts:
-        raise StartError(
-            f"{model_dir}/config.json has {experts} experts and chooses {chosen} of them for a token; "
-            "num_experts_per_tok must lie between 1 and num_experts"
-        )
+def _plain(config: ModelConfig) -> Model:
+    return plain_model(
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        d_model=config.d_model,
+        d_ff=config.d_ff,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        rope=Rope(config.rope_theta),
+        rms_norm_eps=config.rms_norm_eps,
+        tied_embeddings=config.tied_embeddings,
+        max_positions=config.max_positions,
+        n_experts=config.n_experts,
+        experts_per_token=config.experts_per_token,
+        normalize_expert_weights=config.normalize_expert_weights,
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ speed of memory, so it need not be left to the devices.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import add
@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.checkpoint_tensors import check, stacked, stored_slices, tensor_name
 from spmd_tx.sharding.weight import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -39,16 +40,22 @@ DTYPES = {  # by their names in safetensors files
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 
 
-def load(model_dir: Path, declared: Any, mesh: Mesh, progress: Callable[[str], None]) -> Any:
+def load(
+    model_dir: Path,
+    declared: Any,
+    mesh: Mesh,
+    progress: Callable[[str], None],
+    unread: Sequence[str] | None = None,
+) -> Any:
     """Return the tree of arrays for a tree of Weights; None stays None.
 
-    Raises StartError when the directory is not a checkpoint of the declared model.
+    ``unread`` are regular expressions: the tensors that need not be declared; None: any. Raises StartError
+    when the directory is not a checkpoint of the declared model, before anything is read.
     """
     weights = jax.tree.leaves(declared)
     try:
         files = _Files(model_dir)
-        for weight in weights:
-            files.check(weight)
+        check(files, weights, unread)
         loading = _Loading(files, mesh, progress)
         loading.expect(weights)
         with ThreadPoolExecutor(READERS, thread_name_prefix="load-weights") as pool:
@@ -60,27 +67,6 @@ def load(model_dir: Path, declared: Any, mesh: Mesh, progress: Callable[[str], N
         ) from problem
 
 
-def _lead(weight: Weight) -> tuple[int, ...]:
-    """Return the leading dimensions along which the weight stacks tensors of the checkpoint."""
-    return weight.shape[: weight.hf_name.count("{")]
-
-
-def _name(weight: Weight, index: tuple[int, ...]) -> str:
-    """Return the checkpoint's name of one tensor of the weight."""
-    return weight.hf_name.format(**dict(zip(("layer", "expert"), index, strict=False)))
-
-
-def _stored_shape(weight: Weight) -> tuple[int, ...]:
-    shape = weight.shape[len(_lead(weight)) :]
-    return _stored(shape) if weight.transposed else shape
-
-
-def _stored(of_each_dimension: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Swap the last two dimensions, as in a weight that is stored transposed."""
-    *lead, last_but_one, last = of_each_dimension
-    return (*lead, last, last_but_one)
-
-
 class _Files:
     """Opens the safetensors files of one checkpoint and finds tensors in them."""
 
@@ -88,6 +74,18 @@ class _Files:
         self._model_dir = model_dir
         self._file_of = _find_tensors(model_dir)
         self._open: dict[Path, _MappedFile] = {}
+
+    @property
+    def model_dir(self) -> Path:
+        return self._model_dir
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self._file_of.keys()
+
+    def file_of(self, name: str) -> Path:
+        return self._file_of[name]
 
     def tensor(self, name: str) -> np.ndarray:
         """Return the tensor, of which nothing has been read yet."""
@@ -100,17 +98,6 @@ class _Files:
         if path not in self._open:
             self._open[path] = _MappedFile(path)
         return self._open[path].tensor(name)
-
-    def check(self, weight: Weight) -> None:
-        """Raise StartError unless the checkpoint has the weight in its declared shape."""
-        expected = _stored_shape(weight)
-        for name in (_name(weight, index) for index in np.ndindex(_lead(weight))):
-            found = self.tensor(name).shape
-            if found != expected:
-                raise StartError(
-                    f"{self._file_of[name]}: {name} has the shape {list(found)}, but by config.json "
-                    f"it must be {list(expected)}; weights and config.json must be of the same model"
-                )
 
 
 class _MappedFile:
@@ -204,17 +191,18 @@ class _Loading:
     def _read(self, weight: Weight, bounds: Bounds, pool: ThreadPoolExecutor) -> np.ndarray:
         """Read one part of a weight in the declared dtype."""
         part = _empty([stop - start for start, stop in bounds], weight.dtype)
-        lead = len(_lead(weight))
-        wanted = tuple(slice(*bound) for bound in bounds[lead:])
+        lead = len(stacked(weight))
+        wanted = stored_slices(weight, bounds[lead:])
 
         def read(index: tuple[int, ...]) -> int:
             first = (start for start, _ in bounds[:lead])
-            name = _name(weight, tuple(map(add, first, index)))
-            stored = self.files.tensor(name)[_stored(wanted) if weight.transposed else wanted]
-            if weight.transposed:
-                _transpose(stored, part[index])
-            else:
+            stored = self.files.tensor(tensor_name(weight, tuple(map(add, first, index))))[wanted]
+            if not weight.transposed:
                 part[index] = stored
+                return stored.size
+            place = part[index]
+            for expert in np.ndindex(stored.shape[:-2]):
+                _transpose(stored[expert], place[expert])
             return stored.size
 
         for size in pool.map(read, np.ndindex(part.shape[:lead])):

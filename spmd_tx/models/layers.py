@@ -1,6 +1,6 @@
 """Building blocks shared by model families.
 
-Dimension key as in qwen3.py.
+Dimension key as in backbone.py.
 """
 
 from functools import partial

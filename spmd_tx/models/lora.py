@@ -27,14 +27,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.models.declared.maps import Group, is_split
 from spmd_tx.protocol.commands import expert_rank
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
 
-ATTENTION, MLP, UNEMBED = ("q", "k", "v", "o"), ("gate", "up", "down"), ("head",)
-ROW_PARALLEL = ("o", "down")  # their input is split over tp; the others' output is
+LAYER_GROUPS: tuple[Group, ...] = ("attn", "mlp")
 
 
 class Lora(PyTreeNode, Generic[Leaf]):
@@ -51,26 +52,38 @@ class Adapters(PyTreeNode, Generic[Leaf]):
     head: Lora[Leaf]
 
 
+def names(model: ModelConfig, *groups: Group) -> tuple[str, ...]:
+    """Return the names of the adapted maps of some groups, in the order of declaration."""
+    return tuple(name for name, each in model.declared.adapted.items() if each.map.group in groups)
+
+
+def group_of(model: ModelConfig, name: str) -> Group:
+    """Return the flag that an adapted map follows."""
+    group = model.declared.adapted[name].map.group
+    assert group is not None
+    return group
+
+
 def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return the input and output width of every adapted linear map."""
-    heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    return {
-        "q": (model.d_model, heads),
-        "k": (model.d_model, kv_heads),
-        "v": (model.d_model, kv_heads),
-        "o": (heads, model.d_model),
-        "gate": (model.d_model, model.d_ff),
-        "up": (model.d_model, model.d_ff),
-        "down": (model.d_ff, model.d_model),
-        "head": (model.d_model, model.vocab_size),
-    }
+    maps = model.declared.adapted
+    return {name: (each.map.width_in, each.map.width_out) for name, each in maps.items()}
+
+
+def local_widths(model: ModelConfig, name: str, tp: int) -> tuple[int, int]:
+    """Return the widths of one map on a device of tp."""
+    declared = model.declared.adapted[name].map
+    parts = tp if is_split(declared, tp) else 1
+    of_in, of_out = (parts, 1) if declared.split == "rows" else (1, parts)
+    return declared.width_in // of_in, declared.width_out // of_out
 
 
 def lead(model: ModelConfig, name: str) -> tuple[int, ...]:
     """Return the leading dimensions of a map's factors: (layers,), (layers, experts), or ()."""
-    if name == "head":
+    found = model.declared.adapted[name]
+    if found.numbers is None:
         return ()
-    return (model.n_layers, model.n_experts) if model.n_experts and name in MLP else (model.n_layers,)
+    return (len(found.numbers), found.map.experts) if found.map.experts else (len(found.numbers),)
 
 
 def rank_of(model: ModelConfig, name: str, rank: int) -> int:
@@ -85,20 +98,21 @@ def adapter_weights(
     tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]
 
     def factor(name: str, width: int, split: bool) -> Weight:
-        split = split and not (name in ("k", "v") and model.n_kv_heads % tp)
-        axes = ((TP,) if split else ()) + (
-            (FSDP,) if zero and width % (fsdp * (tp if split else 1)) == 0 else ()
-        )
+        is_even = width % (fsdp * (tp if split else 1)) == 0
+        axes = ((TP,) if split else ()) + ((FSDP,) if zero and is_even else ())
         many = lead(model, name)
         spec = P(*(None, EP)[: len(many)], None, None, axes or None)
         return Weight((*many, slots, rank_of(model, name, rank), width), spec, dtype)
 
     def pair(name: str) -> Lora[Weight]:
-        width_in, width_out = widths(model)[name]
-        row_parallel = name in ROW_PARALLEL
-        return Lora(factor(name, width_in, row_parallel), factor(name, width_out, not row_parallel))
+        declared = model.declared.adapted[name].map
+        splits = is_split(declared, tp)
+        return Lora(
+            factor(name, declared.width_in, splits and declared.split == "rows"),
+            factor(name, declared.width_out, splits and declared.split == "columns"),
+        )
 
-    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
+    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
 
 
 def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:

@@ -5,7 +5,7 @@ over them, and the sum of their outputs is scattered back. An expert runs over t
 (experts/grouped.py); small experts run over all rows, with zeros where they were not chosen. No token is ever
 dropped, and a token's output does not depend on the others' routing.
 
-Dimension key as in qwen3.py; X expert, C choice, R row of any device of ep, G experts that run at once.
+Dimension key as in backbone.py; X expert, C choice, R row of any device of ep, G experts that run at once.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from spmd_tx.models.experts.grouped import Grouping, Kernels, run_experts
 from spmd_tx.models.experts.layout import Choices, layout
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product, silu
-from spmd_tx.models.lora import MLP, Lora
+from spmd_tx.models.lora import Lora
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
 from spmd_tx.sharding.mesh import EP, TP
 
@@ -71,7 +71,6 @@ def mixture(
 
     ``routed`` is what ``route`` returned.
     """
-    lora = {name: lora[name] for name in MLP}
     (_, depth, width), experts = kernels["up"].shape, routed[1].shape[2]
     is_split = depth != h_BTD.shape[2]
     is_small = experts * h_BTD.shape[2] * width * lax.axis_size(TP) < LEAST_GROUPED

@@ -19,23 +19,14 @@ from safetensors import SafetensorError, safe_open
 from spmd_tx.durable_files import make_folder, put_in_place, sync, unique_beside
 from spmd_tx.errors import MeshError
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import ATTENTION, MLP, UNEMBED, Adapters, Lora, lead, rank_of, widths
+from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.models.declared.maps import Group
+from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, lead, names, rank_of, widths
 from spmd_tx.protocol.commands import AdapterSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ALIGNMENT = 8  # bytes, of the tensors in a safetensors file
 BUFFER_BYTES = 1 << 20
-
-MODULES = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "head": "lm_head",
-}
 
 
 def write(
@@ -47,9 +38,9 @@ def write(
     adapter's rank are padding.
     """
     tensors: dict[str, np.ndarray] = {}
-    for name in _trained(adapter):
+    for name in _trained(adapter, model):
         rank = rank_of(model, name, adapter.rank)
-        for prefix, factors in _modules(name, _pair(adapters, name)):
+        for prefix, factors in _modules(model, name, _pair(adapters, name)):
             tensors[f"{prefix}.lora_A.weight"] = factors.a[:rank]
             tensors[f"{prefix}.lora_B.weight"] = factors.b[:rank].T
     config = json.dumps(_config(adapter, model, base_model), indent=2) + "\n"
@@ -71,10 +62,10 @@ def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Ada
     file = path / WEIGHTS_FILE
     try:
         with safe_open(file, framework="np") as tensors:
-            for name in _trained(adapter):
+            for name in _trained(adapter, model):
                 width_in, width_out = widths(model)[name]
                 used = rank_of(model, name, adapter.rank)
-                for prefix, factors in _modules(name, _pair(adapters, name)):
+                for prefix, factors in _modules(model, name, _pair(adapters, name)):
                     a = tensors.get_tensor(f"{prefix}.lora_A.weight")
                     b = tensors.get_tensor(f"{prefix}.lora_B.weight")
                     _check(file, prefix, a, (used, width_in))
@@ -86,26 +77,30 @@ def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Ada
     return adapters
 
 
-def _trained(adapter: AdapterSpec) -> tuple[str, ...]:
-    groups = ((adapter.train_attn, ATTENTION), (adapter.train_mlp, MLP), (adapter.train_unembed, UNEMBED))
-    return tuple(name for is_trained, names in groups if is_trained for name in names)
+def _trained(adapter: AdapterSpec, model: ModelConfig) -> tuple[str, ...]:
+    groups: list[Group] = []
+    if adapter.train_attn:
+        groups.append("attn")
+    if adapter.train_mlp:
+        groups.append("mlp")
+    if adapter.train_unembed:
+        groups.append("unembed")
+    return names(model, *groups)
 
 
 def _pair(adapters: Adapters[np.ndarray], name: str) -> Lora[np.ndarray]:
-    return adapters.head if name == "head" else adapters.layers[name]
+    return adapters.head if name == HEAD else adapters.layers[name]
 
 
-def _modules(name: str, factors: Lora[np.ndarray]) -> Iterator[tuple[str, Lora[np.ndarray]]]:
+def _modules(
+    model: ModelConfig, name: str, factors: Lora[np.ndarray]
+) -> Iterator[tuple[str, Lora[np.ndarray]]]:
     """Yield PEFT's name of every linear map, one per layer (and expert) or the head's, and its factors."""
-    if name == "head":
-        yield f"base_model.model.{MODULES[name]}", factors
-        return
+    found = model.declared.adapted[name]
     for index in np.ndindex(factors.a.shape[:-2]):
-        module = MODULES[name]
-        if len(index) == 2:
-            module = module.replace("mlp.", f"mlp.experts.{index[1]}.")
-        prefix = f"base_model.model.model.layers.{index[0]}.{module}"
-        yield prefix, Lora(factors.a[index], factors.b[index])
+        numbers = {} if found.numbers is None else {"layer": found.numbers[index[0]], "expert": index[-1]}
+        module = found.map.adapter_module.format(**numbers)
+        yield f"base_model.model.{module}", Lora(factors.a[index], factors.b[index])
 
 
 def _zeros(model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
@@ -113,7 +108,7 @@ def _zeros(model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
         shape = (*lead(model, name), rank_of(model, name, rank))
         return Lora(*(np.zeros((*shape, width), np.float32) for width in widths(model)[name]))
 
-    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
+    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
 
 
 def _check(file: Path, prefix: str, factor: np.ndarray, expected: tuple[int, int]) -> None:
@@ -132,7 +127,7 @@ def _config(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> dict[s
         "base_model_name_or_path": base_model,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
-        "target_modules": [MODULES[name].rpartition(".")[2] for name in _trained(adapter)],
+        "target_modules": [_last_part(model, name) for name in _trained(adapter, model)],
         "bias": "none",
         "lora_dropout": 0.0,
         "fan_in_fan_out": False,
@@ -140,10 +135,15 @@ def _config(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> dict[s
     }
     if model.n_experts and adapter.train_mlp:
         config["rank_pattern"] = {
-            rf"mlp\.experts\.\d+\.{MODULES[name].rpartition('.')[2]}": rank_of(model, name, adapter.rank)
-            for name in MLP
+            rf"mlp\.experts\.\d+\.{_last_part(model, name)}": rank_of(model, name, adapter.rank)
+            for name in names(model, "mlp")
         }
     return config
+
+
+def _last_part(model: ModelConfig, name: str) -> str:
+    """Return the last part of a module's name, "q_proj"."""
+    return model.declared.adapted[name].map.adapter_module.rpartition(".")[2]
 
 
 def _write_tensors(tensors: Mapping[str, np.ndarray], file: BinaryIO) -> None:

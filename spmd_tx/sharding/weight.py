@@ -16,6 +16,10 @@ class Weight:
     dtype: Any
     hf_name: str = ""  # "{layer}" and "{expert}" stand for the indices along the first dimensions, in order
     transposed: bool = False  # Hugging Face stores [out, in], we compute with [in, out]
+    numbers: range | None = None  # that "{layer}" stands for; None: 0, 1, ...
+    rows: tuple[int, int, int] | None = None  # of the stored tensor: first, end, step; None: all
+    is_stacked: bool = False  # whether a tensor holds all experts
+    encoding: Any = None  # how its numbers are stored; None: as floating-point numbers
 
 
 def specs(weights: Any) -> Any:

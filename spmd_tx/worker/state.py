@@ -10,11 +10,10 @@ from flax.struct import PyTreeNode
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import qwen3
+from spmd_tx.models.base_weights import Weights, weights
 from spmd_tx.models.huggingface import load
 from spmd_tx.models.kv_cache import KvCache, cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.models.qwen3 import Weights
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.memory.plan import Plan
@@ -39,7 +38,7 @@ def declare(plan: Plan) -> WorkerState:
     bank = adapter_weights(model, mesh, setup.bank_slots, setup.max_rank, dtype, zero=False)
     row = Weight((plan.decode_rows * setup.fsdp * setup.ep,), P(DATA), jnp.int32)
     return WorkerState(
-        base=qwen3.weights(model, mesh, dtype, split_over_fsdp=plan.splits_base),
+        base=weights(model, mesh, dtype, split_over_fsdp=plan.splits_base),
         train=train_weights(model, mesh, setup.adapter_slots, setup.max_rank),
         bank=Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32)),
         cache=cache_weights(model, mesh, plan.pages, setup.page_size, dtype),
@@ -52,7 +51,8 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
     """Return (declarations, arrays), with the weights loaded and the rest zero."""
     declared, mesh, setup = declare(plan), plan.sizes.mesh, plan.sizes.setup
     assert isinstance(mesh, Mesh), "there are devices"
-    base = load(Path(setup.model_dir), declared.base, mesh, progress)
+    unread = plan.sizes.model.declared.unread
+    base = load(Path(setup.model_dir), declared.base, mesh, progress, unread)
     progress("allocating adapters")
     train, bank = zeros(mesh, declared.train), zeros(mesh, declared.bank)
     progress(f"allocating {plan.pages} pages of {setup.page_size} tokens")

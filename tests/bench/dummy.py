@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from spmd_tx.models import qwen3
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
@@ -52,7 +52,7 @@ class Dummy:
 
     def __post_init__(self) -> None:
         self.mesh = make_mesh(1, 1, 1)
-        self.declared_base = qwen3.weights(self.model, self.mesh, self.dtype)
+        self.declared_base = weights(self.model, self.mesh, self.dtype)
         self.declared_train = train_weights(self.model, self.mesh, self.slots, self.rank)
         adapters = adapter_weights(self.model, self.mesh, self.slots, self.rank, self.dtype, zero=False)
         scale = Weight((self.slots, 2), jax.P(), jnp.float32)

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spmd_tx.models import moe, qwen3
+from spmd_tx.models import moe
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import make_mesh
@@ -86,7 +87,7 @@ class Steps:
             experts_per_token=sizes.choices,
         )
         self.mesh = make_mesh(1, 1, 1)
-        self.declared = qwen3.weights(self.model, self.mesh, jnp.float32)
+        self.declared = weights(self.model, self.mesh, jnp.float32)
         self.state = train_weights(self.model, self.mesh, SLOTS, sizes.rank)
         factors = adapter_weights(self.model, self.mesh, SLOTS, sizes.rank, jnp.float32, zero=False)
         self.bank = Bank(factors, Weight((SLOTS, 2), jax.P(), jnp.float32))

@@ -270,7 +270,7 @@ def swap(meter: Meter, scale: Scale) -> None:
     """One adapter between its slot, the host and the sampler's bank."""
     dummy = scale.dummy(replace(QWEN3_8B, vocab_size=scale.pick(151936, 512)))
     state, bank = dummy.train_state(), dummy.bank()
-    steps = make_adapter_steps(dummy.mesh, dummy.declared_train, dummy.declared_bank)
+    steps = make_adapter_steps(dummy.model, dummy.mesh, dummy.declared_train, dummy.declared_bank)
     two, slot = np.ones(2, np.float32), np.int32(0)
     one = steps.read(state, slot)
     size = float(sum(x.nbytes for x in jax.tree.leaves(one)))

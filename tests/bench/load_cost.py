@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 import tests.support.engine_setup  # noqa: F401
 from spmd_tx.demo import tiny_model
-from spmd_tx.models import huggingface, qwen3
+from spmd_tx.models import huggingface
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 
@@ -42,7 +43,7 @@ def main() -> None:
         tiny_model.write(options.model, SPEC)
     size = sum(map(_read, options.model.glob("*.safetensors")))
     mesh = make_mesh(1, 1, 1)
-    declared = qwen3.weights(read_model_config(options.model), mesh, jnp.dtype(options.dtype))
+    declared = weights(read_model_config(options.model), mesh, jnp.dtype(options.dtype))
     for _ in range(ROUNDS):
         began_at, spent = time.perf_counter(), time.process_time()
         jax.block_until_ready(huggingface.load(options.model, declared, mesh, lambda message: None))

@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd_tx.demo.tiny_model import Spec
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, lead, rank_of, widths
+from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, lead, names, rank_of, widths
 from spmd_tx.protocol.commands import AdapterSpec
 
 LOGITS = Path(__file__).parent / "transformers_logits.npz"
@@ -81,4 +81,4 @@ def random_adapters(model: ModelConfig, adapter: AdapterSpec, seed: int) -> Adap
         shapes = ((*many, width) for width in widths(model)[name])
         return Lora(*(0.2 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
 
-    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
+    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair("head"))

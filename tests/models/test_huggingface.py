@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
-from spmd_tx.models import huggingface, qwen3
+from spmd_tx.models import huggingface
+from spmd_tx.models.base_weights import weights as declare_weights
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
@@ -26,7 +27,7 @@ def checkpoint(tmp_path_factory):
 
 def load(path, mesh_shape=(1, 1, 1), dtype=jnp.float32, progress=lambda message: None):
     mesh = make_mesh(*mesh_shape)
-    return huggingface.load(path, qwen3.weights(read_model_config(path), mesh, dtype), mesh, progress)
+    return huggingface.load(path, declare_weights(read_model_config(path), mesh, dtype), mesh, progress)
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
@@ -34,7 +35,7 @@ def test_every_weight_is_the_stored_one_in_its_place(checkpoint, mesh_shape):
     weights = load(checkpoint, mesh_shape)
     stored = load_file(checkpoint / "model.safetensors")
 
-    declared = qwen3.weights(read_model_config(checkpoint), make_mesh(*mesh_shape), jnp.float32)
+    declared = declare_weights(read_model_config(checkpoint), make_mesh(*mesh_shape), jnp.float32)
     layer = "model.layers.{}.self_attn.o_proj.weight"
     np.testing.assert_array_equal(
         weights.layers.o, np.stack([stored[layer.format(index)].T for index in range(3)])
@@ -53,7 +54,7 @@ def test_every_weight_is_the_stored_one_in_its_place(checkpoint, mesh_shape):
 def test_experts_are_stacked_in_their_order(tmp_path, mesh_shape, split):
     path = tiny_model.write(tmp_path, dataclasses.replace(SPEC, d_ff=16, n_experts=4, n_shards=2))
     mesh, model = make_mesh(*mesh_shape), read_model_config(path)
-    declared = qwen3.weights(model, mesh, jnp.float32, split_over_fsdp=split)
+    declared = declare_weights(model, mesh, jnp.float32, split_over_fsdp=split)
     loaded = huggingface.load(path, declared, mesh, lambda message: None)
     stored = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
     for layer in range(3):

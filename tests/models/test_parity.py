@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.models import head, huggingface, peft, qwen3
+from spmd_tx.models import head, huggingface, peft
+from spmd_tx.models.backbone import backbone
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.lora import adapter_weights, row_lora
@@ -27,7 +29,7 @@ def logits(mesh, case, directory) -> np.ndarray:
     """[T, V] of the case's tokens, which stand in the last row of the batch."""
     path = tiny_model.write(directory / "model", case.spec)
     model = read_model_config(path)
-    declared = qwen3.weights(model, mesh, jnp.float32)
+    declared = weights(model, mesh, jnp.float32)
     base = huggingface.load(path, declared, mesh, lambda _: None)
     declared_adapters = adapter_weights(model, mesh, 2, MAX_RANK, jnp.float32, zero=True)
     spec = case.adapter or AdapterSpec(rank=1, train_attn=False, train_mlp=False, train_unembed=False)
@@ -49,7 +51,7 @@ def logits(mesh, case, directory) -> np.ndarray:
         apply_lora = both_loras(row_lora, slots, jnp.array([(1.0, 1.0), scales], jnp.float32))
         how = Pass(segment_attend("reference", segments), *apply_lora, sequence_parallel=True)
         whole = full_adapters(model, adapters)
-        h, *_ = qwen3.backbone(model, base, whole, tokens, positions, how)
+        h, *_ = backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)
 
     rows = mesh.shape["fsdp"] * mesh.shape["ep"]

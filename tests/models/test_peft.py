@@ -11,7 +11,7 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.errors import MeshError
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.lora import ATTENTION, MLP, Adapters, Lora, lead, rank_of, widths
+from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, lead, names, rank_of, widths
 from spmd_tx.protocol.commands import AdapterSpec
 
 SPEC = tiny_model.Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False)
@@ -43,7 +43,7 @@ def random_adapters(model, rank=MAX_RANK, seed=0):
         shapes = ((*many, width) for width in widths(model)[name])
         return Lora(*(0.3 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
 
-    return Adapters({name: pair(name) for name in (*ATTENTION, *MLP)}, pair("head"))
+    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair("head"))
 
 
 def expected_of(adapters, adapter, rank=MAX_RANK):
@@ -61,7 +61,7 @@ def expected_of(adapters, adapter, rank=MAX_RANK):
         return Lora(factor(lora.a, is_trained), factor(lora.b, is_trained))
 
     layers = {
-        name: pair(lora, adapter.train_attn if name in ATTENTION else adapter.train_mlp)
+        name: pair(lora, adapter.train_attn if name in "qkvo" else adapter.train_mlp)
         for name, lora in adapters.layers.items()
     }
     return Adapters(layers, pair(adapters.head, adapter.train_unembed))
@@ -217,7 +217,8 @@ def test_peft_adds_what_the_adapter_means(tmp_path, tied):
     with torch.no_grad():
         for layer in range(model.n_layers):
             for name, lora in adapters.layers.items():
-                module = expected.get_submodule(f"model.layers.{layer}.{peft.MODULES[name]}")
+                module = model.declared.adapted[name].map.adapter_module.format(layer=layer)
+                module = expected.get_submodule(module)
                 a, b = torch.from_numpy(lora.a[layer, :4]), torch.from_numpy(lora.b[layer, :4])
                 module.weight += WHOLE.scale * (b.T @ a)
         head_a, head_b = torch.from_numpy(adapters.head.a[:4]), torch.from_numpy(adapters.head.b[:4])

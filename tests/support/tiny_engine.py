@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from spmd_tx.models import qwen3
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import Adapters
 from spmd_tx.protocol.commands import LOSS_NAMES
@@ -216,7 +216,7 @@ class TinyEngine:
     ) -> None:
         self.mesh, self.data_shards = make_mesh(*shape), shape[0] * shape[1]
         self.kind, self.model = kind, MODELS[kind]
-        self.declared_base = qwen3.weights(self.model, self.mesh, dtype, split_over_fsdp=split_base)
+        self.declared_base = weights(self.model, self.mesh, dtype, split_over_fsdp=split_base)
         self.declared_train = train_weights(self.model, self.mesh, SLOTS, RANK)
         self.base = self.place(random_arrays(self.declared_base, seed=0), self.declared_base)
         declared = (self.model, self.mesh, self.declared_base, self.declared_train)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import qwen3
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.protocol.commands import ACTIVE_SLOTS, MAX_TARGETS, STOP_TOKENS
@@ -73,7 +73,7 @@ class _Programs:
         sizes, setup = plan.sizes, plan.sizes.setup
         assert isinstance(sizes.mesh, Mesh)
         self._model, self._mesh, self._setup = sizes.model, sizes.mesh, setup
-        self._base = qwen3.weights(sizes.model, sizes.mesh, sizes.dtype, split_over_fsdp=plan.splits_base)
+        self._base = weights(sizes.model, sizes.mesh, sizes.dtype, split_over_fsdp=plan.splits_base)
         self._train = train_weights(sizes.model, sizes.mesh, setup.adapter_slots, setup.max_rank)
         bank = adapter_weights(
             sizes.model, sizes.mesh, setup.bank_slots, setup.max_rank, sizes.dtype, zero=False

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
-from spmd_tx.models import qwen3
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
@@ -104,7 +104,7 @@ class Sizes:
         return [longest, *(Shape(min(several, rows), length) for rows, length in self.prefill_shapes())]
 
     def base(self, splits: bool) -> int:
-        declared = qwen3.weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)
+        declared = weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)
         return bytes_per_device(self.mesh, declared)
 
     @cached_property

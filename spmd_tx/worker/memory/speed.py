@@ -70,7 +70,7 @@ def _forward(sizes: Sizes) -> float:
 
 
 def _computed_twice(model: ModelConfig, level: str) -> float:
-    """Return the part of a forward pass that the backward pass computes again (models/qwen3.py)."""
+    """Return the part of a forward pass that the backward pass computes again (models/backbone.py)."""
     attention, feed_forward = _weights(model)
     all_but_down = attention + 2 / 3 * feed_forward  # nothing needs what the down projection returned
     parts = {"none": 0.0, "light": 0.0, "mlp": 2 / 3 * feed_forward, "full": all_but_down}

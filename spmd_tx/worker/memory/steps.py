@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from spmd_tx.models import lora
 from spmd_tx.models.attention import QUERY_BLOCK
+from spmd_tx.models.backbone import REMAT_LEVELS
 from spmd_tx.models.blockwise_attention import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import Place
+from spmd_tx.models.declared.maps import Map
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.kv_cache import MOST_SCORES
 from spmd_tx.models.moe import GROUP_ELEMENTS, is_small
-from spmd_tx.models.qwen3 import REMAT_LEVELS
 from spmd_tx.protocol.commands import MAX_TARGETS
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.worker.steps.train import HEAD_TOKENS
@@ -194,9 +196,16 @@ class StepMemory:
 
     def _factors(self, rows: int) -> Amount:
         """Return the bytes of each row's own LoRA factors, of one layer."""
-        maps = lora.widths(self.model)
-        dense = [maps[name] for name in (*lora.ATTENTION, *(() if self.model.n_experts else lora.MLP))]
-        return 1.25 * rows * self.max_rank * sum(map(sum, dense)) * self.itemsize / self._tp
+        return 1.25 * rows * self.max_rank * self._widest_layer * self.itemsize / self._tp
+
+    @cached_property
+    def _widest_layer(self) -> int:
+        return max(map(self._dense_widths, self.model.declared.places))
+
+    def _dense_widths(self, place: Place) -> int:
+        """Return the sum of the widths of a layer's adapted maps, without those of experts."""
+        maps = [array for array in self.model.declared.arrays(place) if isinstance(array, Map)]
+        return sum(each.width_in + each.width_out for each in maps if each.group and not each.experts)
 
     def _head_factors(self, rows: int) -> Amount:
         width = self.model.d_model + self.model.vocab_size / self._tp
@@ -207,7 +216,8 @@ class StepMemory:
         """The weights of all adapters in fp32, as each device of fsdp holds them while it trains."""
         numbers = 0.0
         for name, (width_in, width_out) in lora.widths(self.model).items():
-            of_row, of_column = (self._tp, 1) if name in lora.ROW_PARALLEL else (1, self._tp)
+            is_by_rows = self.model.declared.adapted[name].map.split == "rows"
+            of_row, of_column = (self._tp, 1) if is_by_rows else (1, self._tp)
             rank, count = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
             one = rank * (width_in / of_row + width_out / of_column)
             numbers += math.prod(count) * one / self._experts_axis(name)

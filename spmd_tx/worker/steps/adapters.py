@@ -14,12 +14,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import lora
+from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.checkpoints import SlotState
 from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
+GROUPS = ("attn", "mlp", "unembed")  # in the order of the flags
 EXPERT_AXES = 2  # a stack for experts is [L, X, S, R, width]; others have one axis before S, or none
 
 
@@ -52,7 +54,7 @@ def slot_weights(state: TrainState) -> SlotState:
     return SlotState(w=one, mu=one, nu=one, step=Weight((), P(), jnp.int32))
 
 
-def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterSteps:
+def make_adapter_steps(model: ModelConfig, mesh: Mesh, state: TrainState, bank: Bank) -> AdapterSteps:
     """Compile the steps for the declared training state and bank."""
     state_shardings, bank_shardings = shardings(mesh, state), shardings(mesh, bank)
     one_shardings = shardings(mesh, one_adapter(state.w))
@@ -74,7 +76,7 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
     def create(
         state: TrainState, slot: Array, seed_2: Array, ranks_2: Array, scale: Array, groups_3: Array
     ) -> TrainState:
-        fresh = initial(state.w, seed_2, ranks_2, groups_3)
+        fresh = initial(model, state.w, seed_2, ranks_2, groups_3)
         zeros = jax.tree.map(jnp.zeros_like, fresh)
         return write(state, SlotState(fresh, zeros, zeros, jnp.int32(0)), slot, scale)
 
@@ -97,7 +99,9 @@ def make_adapter_steps(mesh: Mesh, state: TrainState, bank: Bank) -> AdapterStep
     return AdapterSteps(create, read, write, to_bank, weights_of)
 
 
-def initial(stack: Adapters[Array], seed_2: Array, ranks_2: Array, groups_3: Array) -> Adapters[Array]:
+def initial(
+    model: ModelConfig, stack: Adapters[Array], seed_2: Array, ranks_2: Array, groups_3: Array
+) -> Adapters[Array]:
     """Make a fresh adapter: A uniform in its rank and groups (attention, MLP, unembedding), all else zero.
 
     The two ranks are that of the adapter and that of its experts' factors.
@@ -114,6 +118,8 @@ def initial(stack: Adapters[Array], seed_2: Array, ranks_2: Array, groups_3: Arr
         )
         return Lora(a, jnp.zeros(shape_b, jnp.float32))
 
-    groups = dict.fromkeys(lora.ATTENTION, 0) | dict.fromkeys(lora.MLP, 1)
-    layers = {name: pair(name, factors, groups_3[groups[name]]) for name, factors in stack.layers.items()}
+    layers = {
+        name: pair(name, factors, groups_3[GROUPS.index(lora.group_of(model, name))])
+        for name, factors in stack.layers.items()
+    }
     return Adapters(layers, pair("head", stack.head, groups_3[2]))

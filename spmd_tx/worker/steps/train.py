@@ -18,11 +18,12 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import head, lora, moe
 from spmd_tx.models.attention import segment_attention
+from spmd_tx.models.backbone import backbone
+from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.product import implementation
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, Lora, row_lora
-from spmd_tx.models.qwen3 import Weights, backbone
 from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
@@ -61,11 +62,7 @@ def full_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Arr
     tp = lax.axis_size(TP)
 
     def pair(name: str, factors: Lora[Array]) -> Lora[Array]:
-        width_in, width_out = lora.widths(model)[name]
-        if name in lora.ROW_PARALLEL:
-            width_in //= tp
-        elif not (name in ("k", "v") and model.n_kv_heads % tp):
-            width_out //= tp
+        width_in, width_out = lora.local_widths(model, name, tp)
         return Lora(varying(unshard(factors.a, width_in)), varying(unshard(factors.b, width_out)))
 
     layers = {name: pair(name, factors) for name, factors in adapters.layers.items()}
@@ -220,7 +217,7 @@ def make_forward_backward(
 ) -> Callable[..., Any]:
     """Make (weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
 
-    ``remat`` is a level of qwen3.REMAT_LEVELS.
+    ``remat`` is a level of backbone.REMAT_LEVELS.
     """
     in_specs = (specs(base), specs(state.w), specs(state.grad_sum), P(), P(DATA), P(DATA))
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.lora import ATTENTION, MLP, adapter_weights, rank_of
+from spmd_tx.models.lora import adapter_weights, names, rank_of
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.checkpoints import SlotState
@@ -40,7 +40,7 @@ class Adapters:
         self.declared = train_weights(model, self.mesh, SLOTS, max_rank)
         bank = adapter_weights(model, self.mesh, SLOTS, max_rank, bank_dtype, zero=False)
         self.declared_bank = Bank(bank, Weight((SLOTS, 2), jax.P(), jnp.float32))
-        self.steps = make_adapter_steps(self.mesh, self.declared, self.declared_bank)
+        self.steps = make_adapter_steps(model, self.mesh, self.declared, self.declared_bank)
 
     def state(self) -> TrainState:
         trees = [random_arrays(tree, seed) for seed, tree in enumerate([self.declared.w] * 4)]
@@ -120,7 +120,7 @@ def test_every_layer_and_linear_map_gets_numbers_of_its_own():
 @pytest.mark.parametrize("groups", [(True, False, False), (False, True, False), (False, False, True)])
 def test_groups_that_are_not_trained_are_zero(groups):
     created = slot_of(adapters().created(groups=groups).w, 1)
-    trained = dict.fromkeys(ATTENTION, groups[0]) | dict.fromkeys(MLP, groups[1])
+    trained = dict.fromkeys(names(MODEL, "attn"), groups[0]) | dict.fromkeys(names(MODEL, "mlp"), groups[1])
     for name, factors in created.layers.items():
         assert np.any(factors.a) == trained[name], name
     assert np.any(created.head.a) == groups[2]

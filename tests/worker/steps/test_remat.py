@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spmd_tx.models.qwen3 import REMAT_LEVELS
+from spmd_tx.models.backbone import REMAT_LEVELS
 from tests.support.tiny_engine import (
     LENGTH,
     ROWS,

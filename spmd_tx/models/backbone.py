@@ -1,0 +1,195 @@
+"""The forward pass of a declared model.
+
+Runs inside shard_map. Training, prefill and decode share this code; they pass in how to attend and how to
+apply adapters. Layers that are alike run in one loop.
+
+Dimension key: B row, T token, D model width, H heads × head width, F feed-forward width, L layer,
+V vocabulary, N heads, K key-value heads, E head width, X expert, C choice of an expert, I input width,
+O output width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float, Int
+
+from spmd_tx.models import moe
+from spmd_tx.models.attention import saves_attention
+from spmd_tx.models.base_weights import Weights
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.channels import Glu, Mixture
+from spmd_tx.models.declared.layers import Cycle, Place
+from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.forward_pass import Pass
+from spmd_tx.models.layers import embed, rms_norm, rotate, silu
+from spmd_tx.models.lora import Adapters, Lora
+from spmd_tx.models.named import Named
+from spmd_tx.sharding.mesh import TP
+
+# What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
+# keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes
+# elementwise operations only; "none" keeps everything that the backward pass reads.
+# "attended" is named in blockwise_attention.py, "low_rank" in lora.py.
+ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention", "low_rank")
+REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
+    "none": None,
+    "light": (*ATTENTION_NAMES, "gate", "up"),
+    "mlp": ATTENTION_NAMES,
+    "full": (),
+}
+
+
+def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
+    """Wrap one layer so that it keeps what a level of REMAT_LEVELS says."""
+    names = REMAT_LEVELS[level]
+    if names is None:
+        return run
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    if names:
+        policy = jax.checkpoint_policies.save_from_both_policies(policy, saves_attention)
+    return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """Holds the weights and adapters of one layer, and the pass that runs it."""
+
+    model: ModelConfig
+    place: Place
+    w: Named[Array]
+    lora: Named[Lora[Array]]
+    how: Pass
+
+    def linear(self, x: Array, name: str, width_out: int) -> Array:
+        """Apply a map without its bias."""
+        return self.how.linear(x, self.w[name], width_out) + self.how.apply_lora(x, self.lora[name])
+
+    def columns(self, x_BTI: Array, name: str) -> Array:
+        """Apply a map whose outputs tp splits; return this device's [B, T, O]."""
+        y_BTO = self.linear(x_BTI, name, self.w[name].shape[1])
+        return y_BTO + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y_BTO
+
+    def rows(self, x_BTI: Array, name: str) -> Array:
+        """Apply a map whose inputs tp splits; return the sum over tp [B, T, D], as ``Pass.reduce`` does."""
+        y_BTD = self.how.reduce(self.linear(x_BTI, name, self.model.d_model))
+        return y_BTD + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y_BTD
+
+
+def backbone(
+    model: ModelConfig,
+    base: Weights[Array],
+    adapters: Adapters[Array],
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+    how: Pass,
+    cache: Any = None,
+) -> tuple[Float[Array, "B T D"], Any, Int[Array, "B T L C"] | None]:
+    """Return hidden states after the final norm (all T on every device), cache and chosen experts.
+
+    Layers without experts choose expert 0 each time, where others have experts.
+    """
+    x_BTD = how.reduce(embed(base.embed, tokens_BT, model.d_model))
+    replayed_LBTC = None if how.experts is None else jnp.moveaxis(how.experts, 2, 0)
+    carry, places, chosen = (x_BTD, cache), list(model.declared.places), list[Array]()
+    for cycle in model.declared.stack:
+        its_own = places[: len(cycle.layers)]
+        del places[: len(cycle.layers)]
+        run = _run_cycle(model, its_own, positions_BT, how)
+        if how.remat is not None:
+            run = rematerialised(run, how.remat)
+        xs = tuple(_inputs(place, base, adapters, replayed_LBTC) for place in its_own)
+        carry, choices = lax.scan(run, carry, xs)
+        if model.n_experts:
+            chosen.append(_in_order(cycle, choices, (*tokens_BT.shape, model.experts_per_token)))
+    x_BTD, cache = carry
+    choices_LBTC = jnp.concatenate(chosen) if len(chosen) > 1 else chosen[0] if chosen else None
+    choices_BTLC = None if choices_LBTC is None else jnp.moveaxis(choices_LBTC, 0, 2)
+    h_BTD = how.gather(rms_norm(x_BTD, base.final_norm, model.rms_norm_eps))
+    return h_BTD, cache, choices_BTLC
+
+
+def _inputs(
+    place: Place, base: Weights[Array], adapters: Adapters[Array], replayed_LBTC: Array | None
+) -> tuple[Any, ...]:
+    """Return what the loop takes for a place of a cycle, with a leading dimension of the repetitions."""
+    w = base.layers.part(place.prefix)
+    lora = Named(adapters.layers).part(place.prefix)
+    numbers = place.numbers
+    index = jnp.arange(len(numbers))
+    if numbers != range(len(numbers)):
+        index = numbers.start + numbers.step * index
+    if replayed_LBTC is not None and len(numbers) < replayed_LBTC.shape[0]:
+        replayed_LBTC = replayed_LBTC[numbers.start : numbers.stop : numbers.step]
+    return w, lora, index, replayed_LBTC
+
+
+def _run_cycle(model: ModelConfig, places: list[Place], positions_BT: Array, how: Pass) -> Callable[..., Any]:
+    """Make the body of a loop over the repetitions of a cycle."""
+
+    def run(carry: tuple[Array, Any], inputs: tuple[Any, ...]) -> Any:
+        x_BTD, cache = carry
+        chosen = list[Array | None]()
+        for place, (w, lora, index, replayed_BTC) in zip(places, inputs, strict=True):
+            layer = LayerPass(model, place, w, lora, how)
+            x_BTD, cache = attention(layer, x_BTD, positions_BT, index, cache)
+            x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
+            chosen.append(choices_BTC)
+        return (x_BTD, cache), tuple(chosen)
+
+    return run
+
+
+def _in_order(cycle: Cycle, choices: tuple[Array | None, ...], shape: tuple[int, ...]) -> Array:
+    """Return the choices of a cycle's layers in their order [L, B, T, C]."""
+    if len(choices) == 1 and choices[0] is not None:
+        return choices[0]
+    nothing = jnp.zeros((cycle.repeats, *shape), jnp.int32)
+    stacked = jnp.stack([nothing if each is None else each for each in choices], axis=1)
+    return stacked.reshape(-1, *shape)
+
+
+def attention(
+    layer: LayerPass, x_BTD: Array, positions_BT: Array, index: Array, cache: Any
+) -> tuple[Array, Any]:
+    """Run the attention block with its residual."""
+    mixer, w, how, tp = layer.place.layer.mixer, layer.w, layer.how, lax.axis_size(TP)
+    assert isinstance(mixer, Softmax)
+    h_BTD = how.gather(rms_norm(x_BTD, w.attention_norm, layer.place.layer.norm.eps))
+
+    def heads(name: str) -> Array:
+        y = layer.columns(h_BTD, name)
+        y = y.reshape(*y.shape[:2], -1, mixer.width)
+        if mixer.qk_norm and name != "v":
+            y = rms_norm(y, w[f"{name}_norm"], mixer.eps)
+        return y if name == "v" or mixer.rope is None else rotate(y, positions_BT, mixer.rope.theta)
+
+    q_BTNE, k_BTKE, v_BTKE = heads("q"), heads("k"), heads("v")
+    if mixer.kv_heads % tp:  # every device holds all key-value heads and uses that of its query heads
+        mine = lax.axis_index(TP) * mixer.kv_heads // tp
+        k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
+    q_BTNE, k_BTKE = checkpoint_name(q_BTNE, "query"), checkpoint_name(k_BTKE, "key")
+    y_BTNE, cache = how.attend(index, q_BTNE, k_BTKE, checkpoint_name(v_BTKE, "value"), cache)
+    y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
+    x_BTD = x_BTD + layer.rows(y_BTH, "o")
+    return checkpoint_name(x_BTD, "after_attention"), cache
+
+
+def feed_forward(layer: LayerPass, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:
+    """Run the SwiGLU block (Shazeer 2020), or a mixture, with its residual; return chosen experts, too."""
+    channel, w, how = layer.place.layer.channel, layer.w, layer.how
+    h_BTD = how.gather(rms_norm(x_BTD, w.mlp_norm, layer.place.layer.norm.eps))
+    if isinstance(channel, Mixture):
+        choices_BTC, gates_BTX = moe.route(layer.model, w.router, h_BTD, replayed_BTC)
+        kernels = {"gate": w.gate, "up": w.up, "down": w.down}
+        lora = {name: layer.lora[name] for name in kernels}
+        y_BTD = moe.mixture(kernels, lora, h_BTD, (choices_BTC, gates_BTX), how)
+        return x_BTD + how.reduce(y_BTD), choices_BTC
+    assert isinstance(channel, Glu)
+    gate_BTF = silu(checkpoint_name(layer.columns(h_BTD, "gate"), "gate"))
+    up_BTF = checkpoint_name(layer.columns(h_BTD, "up"), "up")
+    return x_BTD + layer.rows(gate_BTF * up_BTF, "down"), None

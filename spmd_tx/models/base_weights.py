@@ -1,0 +1,106 @@
+"""The arrays of the frozen base model, from its declaration: shapes, sharding, and places in checkpoints.
+
+Dimension key as in backbone.py.
+"""
+
+from typing import Generic, TypeVar
+
+import jax.numpy as jnp
+from flax.struct import PyTreeNode
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import Place
+from spmd_tx.models.declared.maps import Map, Parameter, Source, is_split
+from spmd_tx.models.named import Named
+from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.weight import Weight
+
+Leaf = TypeVar("Leaf")
+
+
+class Weights(PyTreeNode, Generic[Leaf]):
+    """Holds the frozen base model."""
+
+    embed: Leaf  # [V, D]
+    # Every array of a layer, stacked over the layers that are alike: [L, ...], for experts [L, X, ...].
+    # Linear maps are [L, I, O].
+    layers: Named[Leaf]
+    final_norm: Leaf  # [D]
+    head: Leaf | None  # [V, D]; None: tied to embed
+
+    @property
+    def unembed(self) -> Leaf:
+        """[V, D]"""
+        return self.embed if self.head is None else self.head
+
+
+def weights(
+    model: ModelConfig, mesh: AnyMesh, dtype: DTypeLike, *, split_over_fsdp: bool = False
+) -> Weights[Weight]:
+    """Declare the weights. With fewer heads than tp, every device keeps all of them."""
+    declared, fsdp = model.declared, FSDP if split_over_fsdp else None
+    vocabulary = P(TP, fsdp)
+    layers: dict[str, Weight] = {}
+    for place in declared.places:
+        for array in declared.arrays(place):
+            make = _linear(array, mesh, fsdp) if isinstance(array, Map) else _parameter(array, mesh)
+            layers[place.name(array.name)] = _stacked(place, array, make, dtype)
+    table = (declared.vocab_size, declared.d_model)
+    return Weights(
+        embed=_weight(table, vocabulary, dtype, declared.embed),
+        layers=Named(layers),
+        final_norm=_weight((declared.d_model,), P(), dtype, declared.final_norm),
+        head=None if declared.head is None else _weight(table, vocabulary, dtype, declared.head),
+    )
+
+
+Axes = tuple[str | None, ...]
+
+
+def _linear(declared: Map, mesh: AnyMesh, fsdp: str | None) -> tuple[tuple[int, ...], Axes]:
+    """Return the shape and sharding in one layer. Of the two widths, fsdp splits the one that tp does not."""
+    tp = TP if is_split(declared, mesh.shape[TP]) else None
+    widths: Axes = (None, None)
+    if declared.split == "columns":
+        widths = (fsdp, tp)
+    elif declared.split == "rows":
+        widths = (tp, fsdp)
+    many = (declared.experts,) if declared.experts else ()
+    return (*many, declared.width_in, declared.width_out), (*(EP for _ in many), *widths)
+
+
+def _parameter(declared: Parameter, mesh: AnyMesh) -> tuple[tuple[int, ...], Axes]:
+    axes: list[str | None] = [None] * len(declared.shape)
+    if declared.experts_first:
+        axes[0] = EP
+    if declared.split is not None and is_split(declared, mesh.shape[TP]):
+        axes[declared.split] = TP
+    return declared.shape, tuple(axes)
+
+
+def _stacked(
+    place: Place, array: Map | Parameter, of_layer: tuple[tuple[int, ...], Axes], dtype: DTypeLike
+) -> Weight:
+    shape, axes = of_layer
+    if isinstance(array, Parameter) and array.is_fp32:
+        dtype = jnp.float32
+    spec = P(None, *axes) if any(axes) else P()
+    return _weight((len(place.numbers), *shape), spec, dtype, array.source, place.numbers)
+
+
+def _weight(
+    shape: tuple[int, ...], spec: P, dtype: DTypeLike, source: Source, numbers: range | None = None
+) -> Weight:
+    return Weight(
+        shape,
+        spec,
+        dtype,
+        source.name,
+        source.transposed,
+        numbers,
+        source.rows,
+        source.stacked,
+        source.encoding,
+    )

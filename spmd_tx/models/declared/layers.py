@@ -1,0 +1,204 @@
+"""Layers and stacks: what a model's layers are, in which order, and where a checkpoint has them.
+
+A mixer combines tokens (attention, a recurrence), a channel works on each token alone (a feed-forward block,
+a mixture of experts). Both say which arrays they need; a mixer also says what it keeps of a sequence while it
+is sampled.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+from spmd_tx.models.declared.maps import Map, Parameter, Source, bias_of, linear
+
+Array = Map | Parameter
+LAYER = "model.layers.{layer}."
+EMBED = Source("model.embed_tokens.weight")
+FINAL_NORM = Source("model.norm.weight")
+LM_HEAD = Source("lm_head.weight")
+HEAD = "head"  # the name of the vocabulary head among adapted maps
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Declares what a layer keeps while a sequence is sampled: for each of its tokens, or once."""
+
+    name: str
+    shape: tuple[int, ...]  # without the dimension of tokens or sequences
+    split: int | None = None  # the dimension that tp splits
+    is_fp32: bool = False
+
+
+@runtime_checkable
+class Mixer(Protocol):
+    """Defines what the declaration of a mixer says."""
+
+    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+        """Return the arrays in the order of computation. ``at`` begins their names in a checkpoint."""
+        ...
+
+    @property
+    def per_token(self) -> tuple[Kept, ...]:
+        """What is kept for each token, in pages."""
+        ...
+
+    @property
+    def per_sequence(self) -> tuple[Kept, ...]:
+        """What is kept for each sequence, in slots: a state that every token changes."""
+        ...
+
+
+@runtime_checkable
+class Channel(Protocol):
+    """Defines what the declaration of a channel says."""
+
+    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]: ...
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Declares a root mean square norm over the model width."""
+
+    eps: float
+    is_zero_centred: bool = False  # whether it multiplies by 1 + weight
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Declares a layer: x += mixer(norm(x)), then x += channel(norm(x))."""
+
+    mixer: Mixer
+    channel: Channel | None  # None: the layer is the mixer alone
+    norm: Norm
+    mixer_norm: str = "input_layernorm"  # the modules of the norms
+    channel_norm: str = "post_attention_layernorm"
+
+    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+        """Return all arrays of the layer, biases among them, in the order of computation."""
+
+        def norm(name: str, module: str) -> Parameter:
+            return Parameter(name, (d_model,), Source(f"{at}{module}.weight"))
+
+        declared: list[Array] = [norm("attention_norm", self.mixer_norm), *self.mixer.arrays(d_model, at)]
+        if self.channel is not None:
+            declared += [norm("mlp_norm", self.channel_norm), *self.channel.arrays(d_model, at)]
+        biases = [bias_of(array) for array in declared if isinstance(array, Map)]
+        return (*declared, *(bias for bias in biases if bias is not None))
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Declares layers that follow one another, so many times."""
+
+    layers: tuple[Layer, ...]
+    repeats: int
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers) * self.repeats
+
+
+Stack = tuple[Cycle, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Holds one layer of a cycle, and the numbers of the model's layers that are like it."""
+
+    layer: Layer
+    numbers: range
+    prefix: str  # of the names of its arrays in the model: "" where all layers are alike, else "0.1."
+
+    def name(self, array: str) -> str:
+        return self.prefix + array
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Holds a map that adapters have factors for, and the layers that have it."""
+
+    map: Map
+    numbers: range | None  # None: it is in no layer
+
+
+@dataclass(frozen=True)
+class Model:
+    """Declares a decoder-only transformer."""
+
+    architecture: str  # as config.json names it
+    vocab_size: int
+    d_model: int
+    stack: Stack
+    norm: Norm  # the final one
+    max_positions: int  # tokens
+    embed: Source = EMBED
+    final_norm: Source = FINAL_NORM
+    head: Source | None = LM_HEAD  # None: tied to embed
+    layer_prefix: str = LAYER
+    ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The tensors that a checkpoint may have beside those declared, as regular expressions."""
+        tied = (r"lm_head\.weight",) if self.head is None else ()
+        return (*self.ignored, *tied, r".*\.rotary_emb\.inv_freq")
+
+    @cached_property
+    def n_layers(self) -> int:
+        return sum(cycle.n_layers for cycle in self.stack)
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """The places of all cycles, in order."""
+        are_alike = len(self.stack) == 1 and len(self.stack[0].layers) == 1
+        found: list[Place] = []
+        start = 0
+        for number, cycle in enumerate(self.stack):
+            end = start + cycle.n_layers
+            for position, layer in enumerate(cycle.layers):
+                numbers = range(start + position, end, len(cycle.layers))
+                found.append(Place(layer, numbers, "" if are_alike else f"{number}.{position}."))
+            start = end
+        return tuple(found)
+
+    @cached_property
+    def adapted(self) -> dict[str, "Adapted"]:
+        """The maps that adapters have factors for, by their names in the model; the head is the last one."""
+        found = {
+            place.name(array.name): Adapted(array, place.numbers)
+            for place in self.places
+            for array in self.arrays(place)
+            if isinstance(array, Map) and array.group is not None
+        }
+        head = Map(HEAD, self.d_model, self.vocab_size, linear("lm_head"), "columns", "unembed")
+        return found | {HEAD: Adapted(head, None)}
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer, in order."""
+        by_number = {number: place.layer for place in self.places for number in place.numbers}
+        return tuple(by_number[number] for number in range(self.n_layers))
+
+    def arrays(self, place: Place) -> tuple[Array, ...]:
+        return self._arrays[place.prefix]
+
+    @cached_property
+    def _arrays(self) -> dict[str, tuple[Array, ...]]:
+        return {place.prefix: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
+
+
+def in_cycles(layers: tuple[Layer, ...]) -> Stack:
+    """Cut a sequence of layers into cycles: from each place on, the one that covers most layers."""
+    found: list[Cycle] = []
+    start = 0
+    while start < len(layers):
+        best = Cycle(layers[start : start + 1], 1)
+        for length in range(1, (len(layers) - start) // 2 + 1):
+            cycle, repeats = layers[start : start + length], 1
+            while layers[start + repeats * length : start + (repeats + 1) * length] == cycle:
+                repeats += 1
+            if repeats > 1 and length * repeats > best.n_layers:
+                best = Cycle(cycle, repeats)
+        found.append(best)
+        start += best.n_layers
+    return tuple(found)

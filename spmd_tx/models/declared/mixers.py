@@ -1,0 +1,58 @@
+"""Mixers of the common kind: softmax attention with grouped queries."""
+
+from dataclasses import dataclass
+
+from spmd_tx.models.declared.layers import Array, Kept
+from spmd_tx.models.declared.maps import Map, Parameter, Source, linear
+from spmd_tx.models.declared.rope import Rope
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Declares attention with grouped queries (Vaswani et al. 2017, Ainslie et al. 2023)."""
+
+    heads: int
+    kv_heads: int
+    width: int  # of a head
+    rope: Rope | None  # None: no positions
+    eps: float  # of the norms of queries and keys
+    qk_norm: bool = False  # of each head, before positions
+    window: int = 0  # tokens that a token sees, itself among them; 0: all before it
+    sinks: bool = False  # a learned logit of each head that takes part in the softmax and has no value
+    gate: bool = False  # each head's output times a sigmoid, which q_proj gives beside the query
+    biases: frozenset[str] = frozenset()  # of "q", "k", "v", "o"
+    is_zero_centred: bool = False  # the norms of queries and keys multiply by 1 + weight
+    module: str = "self_attn"
+
+    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+        module, queries = f"{at}{self.module}", self.heads * self.width
+        keys, given = self.kv_heads * self.width, queries * (2 if self.gate else 1)
+
+        def map_of(name: str, width_in: int, width_out: int, **how: object) -> Map:
+            bias = Source(f"{module}.{name}_proj.bias") if name in self.biases else None
+            source = linear(f"{module}.{name}_proj")
+            return Map(name, width_in, width_out, source, group="attn", bias=bias, **how)  # pyright: ignore[reportArgumentType]
+
+        found: list[Array] = [
+            map_of("q", d_model, given, split="columns", heads=self.heads),
+            map_of("k", d_model, keys, split="columns", heads=self.kv_heads),
+            map_of("v", d_model, keys, split="columns", heads=self.kv_heads),
+            map_of("o", queries, d_model, split="rows"),
+        ]
+        if self.qk_norm:
+            found += [
+                Parameter(name, (self.width,), Source(f"{module}.{name}.weight"))
+                for name in ("q_norm", "k_norm")
+            ]
+        if self.sinks:
+            found.append(Parameter("sinks", (self.heads,), Source(f"{module}.sinks"), 0))
+        return tuple(found)
+
+    @property
+    def per_token(self) -> tuple[Kept, ...]:
+        shape = (self.kv_heads, self.width)
+        return Kept("keys", shape, 0), Kept("values", shape, 0)
+
+    @property
+    def per_sequence(self) -> tuple[Kept, ...]:
+        return ()

@@ -1,0 +1,35 @@
+"""Qwen3, dense and with experts (Yang et al. 2025)."""
+
+from typing import Any
+
+from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.plain import plain_model
+from spmd_tx.models.families.keys import Keys, Refusal
+
+
+def dense(keys: Keys) -> Model:
+    """Declare a Qwen3ForCausalLM."""
+    return plain_model(**_sizes(keys), d_ff=keys.count("intermediate_size"))
+
+
+def mixture(keys: Keys) -> Model:
+    """Declare a Qwen3MoeForCausalLM, in which every layer has experts."""
+    for key, every_layer in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if keys.get(key, every_layer) not in (every_layer, None):
+            raise Refusal(
+                f"sets {key} to {keys.get(key)!r}, so that only some layers have experts; "
+                f"supported are models in which all have ({key} {every_layer!r})"
+            )
+    experts, chosen = keys.experts()
+    return plain_model(
+        **_sizes(keys),
+        d_ff=keys.count("moe_intermediate_size"),
+        n_experts=experts,
+        experts_per_token=chosen,
+        normalize_expert_weights=bool(keys.get("norm_topk_prob", False)),
+    )
+
+
+def _sizes(keys: Keys) -> dict[str, Any]:
+    keys.refuse(use_sliding_window=False, attention_bias=False, hidden_act="silu")
+    return keys.sizes() | {"rope": keys.rope()}

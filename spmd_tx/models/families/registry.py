@@ -1,0 +1,33 @@
+"""Finds the family of a model by the architecture that its config.json names."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.families import qwen3
+from spmd_tx.models.families.keys import Keys, Refusal
+
+Family = Callable[[Keys], Model]
+
+FAMILIES: dict[str, Family] = {
+    "Qwen3ForCausalLM": qwen3.dense,
+    "Qwen3MoeForCausalLM": qwen3.mixture,
+}
+
+
+def declare(raw: Mapping[str, Any]) -> Model:
+    """Return the declaration of a model from its config.json. Raises Refusal."""
+    architecture = (raw.get("architectures") or ["(none)"])[0]
+    family = FAMILIES.get(architecture)
+    if family is None:
+        raise Refusal(_not_served(architecture, has_code=bool(raw.get("auto_map"))))
+    return family(Keys(raw))
+
+
+def _not_served(architecture: str, *, has_code: bool) -> str:
+    """Say what is served instead, the nearest by its name first."""
+    nearest = difflib.get_close_matches(architecture, FAMILIES, n=1, cutoff=0.0)[0]
+    code = "; its own Python code (auto_map) is never run" if has_code else ""
+    supported = ", ".join(FAMILIES)
+    return f"holds a {architecture}; supported architectures: {supported} (nearest: {nearest}){code}"
