@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 from spmd_tx.models import moe
+from spmd_tx.models.activations import gated
 from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
@@ -26,9 +27,11 @@ from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.layers import Cycle, Place
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.layers import embed, rms_norm, rotate, silu
+from spmd_tx.models.layers import embed, product, rms_norm
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.models.named import Named
+from spmd_tx.models.rope import grow_queries, rotate
+from spmd_tx.models.routing import route
 from spmd_tx.sharding.mesh import TP
 
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
@@ -72,12 +75,12 @@ class LayerPass:
     def columns(self, x_BTI: Array, name: str) -> Array:
         """Apply a map whose outputs tp splits; return this device's [B, T, O]."""
         y_BTO = self.linear(x_BTI, name, self.w[name].shape[1])
-        return y_BTO + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y_BTO
+        return y_BTO + self.w[f"{name}_bias"][None, None] if f"{name}_bias" in self.w else y_BTO
 
     def rows(self, x_BTI: Array, name: str) -> Array:
         """Apply a map whose inputs tp splits; return the sum over tp [B, T, D], as ``Pass.reduce`` does."""
         y_BTD = self.how.reduce(self.linear(x_BTI, name, self.model.d_model))
-        return y_BTD + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y_BTD
+        return y_BTD + self.w[f"{name}_bias"][None, None] if f"{name}_bias" in self.w else y_BTD
 
 
 def backbone(
@@ -166,9 +169,11 @@ def attention(
         y = y.reshape(*y.shape[:2], -1, mixer.width)
         if mixer.qk_norm and name != "v":
             y = rms_norm(y, w[f"{name}_norm"], mixer.eps)
-        return y if name == "v" or mixer.rope is None else rotate(y, positions_BT, mixer.rope.theta)
+        return y if name == "v" or mixer.rope is None else rotate(y, positions_BT, mixer.rope)
 
     q_BTNE, k_BTKE, v_BTKE = heads("q"), heads("k"), heads("v")
+    if mixer.rope is not None:
+        q_BTNE = grow_queries(q_BTNE, positions_BT, mixer.rope)
     if mixer.kv_heads % tp:  # every device holds all key-value heads and uses that of its query heads
         mine = lax.axis_index(TP) * mixer.kv_heads // tp
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
@@ -180,16 +185,38 @@ def attention(
 
 
 def feed_forward(layer: LayerPass, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:
-    """Run the SwiGLU block (Shazeer 2020), or a mixture, with its residual; return chosen experts, too."""
-    channel, w, how = layer.place.layer.channel, layer.w, layer.how
-    h_BTD = how.gather(rms_norm(x_BTD, w.mlp_norm, layer.place.layer.norm.eps))
+    """Run the gated block, or a mixture, with its residual; return chosen experts, too."""
+    channel = layer.place.layer.channel
+    h_BTD = layer.how.gather(rms_norm(x_BTD, layer.w.mlp_norm, layer.place.layer.norm.eps))
     if isinstance(channel, Mixture):
-        choices_BTC, gates_BTX = moe.route(layer.model, w.router, h_BTD, replayed_BTC)
-        kernels = {"gate": w.gate, "up": w.up, "down": w.down}
-        lora = {name: layer.lora[name] for name in kernels}
-        y_BTD = moe.mixture(kernels, lora, h_BTD, (choices_BTC, gates_BTX), how)
-        return x_BTD + how.reduce(y_BTD), choices_BTC
+        y_BTD, choices_BTC = _mixture(layer, channel, h_BTD, replayed_BTC)
+        return x_BTD + layer.how.reduce(y_BTD), choices_BTC
     assert isinstance(channel, Glu)
-    gate_BTF = silu(checkpoint_name(layer.columns(h_BTD, "gate"), "gate"))
-    up_BTF = checkpoint_name(layer.columns(h_BTD, "up"), "up")
-    return x_BTD + layer.rows(gate_BTF * up_BTF, "down"), None
+    return x_BTD + layer.rows(_gated(layer, channel, h_BTD), channel.prefix + "down"), None
+
+
+def _gated(layer: LayerPass, channel: Glu, h_BTD: Array) -> Array:
+    """Return what the down projection of a gated block takes (Shazeer 2020), [B, T, F]."""
+    gate_BTF = checkpoint_name(layer.columns(h_BTD, channel.prefix + "gate"), "gate")
+    up_BTF = checkpoint_name(layer.columns(h_BTD, channel.prefix + "up"), "up")
+    return gated(channel.activation, gate_BTF, up_BTF)
+
+
+def _mixture(
+    layer: LayerPass, channel: Mixture, h_BTD: Array, replayed_BTC: Array | None
+) -> tuple[Array, Array]:
+    """Return the sum of a token's experts and the shared one, to be summed over tp, and the choices."""
+    w = layer.w
+    bias_X, correction_X = (getattr(w, name, None) for name in ("router_bias", "correction"))
+    routed = route(channel.route, channel.chosen, w.router, h_BTD, replayed_BTC, bias_X, correction_X)
+    kernels = {"gate": w.gate, "up": w.up, "down": w.down}
+    lora = {name: layer.lora[name] for name in kernels}
+    y_BTD = moe.mixture(kernels, lora, h_BTD, routed, layer.how)
+    if channel.shared is not None:
+        hidden_BTF = _gated(layer, channel.shared, h_BTD)
+        shared_BTD = layer.linear(hidden_BTF, channel.shared.prefix + "down", layer.model.d_model)
+        if channel.shared_gate is not None:
+            openness_BT1 = jax.nn.sigmoid(product("BTD,DO->BTO", h_BTD, w.shared_expert_gate))
+            shared_BTD *= openness_BT1.astype(shared_BTD.dtype)
+        y_BTD += shared_BTD
+    return y_BTD, routed[0]

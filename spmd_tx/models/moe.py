@@ -19,7 +19,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.grouped import Grouping, Kernels, run_experts
 from spmd_tx.models.experts.layout import Choices, layout
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.layers import product, silu
+from spmd_tx.models.layers import silu
 from spmd_tx.models.lora import Lora
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
 from spmd_tx.sharding.mesh import EP, TP
@@ -27,32 +27,6 @@ from spmd_tx.sharding.mesh import EP, TP
 GROUP_ELEMENTS = 1 << 25  # at most, in one intermediate array of the experts that run at once
 LEAST_GROUPED = 1 << 18  # numbers in one matrix of all experts; less is faster without grouping
 FEW_ROWS = 32  # of a decode: CPUs then read every expert's matrices faster than they find the chosen ones
-
-
-def route(
-    model: ModelConfig,
-    router_DX: Float[Array, "D X"],
-    h_BTD: Float[Array, "B T D"],
-    replayed_BTC: Int[Array, "B T C"] | None,
-) -> tuple[Int[Array, "B T C"], Float[Array, "B T X"]]:
-    """Return the experts of each token, and every expert's weight for it: 0 where it was not chosen.
-
-    Replayed choices are taken as given; -1 lets the router choose. The weights are always the router's own,
-    so that its gradient stays the same.
-    """
-    logits_BTX = product("BTD,DX->BTX", h_BTD, router_DX)
-    probability_BTX = jax.nn.softmax(logits_BTX, axis=-1)
-    choices_BTC = lax.top_k(lax.stop_gradient(probability_BTX), model.experts_per_token)[1]
-    if replayed_BTC is not None:
-        replayed_BTC = replayed_BTC.astype(choices_BTC.dtype)
-        choices_BTC = jnp.where(replayed_BTC >= 0, replayed_BTC, choices_BTC)
-    numbers_X = jnp.arange(model.n_experts)[None, None, None]
-    is_chosen_BTX = jnp.any(choices_BTC[..., None] == numbers_X, axis=-2)
-    gates_BTX = jnp.where(is_chosen_BTX, probability_BTX, 0.0)
-    if model.normalize_expert_weights:
-        total_BT1 = jnp.sum(gates_BTX, axis=-1, keepdims=True)
-        gates_BTX = gates_BTX / jnp.maximum(total_BT1, jnp.finfo(jnp.float32).tiny)
-    return choices_BTC, gates_BTX.astype(h_BTD.dtype)
 
 
 def gather_rows(x: Array) -> Array:
@@ -69,7 +43,7 @@ def mixture(
 ) -> Array:
     """Return the experts' weighted sum, to be summed over tp. The experts are split over ep.
 
-    ``routed`` is what ``route`` returned.
+    ``routed`` is what ``routing.route`` returned.
     """
     (_, depth, width), experts = kernels["up"].shape, routed[1].shape[2]
     is_split = depth != h_BTD.shape[2]

@@ -1,0 +1,83 @@
+"""The mixer of latent attention (MLA, DeepSeek-AI 2024), as in DeepSeek-V3, Kimi-K2 and GLM-4.7-Flash."""
+
+from dataclasses import dataclass
+
+from spmd_tx.models.declared.layers import Array, Kept
+from spmd_tx.models.declared.maps import Map, Parameter, Source, linear
+from spmd_tx.models.declared.rope import Rope
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Declares attention whose keys and values are expanded from one short vector per token.
+
+    Adapters are of q_a (of q where there is no q_a), kv_a and o. kv_b has none, so that decode can multiply
+    queries by it for all adapters alike.
+    """
+
+    heads: int
+    q_rank: int  # 0: queries are computed from the input at once
+    kv_rank: int
+    nope: int  # width of a head's key that is not rotated
+    rope_width: int  # of the rotated key that all heads share
+    value: int  # width of a head's value
+    rope: Rope  # over rope_width
+    eps: float = 1e-6  # of the two norms within
+    biases: bool = False  # of q_a, kv_a and o
+    module: str = "self_attn"
+
+    @property
+    def query_width(self) -> int:
+        """The width of a head's query and key."""
+        return self.nope + self.rope_width
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.query_width**-0.5 * self.rope.score_factor
+
+    @property
+    def page_width(self) -> int:
+        """How many numbers a page keeps of a token."""
+        return self.kv_rank + self.rope_width
+
+    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+        module = f"{at}{self.module}"
+        queries, values = self.heads * self.query_width, self.heads * self.value
+
+        def bias(name: str) -> Source | None:
+            return Source(f"{module}.{name}.bias") if self.biases else None
+
+        def norm(name: str, width: int, stored: str) -> Parameter:
+            return Parameter(name, (width,), Source(f"{module}.{stored}.weight"))
+
+        kv_a = linear(f"{module}.kv_a_proj_with_mqa")
+        kv_b = linear(f"{module}.kv_b_proj")
+        expanded = self.heads * (self.nope + self.value)
+        found: list[Array] = []
+        if self.q_rank:
+            q_a, q_b = linear(f"{module}.q_a_proj"), linear(f"{module}.q_b_proj")
+            found += [
+                Map("q_a", d_model, self.q_rank, q_a, group="attn", bias=bias("q_a_proj")),
+                norm("q_a_norm", self.q_rank, "q_a_layernorm"),
+                Map("q_b", self.q_rank, queries, q_b, "columns", heads=self.heads),
+            ]
+        else:
+            q = linear(f"{module}.q_proj")
+            found.append(Map("q", d_model, queries, q, "columns", "attn", heads=self.heads))
+        return (
+            *found,
+            Map("kv_a", d_model, self.page_width, kv_a, group="attn", bias=bias("kv_a_proj_with_mqa")),
+            norm("kv_a_norm", self.kv_rank, "kv_a_layernorm"),
+            Map("kv_b", self.kv_rank, expanded, kv_b, "columns", heads=self.heads),
+            Map("o", values, d_model, linear(f"{module}.o_proj"), "rows", "attn", bias=bias("o_proj")),
+        )
+
+    @property
+    def per_token(self) -> tuple[Kept, ...]:
+        """One vector for all heads, the same on every device of tp."""
+        return (Kept("latent", (self.page_width,)),)
+
+    @property
+    def per_sequence(self) -> tuple[Kept, ...]:
+        return ()
