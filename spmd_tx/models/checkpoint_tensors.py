@@ -2,16 +2,24 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.declared.encoding import Part
 from spmd_tx.sharding.weight import Weight
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 FEW = 3  # names in a message
+ENCODED = {  # types of encoded numbers and their scales that no plain weight has, by their safetensors names
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+}
 SAME_MODEL = "weights and config.json must be of the same model"
 
 
@@ -60,21 +68,35 @@ def check(tensors: Tensors, weights: list[Weight], unread: Sequence[str] | None)
 
     ``unread`` are regular expressions: the tensors that need not be declared; None: any.
     """
-    ends: dict[str, tuple[int, ...]] = {}  # the shape up to the last row that is read
+    ends: dict[str, Part] = {}  # each with its shape up to the last row that is read
     for weight in weights:
-        expected = _shape_to_end(weight)
         for name in tensor_names(weight):
-            seen = ends.get(name, expected)
-            ends[name] = tuple(map(max, seen, expected)) if len(seen) == len(expected) else expected
-    for name, expected in ends.items():
-        found = tensors.tensor(name).shape
-        if found != expected:
+            for part in parts(weight, name):
+                seen = ends.get(part.name, part)
+                if len(seen.shape) == len(part.shape):
+                    part = replace(part, shape=tuple(map(max, seen.shape, part.shape)))
+                ends[part.name] = part
+    for name, part in ends.items():
+        found = tensors.tensor(name)
+        if found.shape != part.shape:
             raise StartError(
-                f"{tensors.file_of(name)}: {name} has the shape {list(found)}, but by config.json "
-                f"it must be {list(expected)}; {SAME_MODEL}"
+                f"{tensors.file_of(name)}: {name} has the shape {list(found.shape)}, but by config.json "
+                f"it must be {list(part.shape)}; {SAME_MODEL}"
+            )
+        encoded = ENCODED.get(part.dtype)
+        if found.dtype != encoded if encoded else found.dtype in ENCODED.values():
+            raise StartError(
+                f"{tensors.file_of(name)}: {name} is stored as {found.dtype}, but by config.json it must be "
+                f"{encoded or 'of 16 bits or more'}; {SAME_MODEL}"
             )
     if unread is not None:
         _check_others([name for name in tensors.names if name not in ends], unread, tensors.model_dir)
+
+
+def parts(weight: Weight, name: str) -> tuple[Part, ...]:
+    """Return the tensors that hold what the weight calls ``name``: one, or as many as its encoding takes."""
+    shape = _shape_to_end(weight)
+    return (Part(name, shape, ""),) if weight.encoding is None else weight.encoding.parts(name, shape)
 
 
 def _check_others(names: list[str], unread: Sequence[str], model_dir: Path) -> None:

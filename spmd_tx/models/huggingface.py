@@ -7,7 +7,7 @@ speed of memory, so it need not be left to the devices.
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import add
@@ -22,7 +22,8 @@ from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.checkpoint_tensors import check, stacked, stored_slices, tensor_name
+from spmd_tx.models.checkpoint_tensors import ENCODED, check, parts, stacked, stored_slices, tensor_name
+from spmd_tx.models.encodings import decoded_part
 from spmd_tx.sharding.weight import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -35,6 +36,7 @@ DTYPES = {  # by their names in safetensors files
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    **ENCODED,
 }
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
@@ -196,18 +198,30 @@ class _Loading:
 
         def read(index: tuple[int, ...]) -> int:
             first = (start for start, _ in bounds[:lead])
-            stored = self.files.tensor(tensor_name(weight, tuple(map(add, first, index))))[wanted]
-            if not weight.transposed:
-                part[index] = stored
-                return stored.size
-            place = part[index]
-            for expert in np.ndindex(stored.shape[:-2]):
-                _transpose(stored[expert], place[expert])
-            return stored.size
+            name, place = tensor_name(weight, tuple(map(add, first, index))), part[index]
+            for expert, stored in self._stored(weight, name, wanted):
+                if weight.transposed:
+                    _transpose(stored, place[expert])
+                else:
+                    place[expert] = stored
+            return place.size
 
         for size in pool.map(read, np.ndindex(part.shape[:lead])):
             self._count(size)
         return part
+
+    def _stored(
+        self, weight: Weight, name: str, wanted: tuple[slice, ...]
+    ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+        """Yield what is wanted of a tensor; an encoded one matrix after matrix, each with its index in it."""
+        tensors = [self.files.tensor(part.name) for part in parts(weight, name)]
+        if weight.encoding is None:
+            stored = tensors[0][wanted]
+            yield from (((), stored),) if not weight.transposed else _matrices(stored)
+            return
+        numbers, scales = (tensor[wanted[:-2]] for tensor in tensors)
+        for expert in np.ndindex(numbers.shape[: len(wanted) - 2]):
+            yield expert, decoded_part(weight.encoding, numbers[expert], scales[expert], *wanted[-2:])
 
     def _count(self, size: int) -> None:
         self.done += size
@@ -215,6 +229,10 @@ class _Loading:
         if percent != self.percent:
             self.percent = percent
             self.progress(f"loading weights {percent} %")
+
+
+def _matrices(stored: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    return ((index, stored[index]) for index in np.ndindex(stored.shape[:-2]))
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:

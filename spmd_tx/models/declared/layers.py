@@ -5,10 +5,12 @@ a mixture of experts). Both say which arrays they need; a mixer also says what i
 is sampled.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+from spmd_tx.models.declared.encoding import Encoding
 from spmd_tx.models.declared.maps import Map, Parameter, Source, bias_of, linear
 
 Array = Map | Parameter
@@ -16,6 +18,7 @@ LAYER = "model.layers.{layer}."
 EMBED = Source("model.embed_tokens.weight")
 FINAL_NORM = Source("model.norm.weight")
 LM_HEAD = Source("lm_head.weight")
+ROUTER = "router"  # the name of a mixture's router, which no checkpoint encodes
 HEAD = "head"  # the name of the vocabulary head among adapted maps
 
 
@@ -135,6 +138,8 @@ class Model:
     final_norm: Source = FINAL_NORM
     head: Source | None = LM_HEAD  # None: tied to embed
     layer_prefix: str = LAYER
+    encoding: Encoding | None = None  # of the maps of layers whose sources name none
+    plain: tuple[str, ...] = ()  # regular expressions: modules of a checkpoint that are not encoded
     ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
 
     @property
@@ -184,7 +189,20 @@ class Model:
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[Array, ...]]:
-        return {place.prefix: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
+        found = {place: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
+        return {
+            place.prefix: tuple(self._encoded(array, place.numbers[0]) for array in arrays)
+            for place, arrays in found.items()
+        }
+
+    def _encoded(self, array: Array, number: int) -> Array:
+        """Return the array as a checkpoint encodes it; layers that are alike are encoded alike."""
+        if not isinstance(array, Map) or array.source.encoding is not None or array.name == ROUTER:
+            return array
+        module = array.source.module.format(layer=number, expert=0)
+        if self.encoding is None or any(re.fullmatch(pattern, module) for pattern in self.plain):
+            return array
+        return replace(array, source=replace(array.source, encoding=self.encoding))
 
 
 def in_cycles(layers: tuple[Layer, ...]) -> Stack:

@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spmd_tx.models.declared.layers import Model
-from spmd_tx.models.families import qwen3
+from spmd_tx.models.families import glm, qwen3
+from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import Keys, Refusal
 
 Family = Callable[[Keys], Model]
 
 FAMILIES: dict[str, Family] = {
+    "Glm4MoeForCausalLM": glm.mixture,
     "Qwen3ForCausalLM": qwen3.dense,
     "Qwen3MoeForCausalLM": qwen3.mixture,
 }
@@ -22,7 +24,7 @@ def declare(raw: Mapping[str, Any]) -> Model:
     family = FAMILIES.get(architecture)
     if family is None:
         raise Refusal(_not_served(architecture, has_code=bool(raw.get("auto_map"))))
-    return family(Keys(raw))
+    return encoded(family(Keys(raw)), raw)
 
 
 def _not_served(architecture: str, *, has_code: bool) -> str:

@@ -1,0 +1,105 @@
+"""How checkpoints store matrices in fewer bits: which tensors hold one, and in which shapes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """Declares one tensor of a checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors names it
+
+
+@dataclass(frozen=True)
+class Fp8Blocks:
+    """Declares float8_e4m3 numbers times a scale per block. The last blocks may be smaller."""
+
+    rows: int = 128
+    columns: int = 128
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
+        """Return numbers and scales of a matrix [..., out, in] that is called ``name``."""
+        *lead, rows, columns = shape
+        blocks = (*lead, math.ceil(rows / self.rows), math.ceil(columns / self.columns))
+        return Part(name, shape, "F8_E4M3"), Part(f"{name}_scale_inv", blocks, "F32")
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """Declares 4-bit floats (e2m1), two in a byte, the lower half first, times a power of two per group."""
+
+    group: int = 32
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
+        """Return numbers and scales of matrices [..., out, in] that are called ``name``."""
+        *lead, columns = shape
+        groups = (*lead, columns // self.group)
+        blocks = Part(f"{name}_blocks", (*groups, self.group // 2), "U8")
+        return blocks, Part(f"{name}_scales", groups, "U8")
+
+
+@dataclass(frozen=True)
+class Int4Groups:
+    """Declares integers from -8 to 7, eight in an int32 and the lowest bits first, times a scale per group.
+
+    They are stored plus 8, as compressed-tensors packs them.
+    """
+
+    group: int = 32
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
+        """Return numbers and scales of a matrix [..., out, in] that is called ``name``."""
+        *lead, columns = shape
+        packed = Part(f"{name}_packed", (*lead, columns // 8), "I32")
+        return packed, Part(f"{name}_scale", (*lead, columns // self.group), "BF16")
+
+
+Encoding = Fp8Blocks | Mxfp4 | Int4Groups
+
+
+def stored_bytes(encoding: Encoding, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a matrix [..., out, in] with its scales."""
+    sizes = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4, "I32": 4}
+    return sum(math.prod(part.shape) * sizes[part.dtype] for part in encoding.parts("", shape))
+
+
+def problem(encoding: Encoding, shape: tuple[int, ...]) -> str | None:
+    """Say why a matrix of this shape cannot be encoded so, or return None."""
+    if not isinstance(encoding, Fp8Blocks) and shape[-1] % encoding.group:
+        return f"rows of {shape[-1]} numbers are no multiple of {encoding.group}, which share a scale"
+    return None
+
+
+def encoding_of(quantization: Mapping[str, Any]) -> Encoding:
+    """Return what the ``quantization_config`` of a config.json declares. Raises ValueError."""
+    method = quantization.get("quant_method")
+    if method == "fp8":
+        rows, columns = quantization.get("weight_block_size") or (0, 0)
+        if quantization.get("fmt", "e4m3") != "e4m3" or not rows or not columns:
+            raise ValueError("only fp8 in the format e4m3 with a weight_block_size is read")
+        return Fp8Blocks(rows, columns)
+    if method == "mxfp4":
+        return Mxfp4()
+    if method == "compressed-tensors":
+        return _of_groups(quantization)
+    raise ValueError(f"the quant_method {method!r} is not read; fp8, mxfp4 and compressed-tensors are")
+
+
+def _of_groups(quantization: Mapping[str, Any]) -> Int4Groups:
+    """Return the one form of compressed-tensors that is read: symmetric int4 with a scale per group."""
+    groups = list((quantization.get("config_groups") or {}).values())
+    weights = groups[0].get("weights") or {} if len(groups) == 1 else {}
+    expected = {"num_bits": 4, "type": "int", "strategy": "group", "symmetric": True}
+    if quantization.get("format") != "pack-quantized" or not weights:
+        raise ValueError("of compressed-tensors only one group in the format pack-quantized is read")
+    for key, value in expected.items():
+        if weights.get(key) != value:
+            raise ValueError(f"compressed-tensors with {key} {weights.get(key)!r} is not read; {value!r} is")
+    if weights.get("actorder"):
+        raise ValueError("compressed-tensors in another order of columns (actorder) is not read")
+    return Int4Groups(int(weights.get("group_size") or 0) or 32)

@@ -1,0 +1,61 @@
+"""What DeepSeek-V3 (DeepSeek-AI 2024) shares with later families: router, shared expert, dense layers."""
+
+from spmd_tx.models.declared.channels import Glu, Mixture
+from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Mixer, Norm, Stack
+from spmd_tx.models.declared.maps import Source
+from spmd_tx.models.declared.route import Route
+from spmd_tx.models.families.keys import Keys, Refusal
+
+CORRECTION = Source("model.layers.{layer}.mlp.gate.e_score_correction_bias")
+
+
+def mixture(keys: Keys) -> Mixture:
+    """Declare the mixture of a layer: experts chosen by corrected sigmoids, and one that every token has."""
+    experts, chosen = keys.count("n_routed_experts"), keys.count("num_experts_per_tok")
+    width = keys.count("moe_intermediate_size")
+    shared = keys.get("n_shared_experts") or 0
+    route = Route(
+        "sigmoid",
+        normalise=bool(keys.get("norm_topk_prob", True)),
+        groups=keys.get("n_group") or 1,
+        kept_groups=keys.get("topk_group") or 1,
+        factor=float(keys.get("routed_scaling_factor") or 1.0),
+    )
+    if problem := route.problem(experts, chosen):
+        raise Refusal(problem)
+    return Mixture(
+        experts,
+        chosen,
+        width,
+        route,
+        shared=Glu(shared * width, module="mlp.shared_experts", prefix="shared_") if shared else None,
+        correction=CORRECTION,
+    )
+
+
+def stack(keys: Keys, mixer: Mixer, norm: Norm) -> Stack:
+    """Declare the layers: the first ones are dense, the others have experts."""
+    n_layers, dense = keys.count("num_hidden_layers"), _dense_layers(keys)
+    kinds: tuple[tuple[int, Channel], ...] = (
+        (dense, Glu(keys.count("intermediate_size"))),
+        (n_layers - dense, mixture(keys)),
+    )
+    return tuple(Cycle((Layer(mixer, channel, norm),), count) for count, channel in kinds if count)
+
+
+def _dense_layers(keys: Keys) -> int:
+    n_layers, kinds = keys.count("num_hidden_layers"), keys.get("mlp_layer_types")
+    if kinds is None:
+        return min(n_layers, keys.get("first_k_dense_replace") or 0)
+    dense = kinds.count("dense")
+    if kinds != ["dense"] * dense + ["sparse"] * (n_layers - dense):
+        raise Refusal(f"sets mlp_layer_types to {kinds!r}; supported are dense layers before sparse ones")
+    return dense
+
+
+def unread(keys: Keys) -> tuple[str, ...]:
+    """Return patterns of the tensors that predict further tokens, which stand behind the last layer."""
+    return tuple(
+        rf"model\.layers\.{keys.count('num_hidden_layers') + number}\..*"
+        for number in range(keys.get("num_nextn_predict_layers") or keys.get("num_mtp_layers") or 1)
+    )

@@ -1,0 +1,34 @@
+"""GLM-4.5 and 4.6 (GLM-4.5 Team 2025): attention with grouped queries, and DeepSeek-V3's mixture."""
+
+from spmd_tx.models.declared.layers import LM_HEAD, Model, Norm
+from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.families.deepseek import stack, unread
+from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.rope import read_rope
+
+
+def mixture(keys: Keys) -> Model:
+    """Declare a Glm4MoeForCausalLM. Half of each head is rotated unless config.json says otherwise."""
+    keys.refuse(hidden_act="silu")
+    sizes = keys.sizes()
+    eps, width = sizes["rms_norm_eps"], sizes["head_dim"]
+    rope = read_rope(keys, width, share=0.5)
+    mixer = Softmax(
+        sizes["n_heads"],
+        sizes["n_kv_heads"],
+        width,
+        rope,
+        eps,
+        qk_norm=bool(keys.get("use_qk_norm", False)),
+        biases=frozenset("qkv") if keys.get("attention_bias", False) else frozenset(),
+    )
+    return Model(
+        architecture=sizes["architecture"],
+        vocab_size=sizes["vocab_size"],
+        d_model=sizes["d_model"],
+        stack=stack(keys, mixer, Norm(eps)),
+        norm=Norm(eps),
+        max_positions=rope.most_positions(sizes["max_positions"]),
+        head=None if sizes["tied_embeddings"] else LM_HEAD,
+        ignored=unread(keys),
+    )

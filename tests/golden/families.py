@@ -1,0 +1,102 @@
+"""Tiny models of families, with random weights that are made again from their names.
+
+transformers_families.npz holds ``<name>/logits`` float32 [n, V]: what transformers answers at ROWS of
+``tokens(name)``.
+"""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.maps import Map, Parameter, Source
+from spmd_tx.models.families.registry import declare
+
+LOGITS = Path(__file__).parent / "transformers_families.npz"
+LENGTH, ROWS = 40, (0, 1, 7, 8, 22, 39)
+VOCABULARY = 96
+STD = 0.2
+
+_ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32}
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "glm4_moe": _COMMON
+    | _ATTENTION
+    | {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+    },
+}
+
+
+def tokens(name: str) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(name.encode())).integers(0, VOCABULARY, LENGTH, dtype=np.int32)
+
+
+def write(directory: Path, name: str) -> Path:
+    """Write a model as Hugging Face has it, in fp32."""
+    directory.mkdir(parents=True, exist_ok=True)
+    raw = CONFIGS[name]
+    (directory / "config.json").write_text(json.dumps(raw))
+    weights = {tensor: _random(tensor, shape) for tensor, shape in tensor_shapes(declare(raw)).items()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a checkpoint by its declaration, as they are stored."""
+    table = (model.vocab_size, model.d_model)
+    shapes: dict[str, tuple[int, ...]] = {model.embed.name: table, model.final_norm.name: (model.d_model,)}
+    if model.head is not None:
+        shapes[model.head.name] = table
+    for place in model.places:
+        for array in model.arrays(place):
+            for number in place.numbers:
+                _add(shapes, array, number)
+    return shapes
+
+
+def _add(shapes: dict[str, tuple[int, ...]], array: Map | Parameter, layer: int) -> None:
+    shape = array.shape if isinstance(array, Parameter) else (array.width_in, array.width_out)
+    experts = array.experts if isinstance(array, Map) else array.shape[0] if array.experts_first else 0
+    shape = _stored(array.source, shape)
+    if experts and array.source.stacked and isinstance(array, Map):
+        shape = (experts, *shape)
+    for expert in range(experts or 1):
+        name = array.source.name.format(layer=layer, expert=expert)
+        shapes[name] = tuple(map(max, shape, shapes.get(name, shape)))
+
+
+def _stored(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if source.rows is not None:
+        shape = (*shape[:-1], source.rows[1])
+    return (*shape[:-2], shape[-1], shape[-2]) if source.transposed else shape
+
+
+def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    values = STD * np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    return (values + 1 if "norm" in name else values).astype(np.float32)
