@@ -10,6 +10,7 @@ O output width.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,20 +19,24 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-from spmd_tx.models import moe
+from spmd_tx.models import moe, state_pool
 from spmd_tx.models.activations import gated
 from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.channels import Glu, Mixture
-from spmd_tx.models.declared.layers import Cycle, Place
+from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.declared.layers import Cycle, Norm, Place
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.delta_layer import mix
 from spmd_tx.models.forward_pass import Pass
+from spmd_tx.models.gates import open_by, query_and_gate, zero_centred_norm
 from spmd_tx.models.layers import embed, product, rms_norm
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.models.named import Named
 from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
+from spmd_tx.models.state_pool import Keep
 from spmd_tx.sharding.mesh import TP
 
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
@@ -70,7 +75,12 @@ class LayerPass:
 
     def linear(self, x: Array, name: str, width_out: int) -> Array:
         """Apply a map without its bias."""
-        return self.how.linear(x, self.w[name], width_out) + self.how.apply_lora(x, self.lora[name])
+        y = self.how.linear(x, self.w[name], width_out)
+        return y + self.how.apply_lora(x, self.lora[name]) if name in self.lora else y
+
+    def norm(self, x: Array, name: str) -> Array:
+        """Apply one of the layer's norms over the model width; return all T on every device."""
+        return self.how.gather(norm(x, self.w[name], self.place.layer.norm))
 
     def columns(self, x_BTI: Array, name: str) -> Array:
         """Apply a map whose outputs tp splits; return this device's [B, T, O]."""
@@ -105,26 +115,37 @@ def backbone(
         run = _run_cycle(model, its_own, positions_BT, how)
         if how.remat is not None:
             run = rematerialised(run, how.remat)
-        xs = tuple(_inputs(place, base, adapters, replayed_LBTC) for place in its_own)
+        xs = tuple(_inputs(model, place, base, adapters, replayed_LBTC) for place in its_own)
         carry, choices = lax.scan(run, carry, xs)
         if model.n_experts:
             chosen.append(_in_order(cycle, choices, (*tokens_BT.shape, model.experts_per_token)))
     x_BTD, cache = carry
     choices_LBTC = jnp.concatenate(chosen) if len(chosen) > 1 else chosen[0] if chosen else None
     choices_BTLC = None if choices_LBTC is None else jnp.moveaxis(choices_LBTC, 0, 2)
-    h_BTD = how.gather(rms_norm(x_BTD, base.final_norm, model.rms_norm_eps))
+    h_BTD = how.gather(norm(x_BTD, base.final_norm, model.declared.norm))
     return h_BTD, cache, choices_BTLC
 
 
+def norm(x: Array, weight: Array, declared: Norm) -> Array:
+    """Apply a norm over the model width."""
+    return (zero_centred_norm if declared.is_zero_centred else rms_norm)(x, weight, declared.eps)
+
+
 def _inputs(
-    place: Place, base: Weights[Array], adapters: Adapters[Array], replayed_LBTC: Array | None
+    model: ModelConfig,
+    place: Place,
+    base: Weights[Array],
+    adapters: Adapters[Array],
+    replayed_LBTC: Array | None,
 ) -> tuple[Any, ...]:
     """Return what the loop takes for a place of a cycle, with a leading dimension of the repetitions."""
     w = base.layers.part(place.prefix)
     lora = Named(adapters.layers).part(place.prefix)
     numbers = place.numbers
     index = jnp.arange(len(numbers))
-    if numbers != range(len(numbers)):
+    if (kept := model.declared.kept_numbers(place)) != tuple(numbers):
+        index = jnp.array(kept)
+    elif numbers != range(len(numbers)):
         index = numbers.start + numbers.step * index
     if replayed_LBTC is not None and len(numbers) < replayed_LBTC.shape[0]:
         replayed_LBTC = replayed_LBTC[numbers.start : numbers.stop : numbers.step]
@@ -139,7 +160,8 @@ def _run_cycle(model: ModelConfig, places: list[Place], positions_BT: Array, how
         chosen = list[Array | None]()
         for place, (w, lora, index, replayed_BTC) in zip(places, inputs, strict=True):
             layer = LayerPass(model, place, w, lora, how)
-            x_BTD, cache = attention(layer, x_BTD, positions_BT, index, cache)
+            mixer = delta_rule if isinstance(place.layer.mixer, DeltaRule) else attention
+            x_BTD, cache = mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
             chosen.append(choices_BTC)
         return (x_BTD, cache), tuple(chosen)
@@ -162,32 +184,60 @@ def attention(
     """Run the attention block with its residual."""
     mixer, w, how, tp = layer.place.layer.mixer, layer.w, layer.how, lax.axis_size(TP)
     assert isinstance(mixer, Softmax)
-    h_BTD = how.gather(rms_norm(x_BTD, w.attention_norm, layer.place.layer.norm.eps))
+    h_BTD = layer.norm(x_BTD, "attention_norm")
 
     def heads(name: str) -> Array:
         y = layer.columns(h_BTD, name)
-        y = y.reshape(*y.shape[:2], -1, mixer.width)
-        if mixer.qk_norm and name != "v":
-            y = rms_norm(y, w[f"{name}_norm"], mixer.eps)
-        return y if name == "v" or mixer.rope is None else rotate(y, positions_BT, mixer.rope)
+        return y.reshape(*y.shape[:2], -1, mixer.width)
 
-    q_BTNE, k_BTKE, v_BTKE = heads("q"), heads("k"), heads("v")
+    def placed(y: Array, name: str) -> Array:
+        if mixer.qk_norm:
+            y = norm(y, w[f"{name}_norm"], Norm(mixer.eps, mixer.is_zero_centred))
+        return y if mixer.rope is None else rotate(y, positions_BT, mixer.rope)
+
+    q_BTNE, gate_BTNE = layer.columns(h_BTD, "q"), None
+    if mixer.gate:
+        q_BTNE, gate_BTNE = query_and_gate(q_BTNE, mixer.width)
+    else:
+        q_BTNE = q_BTNE.reshape(*q_BTNE.shape[:2], -1, mixer.width)
+    q_BTNE, k_BTKE, v_BTKE = placed(q_BTNE, "q"), placed(heads("k"), "k"), heads("v")
     if mixer.rope is not None:
         q_BTNE = grow_queries(q_BTNE, positions_BT, mixer.rope)
     if mixer.kv_heads % tp:  # every device holds all key-value heads and uses that of its query heads
         mine = lax.axis_index(TP) * mixer.kv_heads // tp
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
     q_BTNE, k_BTKE = checkpoint_name(q_BTNE, "query"), checkpoint_name(k_BTKE, "key")
-    y_BTNE, cache = how.attend(index, q_BTNE, k_BTKE, checkpoint_name(v_BTKE, "value"), cache)
+    pages = cache.pages if isinstance(cache, Keep) else cache
+    y_BTNE, pages = how.attend(index, q_BTNE, k_BTKE, checkpoint_name(v_BTKE, "value"), pages)
+    cache = cache.replace(pages=pages) if isinstance(cache, Keep) else pages
+    if gate_BTNE is not None:
+        y_BTNE = open_by(y_BTNE, gate_BTNE)
     y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
     x_BTD = x_BTD + layer.rows(y_BTH, "o")
     return checkpoint_name(x_BTD, "after_attention"), cache
 
 
+def delta_rule(
+    layer: LayerPass, x_BTD: Array, positions_BT: Array, index: Array, cache: Any
+) -> tuple[Array, Any]:
+    """Run a Gated DeltaNet layer with its residual. While sampling, ``cache`` is a Keep."""
+    sizes, how, slots = layer.place.layer.mixer, layer.how, layer.how.slots
+    assert isinstance(sizes, DeltaRule)
+    assert how.segments is not None
+    h_BTD = layer.norm(x_BTD, "attention_norm")
+    before = None if slots is None else state_pool.read(cache.states, index, slots.sources_B)
+    decodes = slots is not None and slots.decodes
+    where = how.segments, positions_BT, before
+    y_BTI, after = mix(sizes, layer.w, partial(layer.columns, h_BTD), *where, decodes=decodes)
+    if slots is not None:
+        cache = cache.replace(states=state_pool.write(cache.states, index, slots.targets_B, after))
+    return checkpoint_name(x_BTD + layer.rows(y_BTI, "out"), "after_attention"), cache
+
+
 def feed_forward(layer: LayerPass, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:
     """Run the gated block, or a mixture, with its residual; return chosen experts, too."""
     channel = layer.place.layer.channel
-    h_BTD = layer.how.gather(rms_norm(x_BTD, layer.w.mlp_norm, layer.place.layer.norm.eps))
+    h_BTD = layer.norm(x_BTD, "mlp_norm")
     if isinstance(channel, Mixture):
         y_BTD, choices_BTC = _mixture(layer, channel, h_BTD, replayed_BTC)
         return x_BTD + layer.how.reduce(y_BTD), choices_BTC
@@ -216,7 +266,6 @@ def _mixture(
         hidden_BTF = _gated(layer, channel.shared, h_BTD)
         shared_BTD = layer.linear(hidden_BTF, channel.shared.prefix + "down", layer.model.d_model)
         if channel.shared_gate is not None:
-            openness_BT1 = jax.nn.sigmoid(product("BTD,DO->BTO", h_BTD, w.shared_expert_gate))
-            shared_BTD *= openness_BT1.astype(shared_BTD.dtype)
+            shared_BTD = open_by(shared_BTD, product("BTD,DO->BTO", h_BTD, w.shared_expert_gate))
         y_BTD += shared_BTD
     return y_BTD, routed[0]

@@ -2,12 +2,13 @@
 
 Runs inside shard_map; heads are split over tp, and a device's convolution runs over its own heads' channels.
 
-Dimension key: B row, T token, D model width, J tap of the convolution, C channel (queries, keys and values of
-this device's heads side by side), K head of keys, H head of values, E width of a key, V width of a value.
+Dimension key: B row, T token, O output width of a map, J tap of the convolution, C channel (queries, keys and
+values of this device's heads side by side), K head of keys, H head of values, E width of a key, V width of a
+value.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,28 +18,11 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.delta_rule import decay_and_strength, read_rows, read_token
+from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import TP
 
-Leaf = TypeVar("Leaf")
-
-# (input [B, T, I], name of the map, kernel [I, O], width of the whole output) -> [B, T, O], with its adapter
-Linear = Callable[[Array, str, Array, int], Array]
-
-
-class DeltaWeights(PyTreeNode, Generic[Leaf]):
-    """Holds the weights of one layer, or of several, stacked along the first dimension."""
-
-    q: Leaf  # [D, K·E]
-    k: Leaf
-    v: Leaf  # [D, H·V]
-    z: Leaf
-    a: Leaf  # [D, H]
-    b: Leaf
-    out: Leaf  # [H·V, D]
-    taps: Leaf  # [all channels, 1, J], whole on every device; the last tap is for the token itself
-    a_log: Leaf  # [H]
-    dt_bias: Leaf
-    norm: Leaf  # [V]
+# (name of a map) -> this device's part of its outputs for the layer's inputs [B, T, O]
+Project = Callable[[str], Array]
 
 
 class State(PyTreeNode):
@@ -50,27 +34,20 @@ class State(PyTreeNode):
 
 def mix(
     sizes: DeltaRule,
-    w: DeltaWeights[Array],
-    linear: Linear,
-    h_BTD: Float[Array, "B T D"],
+    w: Named[Array],
+    project: Project,
     segments_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
-    eps: float,
     state: State | None = None,
     *,
     decodes: bool = False,
-) -> tuple[Float[Array, "B T D"], State]:
-    """Run the layer over normalised inputs; return its part of the sum over tp, and the state after each row.
+) -> tuple[Float[Array, "B T _"], State]:
+    """Run the layer between its linear maps; return what "out" takes, and the state after each row.
 
     ``state`` is what the first segment of each row has read before; None: nothing. With ``decodes`` there is
     one token per row, which is not padding.
     """
     tp = lax.axis_size(TP)
-
-    def project(name: str) -> Array:
-        kernel = getattr(w, name)
-        return linear(h_BTD, name, kernel, kernel.shape[-1])
-
     u_BTC = jnp.concatenate([project("q"), project("k"), project("v")], axis=-1)
     taps_CJ = _own_channels(sizes, w.taps[:, 0])
     before_BJC = None if state is None else state.inputs
@@ -89,9 +66,8 @@ def mix(
         memory_BHEV = None if state is None else state.memory
         o_BTHV, memory_BHEV = read_rows(q_BTKE, k_BTKE, v_BTHV, *rule, segments_BT, memory_BHEV)
     z_BTHV = project("z").reshape(o_BTHV.shape)
-    y_BTHV = gated_norm(o_BTHV, z_BTHV, w.norm, eps).astype(h_BTD.dtype)
-    y_BTI = y_BTHV.reshape(*y_BTHV.shape[:2], -1)
-    return linear(y_BTI, "out", w.out, h_BTD.shape[-1]), State(memory_BHEV, inputs_BJC)
+    y_BTHV = gated_norm(o_BTHV, z_BTHV, w.norm, sizes.eps).astype(z_BTHV.dtype)
+    return y_BTHV.reshape(*y_BTHV.shape[:2], -1), State(memory_BHEV, inputs_BJC)
 
 
 def _own_channels(sizes: DeltaRule, taps_CJ: Array) -> Array:

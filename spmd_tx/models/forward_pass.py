@@ -15,6 +15,15 @@ Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
 
 
 @dataclass(frozen=True)
+class StateSlots:
+    """Says in which slots of the pool the rows of a sampling step find and leave their states."""
+
+    sources_B: Array  # int; 0: the row has read nothing
+    targets_B: Array  # int; 0: nobody needs the state after the step
+    decodes: bool  # whether the step reads one token per row
+
+
+@dataclass(frozen=True)
 class Pass:
     """Holds what distinguishes one forward pass: training, prefill or decode."""
 
@@ -26,6 +35,8 @@ class Pass:
     stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel
     experts: Array | None = None  # int [B, T, L, C]: choices to replay; -1: the router chooses
     product: str = "reference"  # of experts: a name of experts.product.IMPLEMENTATIONS
+    segments: Array | None = None  # int [B, T]; 0: padding. Layers with a state need them
+    slots: StateSlots | None = None  # None: every row begins with nothing read
 
     def gather(self, x_BTD: Array) -> Array:
         if not self.sequence_parallel or lax.axis_size(TP) == 1:

@@ -1,6 +1,6 @@
-"""What Qwen3.5 gates with a sigmoid: the results of attention, and the expert that all tokens share.
+"""Sigmoid gates, as Qwen3.5 has them for attention and the shared expert, and its norms.
 
-Dimension key as in qwen3.py.
+Dimension key as in backbone.py.
 """
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from spmd_tx.models.layers import product, rms_norm
+from spmd_tx.models.layers import rms_norm
 
 
 def query_and_gate(
@@ -19,16 +19,9 @@ def query_and_gate(
     return y_BTNE[..., :head_dim], y_BTNE[..., head_dim:]
 
 
-def gated(x: Float[Array, "..."], gate: Float[Array, "..."]) -> Float[Array, "..."]:
+def open_by(x: Float[Array, "..."], gate: Float[Array, "..."]) -> Float[Array, "..."]:
     """Multiply by the sigmoid of the gate, computed in fp32."""
     return x * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(x.dtype)
-
-
-def gated_by_token(
-    x_BTD: Float[Array, "B T D"], gate_D1: Float[Array, "D 1"], h_BTD: Float[Array, "B T D"]
-) -> Float[Array, "B T D"]:
-    """Multiply each token's ``x`` by the sigmoid of its product with the gate's weights."""
-    return gated(x_BTD, product("BTD,DO->BTO", h_BTD, gate_D1))
 
 
 def zero_centred_norm(

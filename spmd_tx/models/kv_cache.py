@@ -36,7 +36,13 @@ class KvCache(PyTreeNode):
 def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
     """Declare a cache with ``pages`` pages per data shard."""
     heads = max(model.n_kv_heads, mesh.shape[TP])  # with fewer heads than tp, each device keeps its own
-    shape = (model.n_layers, pages * mesh.shape[FSDP] * mesh.shape[EP], page_size, heads, model.head_dim)
+    shape = (
+        model.declared.n_paged,
+        pages * mesh.shape[FSDP] * mesh.shape[EP],
+        page_size,
+        heads,
+        model.head_dim,
+    )
     pool = Weight(shape, P(None, DATA, None, TP, None), dtype)
     return KvCache(pool, pool)
 

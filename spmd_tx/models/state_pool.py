@@ -12,12 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
 from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.declared.layers import Kept
 from spmd_tx.models.delta_layer import State
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
@@ -31,9 +33,19 @@ def pool_weights(sizes: DeltaRule, mesh: AnyMesh, layers: int, slots: int, dtype
     The channels of ``inputs`` are in the order of devices of tp, each with its own queries, keys and values.
     """
     lead = (layers, slots * mesh.shape[FSDP] * mesh.shape[EP])
-    shapes = sizes.state_shapes()
-    memory = Weight((*lead, *shapes["memory"]), P(None, DATA, TP), jnp.float32)
-    return State(memory, Weight((*lead, *shapes["inputs"]), P(None, DATA, None, TP), dtype))
+
+    def array(kept: Kept) -> Weight:
+        axes = [TP if dimension == kept.split else None for dimension in range(len(kept.shape))]
+        return Weight((*lead, *kept.shape), P(None, DATA, *axes), jnp.float32 if kept.is_fp32 else dtype)
+
+    return State(**{kept.name: array(kept) for kept in sizes.per_sequence})
+
+
+class Keep(PyTreeNode):
+    """Holds what all layers keep of the sequences being sampled: pages, and states in slots."""
+
+    pages: Any
+    states: State
 
 
 def read(pool: State, layer: Array, slots_B: Int[Array, " B"]) -> State:

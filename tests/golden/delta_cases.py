@@ -8,11 +8,11 @@ from spmd_tx.models.declared.delta_rule import DeltaRule
 
 NUMBERS = Path(__file__).parent / "transformers_delta_rule.npz"
 
-SIZES = DeltaRule(k_heads=2, v_heads=6, k_width=8, v_width=10, taps=4)
+EPS, THETA = 1e-6, 1e4
+SIZES = DeltaRule(k_heads=2, v_heads=6, k_width=8, v_width=10, taps=4, eps=EPS)
 LENGTH = 150  # tokens: two chunks and a part of one
 D_MODEL = 24
 HEADS, KV_HEADS, HEAD_DIM, ROTATED = 4, 2, 16, 4
-EPS, THETA = 1e-6, 1e4
 
 
 def random(seed: int, *shape: int, std: float = 1.0) -> np.ndarray:
@@ -37,7 +37,7 @@ def rule_slope() -> np.ndarray:
 
 
 def layer_weights() -> dict[str, np.ndarray]:
-    """Return a layer's weights by the names of delta_layer.DeltaWeights, [in, out]."""
+    """Return a layer's weights by the names of their declaration, [in, out]."""
     return {
         "q": random(21, D_MODEL, SIZES.keys, std=0.3),
         "k": random(22, D_MODEL, SIZES.keys, std=0.3),

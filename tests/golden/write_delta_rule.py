@@ -5,7 +5,10 @@ import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from spmd_tx.models.families import qwen3_5
+from spmd_tx.models.families.keys import Keys
 from tests.golden import delta_cases as cases
+from tests.golden import delta_model
 from tests.golden.delta_cases import NUMBERS, SIZES
 
 
@@ -85,5 +88,28 @@ def attention() -> dict[str, np.ndarray]:
     return {"attention/result": result[0].detach().numpy(), "attention/grad_input": x.grad[0].numpy()}
 
 
+def logits() -> dict[str, np.ndarray]:
+    """Add the adapter to the weights, and run the text model."""
+    weights = delta_model.tensors()
+    declared = qwen3_5.dense(Keys(delta_model.CONFIG))
+    for name, adapted in declared.adapted.items():
+        numbers, source = adapted.numbers or range(1), adapted.map.source
+        a, b = delta_model.factors(name, len(numbers), adapted.map.width_in, adapted.map.width_out)
+        for index, layer in enumerate(numbers):
+            stored = weights[source.name.format(layer=layer)]
+            first, last, step = source.rows or (0, len(stored), 1)
+            stored[first:last:step] += delta_model.SCALE * b[index].T @ a[index]
+    config = Qwen3_5TextConfig(**delta_model.TEXT, attn_implementation="eager")
+    module = theirs.Qwen3_5ForCausalLM(config).float().eval()
+    named = {name.replace("language_model.", ""): torch.from_numpy(x) for name, x in weights.items()}
+    module.load_state_dict(named)
+    arrays = {}
+    for number, tokens in enumerate(delta_model.sequences()):
+        with torch.no_grad():
+            answer = module(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+        arrays[f"logits/{number}"] = answer[delta_model.rows_of(len(tokens))].numpy()
+    return arrays
+
+
 if __name__ == "__main__":
-    np.savez_compressed(NUMBERS, **rule(), **layer(), **attention())
+    np.savez_compressed(NUMBERS, **rule(), **layer(), **attention(), **logits())

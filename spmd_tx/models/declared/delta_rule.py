@@ -1,32 +1,22 @@
-"""The sizes of a Gated DeltaNet layer (Yang et al. 2025), as in Qwen3.5 and Qwen3-Next. No JAX."""
+"""Gated DeltaNet (Yang et al. 2025), as in Qwen3.5: the declaration of a mixer that keeps a state. No JAX."""
 
 from dataclasses import dataclass
 
-from spmd_tx.errors import StartError
+from spmd_tx.models.declared.layers import Array, Kept
+from spmd_tx.models.declared.maps import Group, Map, Parameter, Source, Split, linear
 
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """Holds the sizes of a layer that keeps a matrix per head of values, not keys and values per token."""
+    """Declares a layer that keeps one matrix per head of values instead of keys and values per token."""
 
-    k_heads: int  # of queries and of keys
+    k_heads: int  # of queries and of keys; tp splits them
     v_heads: int  # each head of keys serves v_heads / k_heads consecutive heads of values
     k_width: int
     v_width: int
     taps: int  # inputs that the convolution sees, the token's own among them
-
-    def __post_init__(self) -> None:
-        if self.v_heads % self.k_heads:
-            raise StartError(
-                f"linear_num_value_heads {self.v_heads} is no multiple of linear_num_key_heads {self.k_heads}"
-            )
-        if self.taps < 2:
-            raise StartError(f"linear_conv_kernel_dim is {self.taps}; at least 2 are needed")
-
-    @property
-    def group(self) -> int:
-        """Heads of values per head of keys."""
-        return self.v_heads // self.k_heads
+    eps: float  # of the norm of each head's result
+    module: str = "linear_attn"
 
     @property
     def keys(self) -> int:
@@ -43,23 +33,47 @@ class DeltaRule:
         """What the convolution runs over: queries, keys and values side by side."""
         return 2 * self.keys + self.values
 
-    def check_split(self, tp: int) -> None:
-        """Raise StartError if the heads of keys cannot be split over ``tp`` devices."""
-        if self.k_heads % tp:
-            raise StartError(
-                f"the model's linear layers have {self.k_heads} heads of keys, "
-                f"which --tensor-parallel-size {tp} does not divide"
-            )
-
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what one sequence keeps of a layer, by the names of state_pool.States."""
-        return {
-            "memory": (self.v_heads, self.k_width, self.v_width),
-            "inputs": (self.taps - 1, self.channels),
+    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+        module = f"{at}{self.module}"
+        fused = linear(f"{module}.in_proj_qkv")
+        parts = {
+            "q": (0, self.keys),
+            "k": (self.keys, 2 * self.keys),
+            "v": (2 * self.keys, self.channels),
         }
 
+        def map_of(
+            name: str, width: int, source: Source, *, split: Split = "columns", group: Group | None = "attn"
+        ) -> Map:
+            is_out = split == "rows"
+            widths = (width, d_model) if is_out else (d_model, width)
+            known_as = f"{module}.out_proj" if is_out else f"{module}.in_proj_{name}"
+            return Map(name, *widths, source, split, group, heads=self.k_heads, module=known_as)
+
+        by_head, is_frozen = (self.v_heads,), None
+        return (
+            *(map_of(name, end - start, fused.part(start, end)) for name, (start, end) in parts.items()),
+            map_of("z", self.values, linear(f"{module}.in_proj_z")),
+            map_of("a", self.v_heads, linear(f"{module}.in_proj_a"), group=is_frozen),
+            map_of("b", self.v_heads, linear(f"{module}.in_proj_b"), group=is_frozen),
+            Parameter("taps", (self.channels, 1, self.taps), Source(f"{module}.conv1d.weight")),
+            Parameter("a_log", by_head, Source(f"{module}.A_log"), 0, self.k_heads, is_fp32=True),
+            Parameter("dt_bias", by_head, Source(f"{module}.dt_bias"), 0, self.k_heads, is_fp32=True),
+            Parameter("norm", (self.v_width,), Source(f"{module}.norm.weight")),
+            map_of("out", self.values, linear(f"{module}.out_proj"), split="rows"),
+        )
+
+    @property
+    def per_token(self) -> tuple[Kept, ...]:
+        return ()
+
+    @property
+    def per_sequence(self) -> tuple[Kept, ...]:
+        memory = Kept("memory", (self.v_heads, self.k_width, self.v_width), 0, is_fp32=True)
+        return memory, Kept("inputs", (self.taps - 1, self.channels), 1)
+
     def state_bytes(self, input_bytes: int) -> int:
-        """Return the bytes of one sequence's state of a layer. The memory is float32.
+        """Return the bytes of one sequence's state of a layer.
 
         ``input_bytes`` is the size of one number of the compute dtype, in which the convolution's inputs are.
         """
@@ -69,8 +83,8 @@ class DeltaRule:
     def flops_per_token(self, chunk: int) -> int:
         """Return the operations per token of a layer without its linear maps, read in chunks.
 
-        Two products of a chunk with itself per head of keys; per head of values four with the state or within
-        the chunk, and the inverse.
+        Two products of a chunk with itself per head of keys; per head of values three with the state and two
+        within the chunk, and the inverse.
         """
         per_key_head = 4 * chunk * self.k_width
         per_value_head = 6 * self.k_width * self.v_width + 4 * chunk * self.v_width + 2 * chunk * chunk

@@ -184,6 +184,17 @@ class Model:
         by_number = {number: place.layer for place in self.places for number in place.numbers}
         return tuple(by_number[number] for number in range(self.n_layers))
 
+    @cached_property
+    def n_paged(self) -> int:
+        """How many layers keep something of each token, in pages."""
+        return sum(bool(layer.mixer.per_token) for layer in self.layers)
+
+    def kept_numbers(self, place: Place) -> tuple[int, ...]:
+        """Return the numbers of a place's layers among those that keep the same: pages, or a state."""
+        keeps_state = bool(place.layer.mixer.per_sequence)
+        keep = [bool(layer.mixer.per_sequence) == keeps_state for layer in self.layers]
+        return tuple(sum(keep[:number]) for number in place.numbers)
+
     def arrays(self, place: Place) -> tuple[Array, ...]:
         return self._arrays[place.prefix]
 

@@ -1,0 +1,130 @@
+"""Qwen3.5, 3.6 and 3.8: layers of Gated DeltaNet (Yang et al. 2025), and every few layers one with attention.
+
+Their checkpoints have a vision tower and a head that predicts several tokens; both are left out.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from spmd_tx.models.declared.channels import ExpertSources, Glu, Mixture
+from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.declared.layers import Channel, Layer, Mixer, Model, Norm, in_cycles
+from spmd_tx.models.declared.maps import Source, linear
+from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.route import Route
+from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.rope import read_rope
+
+LINEAR, FULL = "linear_attention", "full_attention"
+INTERVAL = 4  # layers, of which the last one has attention
+IGNORED = (r"mtp\..*", r"model\.visual\..*")
+
+
+def dense(keys: Keys) -> Model:
+    """Declare a Qwen3_5ForConditionalGeneration, or the text model of one."""
+    return _model(keys, lambda text, _: Glu(text.count("intermediate_size")))
+
+
+def mixture(keys: Keys) -> Model:
+    """Declare a Qwen3_5MoeForConditionalGeneration, or the text model of one."""
+    return _model(keys, _experts)
+
+
+def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
+    text, prefix = _text(keys)
+    sizes, at = text.sizes(), f"{prefix}layers.{{layer}}."
+    text.refuse(attention_bias=False, hidden_act="silu")
+    norm = Norm(sizes["rms_norm_eps"], is_zero_centred=True)
+    mixers: dict[str, Mixer] = {LINEAR: _delta_rule(text), FULL: _attention(text, sizes)}
+    layers = tuple(
+        Layer(mixers[kind], channel(text, at), norm) for kind in _layer_types(text, sizes["n_layers"])
+    )
+    return Model(
+        architecture=sizes["architecture"],
+        vocab_size=sizes["vocab_size"],
+        d_model=sizes["d_model"],
+        stack=in_cycles(layers),
+        norm=norm,
+        max_positions=sizes["max_positions"],
+        embed=Source(f"{prefix}embed_tokens.weight"),
+        final_norm=Source(f"{prefix}norm.weight"),
+        head=None if sizes["tied_embeddings"] else Source("lm_head.weight"),
+        layer_prefix=at,
+        ignored=IGNORED,
+    )
+
+
+def _text(keys: Keys) -> tuple[Keys, str]:
+    """Return the keys of the text model, and with what the names of its tensors begin."""
+    inner = keys.get("text_config")
+    if inner is None:
+        return keys, "model."
+    outer = {"architectures": keys.need("architectures")}
+    if keys.get("tie_word_embeddings") is not None:
+        outer["tie_word_embeddings"] = keys.get("tie_word_embeddings")
+    return Keys({**inner, **outer}), "model.language_model."
+
+
+def _layer_types(text: Keys, n_layers: int) -> list[str]:
+    kinds = text.get("layer_types")
+    if kinds is None:
+        interval = text.get("full_attention_interval") or INTERVAL
+        kinds = [LINEAR if (number + 1) % interval else FULL for number in range(n_layers)]
+    if len(kinds) != n_layers or not {LINEAR} < set(kinds) <= {LINEAR, FULL}:
+        raise Refusal(
+            f"sets layer_types to {kinds!r}; there must be {n_layers}, {LINEAR!r} and {FULL!r}, some of each"
+        )
+    return kinds
+
+
+def _delta_rule(text: Keys) -> DeltaRule:
+    k_heads, v_heads = text.count("linear_num_key_heads"), text.count("linear_num_value_heads")
+    taps = text.count("linear_conv_kernel_dim")
+    if v_heads % k_heads:
+        raise Refusal(
+            f"has {v_heads} linear_num_value_heads, not a multiple of its {k_heads} linear_num_key_heads"
+        )
+    if taps == 1:
+        raise Refusal("sets linear_conv_kernel_dim to 1; it must be at least 2")
+    return DeltaRule(
+        k_heads=k_heads,
+        v_heads=v_heads,
+        k_width=text.count("linear_key_head_dim"),
+        v_width=text.count("linear_value_head_dim"),
+        taps=taps,
+        eps=float(text.need("rms_norm_eps")),
+    )
+
+
+def _attention(text: Keys, sizes: dict[str, Any]) -> Softmax:
+    return Softmax(
+        heads=sizes["n_heads"],
+        kv_heads=sizes["n_kv_heads"],
+        width=sizes["head_dim"],
+        rope=read_rope(text, sizes["head_dim"]),
+        eps=sizes["rms_norm_eps"],
+        qk_norm=True,
+        gate=True,
+        is_zero_centred=True,
+    )
+
+
+def _experts(text: Keys, at: str) -> Mixture:
+    experts, chosen = text.experts()
+    width, fused = text.count("moe_intermediate_size"), f"{at}mlp.experts.gate_up_proj"
+    gate_up = Source(fused, transposed=True, stacked=True)
+    return Mixture(
+        experts=experts,
+        chosen=chosen,
+        width=width,
+        route=Route("softmax", normalise=True),
+        shared=Glu(
+            text.count("shared_expert_intermediate_size"), module="mlp.shared_expert", prefix="shared_"
+        ),
+        shared_gate=linear(f"{at}mlp.shared_expert_gate"),
+        sources=ExpertSources(
+            gate_up.part(0, width),
+            gate_up.part(width, 2 * width),
+            Source(f"{at}mlp.experts.down_proj", transposed=True, stacked=True),
+        ),
+    )
