@@ -8,7 +8,7 @@ M segment of a row, counting the padding at its end.
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ WIDEST_HEAD = 256
 SEQUENCE_STEP = 64  # cuDNN gets only rows whose length is a multiple of it
 
 # (query [B,T,N,E], key [B,T,K,E], value [B,T,K,E]) -> attended [B,T,N,E]
-Attention = Callable[[Array, Array, Array], Array]
+Attention = Callable[..., Array]
 
 
 def attend_keys(
@@ -48,10 +48,16 @@ def attend_keys(
 def segment_attention(implementation: str, segments_BT: Int[Array, "B T"]) -> Attention:
     """Causal attention within each packed segment, by a name of IMPLEMENTATIONS.
 
-    What depends on the segments alone is computed here, once for all layers.
+    What depends on the segments alone is computed here, once for all layers. Layers with a window or sinks
+    have the reference, whose keyword arguments these are.
     """
     is_possible = segments_BT.shape[1] % SEQUENCE_STEP == 0
-    return IMPLEMENTATIONS[implementation if is_possible else "reference"](segments_BT)
+    whole = IMPLEMENTATIONS[implementation if is_possible else "reference"](segments_BT)
+
+    def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, **sight: Any) -> Array:
+        return (_reference(segments_BT) if sight else whole)(q_BTNE, k_BTKE, v_BTKE, **sight)
+
+    return attend
 
 
 def _reference(segments_BT: Array) -> Attention:

@@ -182,7 +182,7 @@ def attention(
     layer: LayerPass, x_BTD: Array, positions_BT: Array, index: Array, cache: Any
 ) -> tuple[Array, Any]:
     """Run the attention block with its residual."""
-    mixer, w, how, tp = layer.place.layer.mixer, layer.w, layer.how, lax.axis_size(TP)
+    mixer, w, tp = layer.place.layer.mixer, layer.w, lax.axis_size(TP)
     assert isinstance(mixer, Softmax)
     h_BTD = layer.norm(x_BTD, "attention_norm")
 
@@ -206,15 +206,27 @@ def attention(
     if mixer.kv_heads % tp:  # every device holds all key-value heads and uses that of its query heads
         mine = lax.axis_index(TP) * mixer.kv_heads // tp
         k_BTKE, v_BTKE = (lax.dynamic_slice_in_dim(x, mine, 1, axis=2) for x in (k_BTKE, v_BTKE))
-    q_BTNE, k_BTKE = checkpoint_name(q_BTNE, "query"), checkpoint_name(k_BTKE, "key")
-    pages = cache.pages if isinstance(cache, Keep) else cache
-    y_BTNE, pages = how.attend(index, q_BTNE, k_BTKE, checkpoint_name(v_BTKE, "value"), pages)
-    cache = cache.replace(pages=pages) if isinstance(cache, Keep) else pages
+    y_BTNE, cache = _attend(layer, index, (q_BTNE, k_BTKE, v_BTKE), cache)
     if gate_BTNE is not None:
         y_BTNE = open_by(y_BTNE, gate_BTNE)
     y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
     x_BTD = x_BTD + layer.rows(y_BTH, "o")
     return checkpoint_name(x_BTD, "after_attention"), cache
+
+
+def _attend(layer: LayerPass, index: Array, qkv: tuple[Array, Array, Array], cache: Any) -> tuple[Array, Any]:
+    """Attend as the pass does, within the window and with the sinks of the layer."""
+    mixer, sight = layer.place.layer.mixer, dict[str, Any]()
+    assert isinstance(mixer, Softmax)
+    if mixer.window:
+        sight["window"] = mixer.window
+    if mixer.sinks:
+        sight["sinks_N"] = layer.w.sinks
+    qkv = tuple(checkpoint_name(x, name) for x, name in zip(qkv, ("query", "key", "value"), strict=True))
+    if not isinstance(cache, Keep):
+        return layer.how.attend(index, *qkv, cache, **sight)
+    y_BTNE, pages = layer.how.attend(index, *qkv, cache.pages, **sight)
+    return y_BTNE, cache.replace(pages=pages)
 
 
 def delta_rule(

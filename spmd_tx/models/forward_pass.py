@@ -10,8 +10,9 @@ from spmd_tx.models.lora import ApplyLora, ExpertLora
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import TP
 
-# (layer, query [B,T,N,E], key [B,T,K,E], value [B,T,K,E], cache) -> (attended [B,T,N,E], cache)
-Attend = Callable[[Array, Array, Array, Array, Any], tuple[Array, Any]]
+# (layer, query [B,T,N,E], key [B,T,K,E], value [B,T,K,E], cache) -> (attended [B,T,N,E], cache); layers with
+# sinks or a window pass them by the names that blockwise_attention.attend_segments gives them.
+Attend = Callable[..., tuple[Array, Any]]
 
 
 @dataclass(frozen=True)

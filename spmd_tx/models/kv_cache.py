@@ -80,9 +80,11 @@ def prefill_attend(
     """Attend as in training, and write every token's keys and values to its page."""
     attention = segment_attention(implementation, segments_BT)
 
-    def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
+    def attend(
+        index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
+    ) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
-        return attention(q, k, v), cache
+        return attention(q, k, v, **sight), cache
 
     return attend
 
@@ -100,10 +102,12 @@ def continue_attend(
     a few at a time, else all at once; then, where there are many scores, the queries are processed in blocks.
     """
 
-    def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
+    def attend(
+        index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
+    ) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
-        if in_loop:
-            return attend_pages(q, (cache.keys, cache.values), index, tables_BN, positions_BT), cache
+        if in_loop or sight:
+            return attend_pages(q, (cache.keys, cache.values), index, tables_BN, positions_BT, **sight), cache
         order_S = jnp.arange(tables_BN.shape[1] * cache.keys.shape[2])
         # A page's earlier owner may have left infinities, and zero times infinity is not zero.
         is_written_BS = order_S[None] <= jnp.max(positions_BT, axis=1, keepdims=True)
@@ -147,7 +151,9 @@ def decode_attend(
     ``row_by_row`` is for CPUs. Elsewhere pages are read a few at a time if ``in_loop``, else all at once.
     """
 
-    def attend(index: Array, q: Array, k: Array, v: Array, cache: KvCache) -> tuple[Array, KvCache]:
+    def attend(
+        index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
+    ) -> tuple[Array, KvCache]:
         page_size = cache.keys.shape[2]
         page_B = jnp.take_along_axis(tables_BN, (positions_B // page_size)[:, None], axis=1)[:, 0]
         page_B = jnp.where(is_alive_B, page_B, TRASH_PAGE)
@@ -155,11 +161,11 @@ def decode_attend(
         if row_by_row:
             pools = (cache.keys, cache.values)
             last_B = jnp.where(is_alive_B, positions_B, -1)
-            return attend_row_by_row(q[:, 0], pools, index, tables_BN, last_B)[:, None], cache
+            return attend_row_by_row(q[:, 0], pools, index, tables_BN, last_B, **sight)[:, None], cache
 
-        if in_loop:
+        if in_loop or sight:
             pools = (cache.keys, cache.values)
-            return attend_pages(q, pools, index, tables_BN, positions_B[:, None]), cache
+            return attend_pages(q, pools, index, tables_BN, positions_B[:, None], **sight), cache
 
         order_T = jnp.arange(tables_BN.shape[1] * page_size)
         mask_BT = order_T[None] <= positions_B[:, None]

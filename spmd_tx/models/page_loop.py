@@ -25,13 +25,17 @@ def attend_row_by_row(
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_B: Int[Array, " B"],
+    *,
+    sinks_N: Float[Array, " N"] | None = None,
+    window: int = 0,
 ) -> Float[Array, "B N E"]:
     """Attend from each row's token to the tokens up to its position; the pools hold keys and values.
 
     For CPUs: each row reads its own pages once. If all rows' pages were gathered first, the copy would cost
     more than the attention, and every row as much as the longest one.
 
-    A row that nobody reads has position -1: it costs next to nothing, and its result is zero.
+    A row that nobody reads has position -1: it costs next to nothing, and its result is zero. Sinks and the
+    window are those of blockwise_attention.attend_segments; pages before the window are not read.
     """
     _, n, e = q_BNE.shape
     page_size, heads = pools_LPSKE[0].shape[2:4]
@@ -56,7 +60,10 @@ def attend_row_by_row(
             highest_N, total_N, sum_NX = carry
             pages = lax.dynamic_slice(table_N, (number * block_pages,), (block_pages,))
             keys_WX, values_WX = (read(pool, pages) for pool in pools_LPSKE)
-            is_there_W = number * width + jnp.arange(width) <= position
+            order_W = number * width + jnp.arange(width)
+            is_there_W = order_W <= position
+            if window:
+                is_there_W &= order_W > position - window
             # A page's earlier owner may have left infinities, and zero times infinity is not zero.
             values_WX = jnp.where(is_there_W[:, None], values_WX, jnp.zeros((), values_WX.dtype))
             scores_NW = jnp.einsum("NX,WX->NW", q_NX, keys_WX, preferred_element_type=jnp.float32) * e**-0.5
@@ -70,9 +77,10 @@ def attend_row_by_row(
             total_N = total_N * scale_N + jnp.sum(shares_NW, axis=1)
             return new_highest_N, total_N, sum_NX * scale_N[:, None] + added_NX
 
-        nothing = (jnp.full(n, LOWEST), jnp.zeros(n), jnp.zeros((n, heads * e)))
-        start = tuple(varying(x) for x in nothing)
-        _, total_N, sum_NX = lax.fori_loop(0, (position + width) // width, block, start)
+        highest_N, total_N = _beginning(sinks_N, (n,))
+        start = tuple(varying(x) for x in (highest_N, total_N, jnp.zeros((n, heads * e))))
+        first = jnp.maximum(position - window + 1, 0) // width if window else 0
+        _, total_N, sum_NX = lax.fori_loop(first, (position + width) // width, block, start)
         mine_NE = jnp.sum(jnp.where(own_NK[:, :, None], sum_NX.reshape(n, heads, e), 0.0), axis=1)
         return (mine_NE / jnp.maximum(total_N, 1.0)[:, None]).astype(q_NE.dtype)  # the highest score adds 1
 
@@ -85,10 +93,14 @@ def attend_pages(
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
+    *,
+    sinks_N: Float[Array, " N"] | None = None,
+    window: int = 0,
 ) -> Float[Array, "B T N E"]:
     """Attend from all tokens of a row to the tokens up to their positions; all rows at once.
 
-    It reads as many pages of every row as the highest position needs.
+    It reads as many pages of every row as the highest position needs, or with a window, as the lowest and the
+    highest one. Sinks and the window are those of blockwise_attention.attend_segments.
     """
     b, t, n, e = q_BTNE.shape
     page_size, heads = pools_LPSKE[0].shape[2:4]
@@ -110,6 +122,8 @@ def attend_pages(
         keys, values = (read(pool, pages) for pool in pools_LPSKE)
         order_W = number * width + jnp.arange(width)
         is_seen_BQW = order_W[None, None] <= positions_BQ[:, :, None]
+        if window:
+            is_seen_BQW &= order_W[None, None] > positions_BQ[:, :, None] - window
         # A page's earlier owner may have left infinities, and zero times infinity is not zero.
         is_there_BW = jnp.any(is_seen_BQW, axis=1)
         values = jnp.where(is_there_BW[:, None, :, None], values, jnp.zeros((), values.dtype))
@@ -124,8 +138,19 @@ def attend_pages(
         total = total * scale + jnp.sum(shares, axis=-1)
         return new_highest, total, summed * scale[..., None] + added
 
-    nothing = (jnp.full(q_BKQE.shape[:3], LOWEST), jnp.zeros(q_BKQE.shape[:3]), jnp.zeros(q_BKQE.shape))
-    start = tuple(varying(x) for x in nothing)
-    _, total, summed = lax.fori_loop(0, jnp.max(positions_BT) // width + 1, block, start)
+    sinks_1KQ = None
+    if sinks_N is not None:
+        sinks_1KQ = jnp.repeat(sinks_N.reshape(1, heads, n // heads), t, axis=2)
+    highest, total = _beginning(sinks_1KQ, q_BKQE.shape[:3])
+    start = tuple(varying(x) for x in (highest, total, jnp.zeros(q_BKQE.shape)))
+    first = jnp.maximum(jnp.min(positions_BT) - window + 1, 0) // width if window else 0
+    _, total, summed = lax.fori_loop(first, jnp.max(positions_BT) // width + 1, block, start)
     y_BKGTE = (summed / jnp.maximum(total, 1.0)[..., None]).reshape(q_BKGTE.shape)
     return y_BKGTE.transpose(0, 3, 1, 2, 4).reshape(b, t, n, e).astype(q_BTNE.dtype)
+
+
+def _beginning(sinks: Array | None, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return the highest score and the sum of shares before anything was read: those of the sinks."""
+    if sinks is None:
+        return jnp.full(shape, LOWEST), jnp.zeros(shape)
+    return jnp.broadcast_to(sinks.astype(jnp.float32), shape), jnp.ones(shape)

@@ -73,8 +73,8 @@ def segment_attend(implementation: str, segments_BT: Array) -> Callable[..., tup
     """Return attention for packed rows without a cache, by a name of attention.IMPLEMENTATIONS."""
     attention = segment_attention(implementation, segments_BT)
 
-    def attend(_: Array, q: Array, k: Array, v: Array, cache: None) -> tuple[Array, None]:
-        return attention(q, k, v), cache
+    def attend(_: Array, q: Array, k: Array, v: Array, cache: None, **sight: Any) -> tuple[Array, None]:
+        return attention(q, k, v, **sight), cache
 
     return attend
 
