@@ -1,6 +1,7 @@
-"""Attention over packed rows, by the name of an implementation: the XLA reference, or cuDNN on NVIDIA GPUs.
+"""Attention over packed rows, by the name of an implementation: the XLA reference, or kernels.
 
-cuDNN is used only where worker/self_test.py has found its results correct on the device.
+GPUs from NVIDIA have those of cuDNN, and TPUs those of flash_attention.py. They are used only where
+worker/self_test.py has found their results correct on the device.
 
 Dimension key as in backbone.py; S source (key) token, G query heads per key-value head, Q query block,
 M segment of a row, counting the padding at its end.
@@ -16,6 +17,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jaxtyping import Bool, Float, Int
 
+from spmd_tx.models import flash_attention
 from spmd_tx.models.blockwise_attention import attend_segments
 from spmd_tx.models.layers import product
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
@@ -107,17 +109,27 @@ def _cudnn_masked(segments_BT: Array) -> Attention:
     return attend
 
 
-IMPLEMENTATIONS: dict[str, Callable[[Array], Attention]] = {  # the fastest first
+def _mosaic(segments_BT: Array) -> Attention:
+    """Flash attention on TPUs: only blocks of scores with a common segment are computed."""
+    block = flash_attention.block_length(segments_BT.shape[1])
+    if block is None:
+        return _reference(segments_BT)
+    return partial(flash_attention.attend_blocks, place=flash_attention.place_of(segments_BT, block))
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Array], Attention]] = {  # the fastest of each platform first
     "cudnn": _cudnn,
     "cudnn_masked": _cudnn_masked,
+    "mosaic": _mosaic,
     "reference": _reference,
 }
+OF_PLATFORM = {"gpu": ("cudnn", "cudnn_masked"), "tpu": ("mosaic",)}
 
 
-def candidates(head_dim: int, is_bfloat16: bool) -> list[str]:
+def candidates(platform: str, head_dim: int, is_bfloat16: bool) -> list[str]:
     """List the implementations that these sizes allow, the fastest first; the reference is always last."""
     is_possible = is_bfloat16 and head_dim % 8 == 0 and head_dim <= WIDEST_HEAD
-    return list(IMPLEMENTATIONS) if is_possible else ["reference"]
+    return [*(OF_PLATFORM.get(platform, ()) if is_possible else ()), "reference"]
 
 
 def segment_bounds(

@@ -1,4 +1,4 @@
-"""Settings to choose before JAX opens NVIDIA GPUs: XLA flags, memory, and an attention that is correct.
+"""Settings to choose before JAX opens accelerators: an attention that is correct; for GPUs XLA flags, memory.
 
 Everything is tried in a child process, because an unknown flag ends a process, and a kernel may do so, too.
 What fails there is not used, and a line in the log says why.
@@ -10,11 +10,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 import msgspec
@@ -38,6 +39,8 @@ OVERLAPPED = (
     "--xla_gpu_enable_while_loop_double_buffering=true",
 )
 AUTOTUNED = "--xla_gpu_per_fusion_autotune_cache_dir"
+# A self-test opens one chip alone; otherwise it would wait for the other hosts of a slice.
+ONE_CHIP = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +50,28 @@ def prepare_accelerator(
 ) -> Setup:
     """Set this process's environment, and put into the setup which attention its first device may use.
 
-    Without NVIDIA GPUs nothing is set, and the reference is used.
+    Only GPUs need anything set. On CPUs the reference is used.
     """
     if setup.attention != "auto":
         return setup
-    if not has_nvidia_gpu():
+    is_gpu = has_nvidia_gpu()
+    if not is_gpu and not has_tpu():
         return msgspec.structs.replace(setup, attention="reference")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_FRACTION)
-    progress("trying flags and attention on the GPU")
-    model = read_model_config(Path(setup.model_dir))
+    model, first = read_model_config(Path(setup.model_dir)), device_ids[0] if device_ids else 0
     folder = setup.kernel_choices or setup.compilation_cache
-    try_one = partial(run_self_test, setup.compilation_cache)
-    choice = settle(folder, wanted_flags(setup), sizes_of(setup, model, device_ids), try_one)
-    os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
+    if is_gpu:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_FRACTION)
+        progress("trying flags and attention on the GPU")
+        flags, sizes = wanted_flags(setup), sizes_of(setup, model, "gpu", first)
+        try_one = partial(run_self_test, setup.compilation_cache)
+    else:
+        progress("trying attention on the TPU")
+        flags, sizes = [], sizes_of(setup, model, "tpu", 0)
+        one_chip = ONE_CHIP | {"TPU_VISIBLE_CHIPS": str(first)}
+        try_one = partial(run_self_test, setup.compilation_cache, environment=one_chip)
+    choice = settle(folder, flags, sizes, try_one)
+    if is_gpu:
+        os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
     return msgspec.structs.replace(setup, attention=choice.attention)
 
 
@@ -120,12 +132,14 @@ def identity_of_choices(folder: Path) -> str:
 
 
 def machine() -> list[str]:
-    """List versions, driver and GPUs, without opening the GPUs."""
+    """List versions, driver, GPUs and the kind of TPUs, without opening them."""
     driver = Path("/proc/driver/nvidia")
     files = [driver / "version", *sorted(driver.glob("gpus/*/information"))]
     lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
     told = [line for line in lines if line.startswith(("NVRM", "Model"))]
-    libraries = [found for found in metadata.distributions() if found.name.startswith(("jax", "nvidia"))]
+    told.append(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+    names = ("jax", "nvidia", "libtpu")
+    libraries = [found for found in metadata.distributions() if found.name.startswith(names)]
     return [*told, *sorted(f"{found.name} {found.version}" for found in libraries)]
 
 
@@ -155,6 +169,14 @@ def has_nvidia_gpu() -> bool:
     return is_wanted and has_plugin and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
+def has_tpu() -> bool:
+    """Say whether JAX would use one, without asking JAX, which would keep it open."""
+    platforms = jax.config.values["jax_platforms"] or ""
+    chips = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]
+    is_wanted = not platforms or "tpu" in platforms
+    return is_wanted and bool(chips) and util.find_spec("libtpu") is not None
+
+
 def wanted_flags(setup: Setup) -> list[str]:
     """List our flags for XLA, except those that the user sets."""
     has_collectives = setup.fsdp * setup.ep * setup.tp > 1
@@ -172,14 +194,14 @@ def joined_flags(flags: Sequence[str]) -> str:
     return " ".join([*flags, *os.environ.get("XLA_FLAGS", "").split()])
 
 
-def sizes_of(setup: Setup, model: ModelConfig, device_ids: Sequence[int] | None) -> Sizes:
+def sizes_of(setup: Setup, model: ModelConfig, platform: str, device: int) -> Sizes:
     """Return the sizes of attention on one device."""
     return Sizes(
-        implementations=attention.candidates(model.head_dim, setup.dtype != "float32"),
+        implementations=attention.candidates(platform, model.head_dim, setup.dtype != "float32"),
         heads=model.n_heads // setup.tp,
         kv_heads=max(1, model.n_kv_heads // setup.tp),
         head_dim=model.head_dim,
-        device=device_ids[0] if device_ids else 0,
+        device=device,
     )
 
 
@@ -214,9 +236,16 @@ def unknown_flags(errors: str) -> set[str]:
     return {flag.split("=")[0] for text in UNKNOWN_FLAG.findall(errors) for flag in text.split()}
 
 
-def run_self_test(compilation_cache: str, flags: Sequence[str], sizes: Sizes) -> Ended:
+def run_self_test(
+    compilation_cache: str,
+    flags: Sequence[str],
+    sizes: Sizes,
+    *,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Ended:
     """Run self_test.py with these flags in a child process."""
     environment = os.environ | {
+        **environment,
         "JAX_COMPILATION_CACHE_DIR": compilation_cache,  # so that the next start is faster
         "XLA_FLAGS": joined_flags(flags),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # other workers' tests may run on the same host

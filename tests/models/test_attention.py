@@ -119,16 +119,19 @@ def test_what_a_gpu_would_run_is_one_kernel_forth_and_one_back(monkeypatch, shap
 
 
 @pytest.mark.parametrize(
-    "head_dim, is_bfloat16, expected",
+    "platform, head_dim, is_bfloat16, expected",
     [
-        (128, True, ["cudnn", "cudnn_masked", "reference"]),
-        (128, False, ["reference"]),
-        (100, True, ["reference"]),
-        (512, True, ["reference"]),
+        ("gpu", 128, True, ["cudnn", "cudnn_masked", "reference"]),
+        ("tpu", 128, True, ["mosaic", "reference"]),
+        ("cpu", 128, True, ["reference"]),
+        ("gpu", 128, False, ["reference"]),
+        ("tpu", 128, False, ["reference"]),
+        ("gpu", 100, True, ["reference"]),
+        ("gpu", 512, True, ["reference"]),
     ],
 )
-def test_cudnn_is_tried_where_it_has_kernels(head_dim, is_bfloat16, expected):
-    assert candidates(head_dim, is_bfloat16) == expected
+def test_kernels_are_tried_where_there_are_some(platform, head_dim, is_bfloat16, expected):
+    assert candidates(platform, head_dim, is_bfloat16) == expected
 
 
 def test_rows_of_odd_length_are_left_to_the_reference():

@@ -5,6 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from spmd_tx.demo import tiny_model
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator
@@ -130,6 +131,24 @@ def test_without_a_gpu_nothing_is_started_or_set(monkeypatch):
     monkeypatch.setattr(accelerator, "run_self_test", None)
     before = dict(os.environ)
     assert prepare_accelerator(SETUP, None, lambda _: None).attention == "reference"
+    assert dict(os.environ) == before
+
+
+def test_on_a_tpu_one_chip_is_tried_and_no_flag_is_set(monkeypatch, tmp_path):
+    monkeypatch.setattr(accelerator, "has_tpu", lambda: True)
+    asked = []
+
+    def run(cache, flags, sizes, *, environment):
+        chip = environment["TPU_VISIBLE_CHIPS"]
+        asked.append((cache, flags, list(sizes.implementations), sizes.device, chip))
+        return Ended(0, [Verdict(name, None) for name in sizes.implementations], "")
+
+    monkeypatch.setattr(accelerator, "run_self_test", run)
+    before = dict(os.environ)
+    model = tiny_model.write(tmp_path / "model")
+    setup = msgspec.structs.replace(SETUP, model_dir=str(model), compilation_cache=str(tmp_path / "cache"))
+    assert prepare_accelerator(setup, [2], lambda _: None).attention == "mosaic"
+    assert asked == [(str(tmp_path / "cache"), [], ["mosaic", "reference"], 0, "2")]
     assert dict(os.environ) == before
 
 

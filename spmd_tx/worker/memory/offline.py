@@ -29,8 +29,7 @@ def plan_on(mesh: AnyMesh, setup: Setup, model: ModelConfig, devices: Devices) -
 
 def with_attention(setup: Setup, model: ModelConfig, devices: Devices) -> Setup:
     """Put the fastest attention that such devices have into the setup."""
-    is_possible = devices.platform == "gpu" and setup.dtype != "float32"
-    names = attention.candidates(model.head_dim, is_possible)
+    names = attention.candidates(devices.platform, model.head_dim, setup.dtype != "float32")
     if not devices.has_packed_attention:
         names = [name for name in names if name != "cudnn"]
     return msgspec.structs.replace(setup, attention=names[0])
