@@ -78,16 +78,21 @@ def reference_datum(kind: str, datum: Datum):
     loss = functools.partial(reference.LOSSES[datum.loss], datum=replace(datum, **inputs))
     logprobs = logprobs_of(kind, datum)
     losses, cotangent = np.zeros((2, *counts.shape), np.float32)
-    losses[counts] = loss(logprobs[counts])
-    cotangent[counts] = jax.grad(lambda x: jnp.sum(loss(x)))(logprobs[counts])
+    losses[counts], cotangent[counts] = jax.jit(functools.partial(values_and_slopes, loss))(logprobs[counts])
     return losses, logprobs, reference_gradient(*arguments(kind, datum), to_the_end(cotangent))
+
+
+def values_and_slopes(loss, logprobs):
+    """Return the losses, and the gradient of their sum."""
+    losses, pull_back = jax.vjp(loss, logprobs)
+    return losses, pull_back(jnp.ones_like(losses))[0]
 
 
 def reference_sequence(kind: str, datum: Datum):
     """The same of a loss that looks at whole sequences."""
     logprobs = logprobs_of(kind, datum)
-    losses, pull_back = jax.vjp(lambda x: reference.gspo(x, datum), logprobs)
-    (cotangent,) = pull_back(jnp.ones_like(losses))
+    loss = functools.partial(reference.gspo, datum=datum)
+    losses, cotangent = jax.jit(functools.partial(values_and_slopes, loss))(logprobs)
     return losses, logprobs, reference_gradient(*arguments(kind, datum), to_the_end(np.asarray(cotangent)))
 
 
