@@ -16,7 +16,7 @@ from tests.chaos.cluster import AGENT, COORDINATOR, Cluster
 from tests.chaos.outcome import Outcome, table
 from tests.chaos.postgres import Postgres
 
-SHORT_ROUNDS, SHORT_KILLS = 4, 2  # of every run in the default suite
+SHORT_ROUNDS, SHORT_KILLS = 2, 2  # of every run in the default suite
 LONG_ROUNDS, LONG_KILLS = 30, 27  # of every run of `make chaos`
 LONG_SECONDS = 18 * 60  # after which it kills no more
 SEEDS = 1, 2, 3, 4

@@ -49,6 +49,20 @@ async def run_queue(
     queue.close()
 
 
+ROUTES = Path(__file__).parent / "http"
+ON_BOTH = "test_isolation.py", "test_checkpoints.py", "test_sessions.py"  # those with most SQL of their own
+
+
+@pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave tests of most routes on PostgreSQL to `make slow`; tests of what they call run on both."""
+    for item in items:
+        if ROUTES in item.path.parents and item.path.name not in ON_BOTH:
+            parameters = getattr(item, "callspec", None)
+            if parameters is not None and parameters.params.get("database_url") == "postgresql":
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database without rows, to be copied."""

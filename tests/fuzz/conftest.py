@@ -10,7 +10,7 @@ from tests.fuzz.alice import Note
 from tests.fuzz.fuzzing import in_peace
 from tests.fuzz.served import serving
 
-DATABASES = "SQLite", "PostgreSQL"
+DATABASES = "SQLite", pytest.param("PostgreSQL", marks=pytest.mark.fuzz)
 ROUNDS = 16  # of the bystander
 
 

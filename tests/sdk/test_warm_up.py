@@ -12,14 +12,14 @@ from tests.sdk.examples import SECONDS, batch, drawn, prompt, random_tokens, tra
 from tests.sdk.server import BASE_MODEL, Server, serving
 from tests.sdk.test_processes import work
 
-CONTEXT = 128  # tokens
+CONTEXT = 64  # tokens
 LENGTHS = [*range(2, CONTEXT, 17), CONTEXT - 1]
 WARM_UP_SECONDS = 900
 FEW_PROGRAMS = {
     "warm_up": "background",
     "max_context_length": CONTEXT,
     "train_tokens": CONTEXT,
-    "decode_rows": 4,
+    "decode_rows": 2,
     "sampler_slots": 1,
     "max_lora_adapters": 3,
     "max_lora_rank": 4,

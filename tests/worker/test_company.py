@@ -67,14 +67,21 @@ def with_a_broken_adapter(w, value):
 @pytest.fixture(
     scope="module",
     params=[
-        *((shape, "float32", "dense") for shape in ((1, 1, 1), (2, 1, 4))),
-        ((2, 1, 4), "bfloat16", "dense"),
+        ((1, 1, 1), "float32", "dense"),
         ((2, 1, 4), "float32", "dense", True),
-        *((shape, "float32", "mixture") for shape in ((1, 1, 1), (1, 2, 2))),
         ((2, 1, 4), "bfloat16", "mixture", True),
-        pytest.param(((1, 1, 1), "float32", "grouped"), marks=pytest.mark.slow),
         ((1, 2, 2), "float32", "grouped"),
-        ((2, 1, 4), "bfloat16", "grouped", True),
+        *(  # of whose axes, types and kinds those above have each one
+            pytest.param(engine, marks=pytest.mark.slow)
+            for engine in (
+                ((2, 1, 4), "float32", "dense"),
+                ((2, 1, 4), "bfloat16", "dense"),
+                ((1, 1, 1), "float32", "mixture"),
+                ((1, 2, 2), "float32", "mixture"),
+                ((1, 1, 1), "float32", "grouped"),
+                ((2, 1, 4), "bfloat16", "grouped", True),
+            )
+        ),
     ],
     ids=lambda param: "-".join([mesh_name(param[0]), *param[1:3], *(["split"] if param[3:] else [])]),
 )
@@ -131,7 +138,12 @@ def test_a_request_on_one_data_shard_gives_the_same_bits_on_any(engine):
 
 @pytest.mark.parametrize(
     "shape, kind",
-    [((4, 1, 2), "dense"), ((2, 2, 2), "dense"), ((2, 2, 2), "mixture"), ((1, 4, 2), "mixture")],
+    [
+        ((4, 1, 2), "dense"),
+        ((2, 2, 2), "mixture"),
+        pytest.param((2, 2, 2), "dense", marks=pytest.mark.slow),
+        pytest.param((1, 4, 2), "mixture", marks=pytest.mark.slow),
+    ],
 )
 def test_a_request_on_two_data_shards_gives_the_same_bits_on_any_pair(shape, kind):
     engine = tiny_engine(shape, kind=kind)
@@ -153,8 +165,15 @@ def test_a_broken_adapter_in_company_changes_no_bit(engine, alone, requests, val
     assert not np.isfinite(engine.forward_backward(w, rows).logprobs).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=mesh_name)
-@pytest.mark.parametrize("made_special", [of_sequences, with_targets])
+@pytest.mark.parametrize(
+    "shape, made_special",
+    [
+        ((1, 1, 1), with_targets),
+        ((2, 2, 2), of_sequences),
+        pytest.param((1, 1, 1), of_sequences, marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), with_targets, marks=pytest.mark.slow),
+    ],
+)
 def test_company_changes_no_bit_of_special_programs(shape, made_special):
     engine, w = tiny_engine(shape), random_adapters(seed=1)
     a, b, c, d = map(made_special, (A, B, C, D))

@@ -16,8 +16,8 @@ from tests.support.tiny_engine import (
 @pytest.mark.parametrize(
     "shape, kind",
     [
-        ((8, 1, 1), "dense"),
         ((2, 2, 2), "mixture"),
+        pytest.param((8, 1, 1), "dense", marks=pytest.mark.slow),
         pytest.param((8, 1, 1), "mixture", marks=pytest.mark.slow),
         pytest.param((2, 2, 2), "dense", marks=pytest.mark.slow),
     ],

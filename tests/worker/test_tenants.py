@@ -37,7 +37,7 @@ LOSSES = ["cross_entropy", "importance_sampling", "ppo", "cispo"]
     params=[
         ((1, 1, 1), SPEC),
         pytest.param(((2, 1, 2), SPEC), marks=pytest.mark.slow),
-        ((4, 1, 1), SPEC),
+        pytest.param(((4, 1, 1), SPEC), marks=pytest.mark.slow),
         ((2, 2, 1), MIXTURE),
     ],
     ids=["one", "two", "four", "mixture"],

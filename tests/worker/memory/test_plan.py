@@ -48,8 +48,8 @@ def gib(count: float) -> Memory:
 
 def least_memory(sizes: Sizes) -> float:
     """GiB with which it just fits."""
-    fits, too_small = 256.0, 0.0
-    while fits - too_small > 0.1:
+    fits, too_small = 64.0, 0.0
+    while fits - too_small > 0.25:
         middle = (fits + too_small) / 2
         if best_plan(sizes, gib(middle)) is None:
             too_small = middle
@@ -89,14 +89,15 @@ def test_what_a_device_holds_shrinks_with_the_mesh():
 
 MEMORIES = (24, 32, 40, 52, 72, 92, 134, 184)  # GiB
 CONTEXTS = (1024, 2048, 8192, 40960)
+FEW = slice(None, None, 3)  # of either
 
 
-def costs(model, mesh, attention) -> np.ndarray:
+def costs(model, mesh, attention, some: slice) -> np.ndarray:
     """The cost of a token by memory and context; infinite where nothing fits."""
-    found = np.full((len(MEMORIES), len(CONTEXTS)), np.inf)
-    for column, context in enumerate(CONTEXTS):
+    found = np.full((len(MEMORIES[some]), len(CONTEXTS[some])), np.inf)
+    for column, context in enumerate(CONTEXTS[some]):
         server = sizes(model, mesh, max_context=context, attention=attention)
-        for row, memory in enumerate(MEMORIES):
+        for row, memory in enumerate(MEMORIES[some]):
             plan = best_plan(server, gib(memory))
             if plan is not None:
                 found[row, column] = cost_of_token(plan)
@@ -104,13 +105,15 @@ def costs(model, mesh, attention) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "model, mesh, attention",
+    "model, mesh, attention, some",
     [
-        pytest.param(QWEN3_8B, (1, 1, 1), "reference", id="8B"),
-        pytest.param(QWEN3_30B_A3B, (1, 8, 1), "cudnn", id="30B-A3B on ep 8"),
+        pytest.param(QWEN3_8B, (1, 1, 1), "reference", FEW, id="8B"),
+        pytest.param(QWEN3_30B_A3B, (1, 8, 1), "cudnn", FEW, id="30B-A3B on ep 8"),
         *(
-            pytest.param(model, mesh, attention, marks=pytest.mark.slow)
+            pytest.param(model, mesh, attention, slice(None), marks=pytest.mark.slow)
             for model, mesh, attention in (
+                (QWEN3_8B, (1, 1, 1), "reference"),
+                (QWEN3_30B_A3B, (1, 8, 1), "cudnn"),
                 (QWEN3_8B, (1, 1, 1), "cudnn"),
                 (QWEN3_8B, (8, 1, 1), "reference"),
                 (QWEN3_8B, (8, 1, 1), "cudnn"),
@@ -121,8 +124,8 @@ def costs(model, mesh, attention) -> np.ndarray:
         ),
     ],
 )
-def test_more_memory_and_less_context_are_never_slower(model, mesh, attention):
-    table = costs(model, mesh, attention)
+def test_more_memory_and_less_context_are_never_slower(model, mesh, attention, some):
+    table = costs(model, mesh, attention, some)
     assert np.isfinite(table[-1]).all()
     assert table[0, 0] > table[-1, 0], "memory makes a difference"
     assert (table[:-1] >= table[1:]).all(), "more memory"
