@@ -160,6 +160,7 @@ def environment(points: Path) -> dict[str, str]:
         "CHAOS_POINTS": str(points),
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # each program is compiled by two processes
     }
 
 

@@ -20,7 +20,7 @@ import psutil
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
-from tests.sdk.server import COMMAND, share_compiled_programs
+from tests.sdk.server import COMMAND, QUICKLY, share_compiled_programs
 
 HERE = Path(__file__).parent
 OWNERS = "alice", "mallory"
@@ -66,6 +66,7 @@ class Served:
         began = time.monotonic()
         environment = os.environ | {
             "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+            **QUICKLY,
             "PYTHONFAULTHANDLER": "1",
         }
         with self.log.open("a") as log:

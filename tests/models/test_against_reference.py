@@ -18,6 +18,8 @@ from tests.models.reference_results import (
 from tests.support import tiny_engine
 from tests.support.tiny_engine import ENGINES, Datum, engine_name, named_factors, random_datum, slot_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TRAINED = (0, 1, 2)  # slot 3 has no rows
 
 

@@ -12,6 +12,8 @@ from spmd_tx.models import sampling
 from spmd_tx.models.sampling import BLOCK
 from spmd_tx.sharding.mesh import TP, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 DRAWS = 4096
 SMALL, LARGE = 40, 2 * BLOCK + 276  # vocabularies below one block, and of two blocks and a part
 

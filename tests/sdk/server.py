@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ COMMAND = Path(sys.executable).with_name("spmd-tx")
 COMPILED = Path(__file__).parents[2] / ".cache" / "jax-tests"  # shared by all tests that compile
 BASE_MODEL = "tiny"
 STOP_SECONDS = 60
+# A program takes half the time to compile, and its numbers differ in their last bits only.
+QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+AS_USUAL: Mapping[str, str] = {}
 
 running: list["Server"] = []  # whose logs belong to the report of a failed test
 
@@ -26,7 +29,12 @@ class Server:
     """Holds a running server, its data and its log."""
 
     def __init__(
-        self, model_dir: Path, data_dir: Path, command: Sequence[str] = (str(COMMAND),), **options: object
+        self,
+        model_dir: Path,
+        data_dir: Path,
+        command: Sequence[str] = (str(COMMAND),),
+        compiled: Mapping[str, str] = QUICKLY,
+        **options: object,
     ) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
@@ -48,7 +56,7 @@ class Server:
         for name, value in options.items():
             command += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
-        environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none"}
+        environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none", **compiled}
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment

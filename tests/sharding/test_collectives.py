@@ -21,6 +21,8 @@ from tests.support.tiny_engine import (
     tiny_engine,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 # What a worker would compile to add up an array that is split over two axes.
 PROGRAM = """
 import jax

@@ -1,8 +1,10 @@
 """Sets JAX up for the engine's tests. Only their conftests import it: coordinator tests never load JAX."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -12,3 +14,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[2] / ".cache" / "jax-tests"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="module")
+def quickly_compiled() -> Iterator[None]:
+    """Compile the module's programs without most optimizations, in half the time.
+
+    For tests that compare within a tolerance, or the bits of one run. Those that prove what is promised of
+    the bits of a server's programs compile as a server does.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -267,7 +267,6 @@ class TinyEngine:
         return to_numpy(after), float(norm), bool(applied)
 
 
-@functools.cache
 def tiny_engine(
     shape: tuple[int, int, int] = (1, 1, 1),
     dtype: str = "float32",
@@ -276,6 +275,18 @@ def tiny_engine(
     remat: str = "full",
 ) -> TinyEngine:
     """One of each for the whole test session: its steps stay compiled."""
+    return _tiny_engine(shape, dtype, kind, split_base, remat, is_compiled_quickly())
+
+
+def is_compiled_quickly() -> bool:
+    """Steps that were compiled with all optimizations are others than those without (engine_setup.py)."""
+    return jax.config.read("jax_disable_most_optimizations")
+
+
+@functools.cache
+def _tiny_engine(
+    shape: tuple[int, int, int], dtype: str, kind: str, split_base: bool, remat: str, _: bool
+) -> TinyEngine:
     return TinyEngine(
         shape, {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[dtype], kind, split_base, remat
     )

@@ -25,6 +25,7 @@ from tests.support.tiny_engine import (
     RANK,
     SLOTS,
     TinyEngine,
+    is_compiled_quickly,
     random_adapters,
     tiny_engine,
     to_numpy,
@@ -280,7 +281,6 @@ def run(sampler: TinySampler, places: Sequence[Place], **how: int) -> list[Drawn
     return [(a + b).living() for a, b in zip(first, second, strict=True)]
 
 
-@functools.cache
 def tiny_sampler(
     shape: tuple[int, int, int] = (1, 1, 1),
     dtype: str = "float32",
@@ -288,5 +288,12 @@ def tiny_sampler(
     split_base: bool = False,
 ) -> TinySampler:
     """One of each for the whole test session; ``reset`` it before use."""
+    return _tiny_sampler(shape, dtype, kind, split_base, is_compiled_quickly())
+
+
+@functools.cache
+def _tiny_sampler(
+    shape: tuple[int, int, int], dtype: str, kind: str, split_base: bool, _: bool
+) -> TinySampler:
     dtypes = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
     return TinySampler(tiny_engine(shape, dtype, kind, split_base), dtypes[dtype])

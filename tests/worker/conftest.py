@@ -1,1 +1,1 @@
-from tests.support import engine_setup  # noqa: F401
+from tests.support.engine_setup import quickly_compiled as quickly_compiled

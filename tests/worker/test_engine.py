@@ -21,6 +21,8 @@ from spmd_tx.worker.programs.compiled import Programs
 from tests.support.tiny_engine import to_numpy
 from tests.support.tiny_setup import tiny_setup
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SPEC = tiny_model.Spec(n_layers=2, n_kv_heads=2, vocab_size=272)
 MODELS = {  # with their meshes, and whether fsdp splits the base weights
     "dense": (SPEC, (2, 1, 4), "yes"),

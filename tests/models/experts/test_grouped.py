@@ -13,6 +13,8 @@ from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.lora import Lora
 from spmd_tx.sharding.mesh import make_mesh
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 ROWS, LENGTH, CHOICES, EXPERTS, SLOTS, RANK, WIDTH, INNER = 4, 64, 2, 8, 3, 4, 64, 32
 NAMES = {"gate": (WIDTH, INNER), "up": (WIDTH, INNER), "down": (INNER, WIDTH)}
 SCALES = jnp.array([0.5, 2.0, 1.0])

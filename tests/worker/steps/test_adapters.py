@@ -27,6 +27,8 @@ from tests.support.tiny_engine import (
     to_numpy,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SEED = 2**40 + 5
 ALL = (True, True, True)
 FOURS = np.full(2, 4, np.float32)

@@ -19,6 +19,8 @@ from tests.support.tiny_engine import (
 )
 from tests.support.tiny_sampler import Sample, go_on, random_prompt, sampler_weights, stand, tiny_sampler
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TOLERANCE = 1e-5
 SAMPLE = Sample(random_prompt(1, 13), slot=1, seed=(7, 9))
 SHAPE = (ROWS, LENGTH, MIXTURE.n_layers, MIXTURE.experts_per_token)

@@ -21,6 +21,8 @@ from tests.support.tiny_engine import (
     tiny_engine,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SLOT = 1
 DEFAULTS = AdamWInputs(
     learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0

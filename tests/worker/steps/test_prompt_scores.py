@@ -11,6 +11,8 @@ from tests.models import reference
 from tests.support.tiny_engine import BOTH_SCALES, LENGTH, MODEL, mesh_name, slot_of, tiny_engine
 from tests.support.tiny_sampler import Sample, go_on, random_prompt, run, sampler_weights, stand, tiny_sampler
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TOLERANCE = 1e-5  # nats
 PROMPT = Sample(random_prompt(1, 13), slot=1, seed=(7, 9))
 OTHER = Sample(random_prompt(3, 24), slot=0, seed=(7, 9))

@@ -13,6 +13,8 @@ from tests.support.tiny_engine import (
     tiny_engine,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TOLERANCE = 2e-6  # relative to the largest entry of a factor's gradient
 
 

@@ -36,6 +36,8 @@ from tests.support.tiny_sampler import (
     tiny_sampler,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TOLERANCE = 1e-5  # nats; the promise is 1e-4
 
 SAMPLES = [

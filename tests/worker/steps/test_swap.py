@@ -34,6 +34,8 @@ from tests.support.tiny_engine import (
     to_numpy,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 FROM, TO = 0, 3  # slots; of the tiny engine's, these have the same scale
 BEYOND_HOST = 0  # bytes
 
