@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from spmd_tx.hlo.arrays import Array, arrays_of
+from spmd_tx.hlo.hints import told_turns
 
 HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 ASSIGNMENT = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
@@ -112,11 +113,15 @@ class Module:
     devices: int  # that run it together
 
     def trips(self, loop: Instruction) -> int | None:
-        """Return how often a while loop runs; None if that depends on data.
+        """Return how often a while loop runs; None if that depends on data, and nobody tells (hints.py).
 
         XLA writes it down where it knows. Otherwise it is the constant with which a counter from zero is
         compared, if there is one.
         """
+        counted = self._counted(loop)
+        return told_turns(loop.source) if counted is None else counted
+
+    def _counted(self, loop: Instruction) -> int | None:
         known = TRIPS.search(loop.attributes)
         if known:
             return int(known[1])

@@ -8,6 +8,7 @@ import json
 import re
 
 from spmd_tx.hlo.arrays import Array, memory_bytes_of
+from spmd_tx.hlo.hints import told_cost
 from spmd_tx.hlo.module import Computation, Instruction, Module
 
 # Instructions that neither move nor compute anything, and wholes whose parts are counted.
@@ -72,7 +73,7 @@ def estimate(instruction: Instruction) -> dict[str, float]:
     """Return what the author of a kernel has written down: flops, transcendentals and bytes_accessed."""
     found = ESTIMATE.search(instruction.attributes.replace('\\"', '"'))
     if not found:
-        return {}
+        return told_cost(instruction.source)
     try:
         return {name: float(value) for name, value in json.loads(found[1]).items()}
     except (ValueError, TypeError):
@@ -103,7 +104,7 @@ def written_elements(module: Module, instruction: Instruction) -> list[tuple[str
 
 def _of_custom_call(operands: list[Instruction], instruction: Instruction) -> tuple[float, float]:
     told = estimate(instruction)
-    if told.get("bytes_accessed"):
+    if "bytes_accessed" in told:
         return told["bytes_accessed"], 0.0
     aliases = _aliases(instruction)
     outputs = {int(place or 0) for place, _ in aliases}

@@ -51,6 +51,8 @@ REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
     "full": (),
 }
 
+EXPERTS = ("gate", "up", "down")  # the maps of a mixture's experts
+
 
 def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
     """Wrap one layer so that it keeps what a level of REMAT_LEVELS says."""
@@ -72,6 +74,7 @@ class LayerPass:
     w: Named[Array]
     lora: Named[Lora[Array]]
     how: Pass
+    stack: tuple[moe.Kernels, Array] | None = None  # of experts, if they are read there, and this layer's number
 
     def linear(self, x: Array, name: str, width_out: int) -> Array:
         """Apply a map without its bias."""
@@ -112,10 +115,14 @@ def backbone(
     for cycle in model.declared.stack:
         its_own = places[: len(cycle.layers)]
         del places[: len(cycle.layers)]
-        run = _run_cycle(model, its_own, positions_BT, how)
+        stacks = [_stacked_experts(model, place, base, how) for place in its_own]
+        run = _run_cycle(model, its_own, stacks, positions_BT, how)
         if how.remat is not None:
             run = rematerialised(run, how.remat)
-        xs = tuple(_inputs(model, place, base, adapters, replayed_LBTC) for place in its_own)
+        xs = tuple(
+            _inputs(model, place, base, adapters, replayed_LBTC, stack)
+            for place, stack in zip(its_own, stacks, strict=True)
+        )
         carry, choices = lax.scan(run, carry, xs)
         if model.n_experts:
             chosen.append(_in_order(cycle, choices, (*tokens_BT.shape, model.experts_per_token)))
@@ -137,9 +144,10 @@ def _inputs(
     base: Weights[Array],
     adapters: Adapters[Array],
     replayed_LBTC: Array | None,
+    stack: moe.Kernels | None,
 ) -> tuple[Any, ...]:
     """Return what the loop takes for a place of a cycle, with a leading dimension of the repetitions."""
-    w = base.layers.part(place.prefix)
+    w = base.layers.part(place.prefix).without(stack or ())
     lora = Named(adapters.layers).part(place.prefix)
     numbers = place.numbers
     index = jnp.arange(len(numbers))
@@ -149,17 +157,34 @@ def _inputs(
         index = numbers.start + numbers.step * index
     if replayed_LBTC is not None and len(numbers) < replayed_LBTC.shape[0]:
         replayed_LBTC = replayed_LBTC[numbers.start : numbers.stop : numbers.step]
-    return w, lora, index, replayed_LBTC
+    return w, lora, index, replayed_LBTC, None if stack is None else jnp.arange(len(numbers))
 
 
-def _run_cycle(model: ModelConfig, places: list[Place], positions_BT: Array, how: Pass) -> Callable[..., Any]:
+def _stacked_experts(
+    model: ModelConfig, place: Place, base: Weights[Array], how: Pass
+) -> moe.Kernels | None:
+    """Return the experts' matrices of all repetitions, if they are read where they are stacked."""
+    channel, w = place.layer.channel, base.layers.part(place.prefix)
+    if not isinstance(channel, Mixture) or not moe.reads_stack(w.up, model.d_model, channel.experts, how):
+        return None
+    return {name: w[name] for name in EXPERTS}
+
+
+def _run_cycle(
+    model: ModelConfig,
+    places: list[Place],
+    stacks: list[moe.Kernels | None],
+    positions_BT: Array,
+    how: Pass,
+) -> Callable[..., Any]:
     """Make the body of a loop over the repetitions of a cycle."""
 
     def run(carry: tuple[Array, Any], inputs: tuple[Any, ...]) -> Any:
         x_BTD, cache = carry
         chosen = list[Array | None]()
-        for place, (w, lora, index, replayed_BTC) in zip(places, inputs, strict=True):
-            layer = LayerPass(model, place, w, lora, how)
+        for place, stack, one in zip(places, stacks, inputs, strict=True):
+            w, lora, index, replayed_BTC, number = one
+            layer = LayerPass(model, place, w, lora, how, None if stack is None else (stack, number))
             mixer = delta_rule if isinstance(place.layer.mixer, DeltaRule) else attention
             x_BTD, cache = mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
@@ -271,9 +296,9 @@ def _mixture(
     w = layer.w
     bias_X, correction_X = (getattr(w, name, None) for name in ("router_bias", "correction"))
     routed = route(channel.route, channel.chosen, w.router, h_BTD, replayed_BTC, bias_X, correction_X)
-    kernels = {"gate": w.gate, "up": w.up, "down": w.down}
-    lora = {name: layer.lora[name] for name in kernels}
-    y_BTD = moe.mixture(kernels, lora, h_BTD, routed, layer.how)
+    kernels, number = layer.stack or ({name: w[name] for name in EXPERTS}, None)
+    lora = {name: layer.lora[name] for name in EXPERTS}
+    y_BTD = moe.mixture(kernels, lora, h_BTD, routed, layer.how, number)
     if channel.shared is not None:
         hidden_BTF = _gated(layer, channel.shared, h_BTD)
         shared_BTD = layer.linear(hidden_BTF, channel.shared.prefix + "down", layer.model.d_model)

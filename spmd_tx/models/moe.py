@@ -34,18 +34,27 @@ def gather_rows(x: Array) -> Array:
     return gather(x, EP, 0)
 
 
+def reads_stack(up_LXDF: Array, d_model: int, experts: int, how: "Pass") -> bool:
+    """Say whether the experts' kernels take matrices from the stack of layers, without copying them."""
+    depth, width = up_LXDF.shape[-2:]
+    is_small = experts * d_model * width * lax.axis_size(TP) < LEAST_GROUPED
+    return how.product != "reference" and depth == d_model and not is_small
+
+
 def mixture(
     kernels: Kernels,
     lora: dict[str, Lora[Array]],
     h_BTD: Array,
     routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
     how: "Pass",
+    layer: Int[Array, ""] | None = None,
 ) -> Array:
     """Return the experts' weighted sum, to be summed over tp. The experts are split over ep.
 
-    ``routed`` is what ``routing.route`` returned.
+    ``routed`` is what ``routing.route`` returned. With ``layer`` the kernels are those of all layers that are
+    stacked, for which ``reads_stack`` must hold, and it is the number of this one among them.
     """
-    (_, depth, width), experts = kernels["up"].shape, routed[1].shape[2]
+    (depth, width), experts = kernels["up"].shape[-2:], routed[1].shape[2]
     is_split = depth != h_BTD.shape[2]
     is_small = experts * h_BTD.shape[2] * width * lax.axis_size(TP) < LEAST_GROUPED
     if how.product == "reference" and h_BTD.shape[1] == 1:
@@ -54,7 +63,7 @@ def mixture(
         return sum_scatter(_dense(kernels, lora, h_BTD, routed[1], how), EP, 0)
     # Recomputed in the backward pass: the rows of all devices of ep for all layers would not fit.
     run = jax.checkpoint(partial(_grouped, how), prevent_cse=False)
-    return sum_scatter(run(kernels, lora, h_BTD, routed), EP, 0)
+    return sum_scatter(run(kernels, lora, h_BTD, routed, layer), EP, 0)
 
 
 def is_small(model: ModelConfig) -> bool:
@@ -68,6 +77,7 @@ def _grouped(
     lora: dict[str, Lora[Array]],
     h_BTD: Array,
     routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
+    layer: Int[Array, ""] | None,
 ) -> Array:
     """Return the sum of this device's experts [R, T, D], each of which runs over its own tokens only."""
     choices_BTC, gates_BTX = routed
@@ -75,12 +85,14 @@ def _grouped(
     is_its_BTCX = chosen_BTC[..., None] == jnp.arange(gates_BTX.shape[2])[None, None, None]
     weight_BTC = jnp.sum(jnp.where(is_its_BTCX, gates_BTX[:, :, None], 0), axis=3)
     h_RTD, weight_RTC, chosen_RTC = (varying(gather_rows(x)) for x in (h_BTD, weight_BTC, chosen_BTC))
-    local, slots = kernels["up"].shape[0], how.expert_lora.scale_S.shape[0]
+    local, slots = kernels["up"].shape[-3], how.expert_lora.scale_S.shape[0]
     mine_RTC = chosen_RTC - lax.axis_index(EP) * local
     by_tile = how.product == "reference"
     (rows, length, choices), experts = chosen_RTC.shape, gates_BTX.shape[2]
     tiling = Choices(rows, length, choices, experts, local).tiling(by_tile=by_tile)
     place = layout(tiling, mine_RTC, how.expert_lora.slots_R, local, slots)
+    if layer is not None:
+        place = place.replace(expert_N=place.expert_N + layer * local)
     grouping = Grouping(tiling, how.product, by_tile)
     return run_experts(grouping, kernels, lora, h_RTD, weight_RTC, how.expert_lora.scale_S, place)
 

@@ -41,6 +41,11 @@ class Named(Generic[Leaf]):
         found = self._leaves.items()
         return Named({name[len(prefix) :]: leaf for name, leaf in found if name.startswith(prefix)})
 
+    def without(self, names: Iterable[str]) -> "Named[Leaf]":
+        """Return the leaves that have none of these names."""
+        left_out = set(names)
+        return Named({name: leaf for name, leaf in self._leaves.items() if name not in left_out})
+
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Leaf]], tuple[str, ...]]:
         keyed = [(jax.tree_util.GetAttrKey(name), leaf) for name, leaf in self._leaves.items()]
         return keyed, tuple(self._leaves)

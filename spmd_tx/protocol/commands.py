@@ -325,9 +325,10 @@ class Decode(Command, frozen=True, tag="decode"):
 
 
 # Threads of a worker that compile: what somebody waits for; what is not urgent, or is awaited by another
-# session; and what nobody waits for, in a process of the lowest priority (Ready.compiles_aside).
-AWAITED, AHEAD, ASIDE = range(3)
-COMPILE_LANES = 3
+# session; and what nobody waits for, in a process of the lowest priority (Ready.compiles_aside). Others help
+# with what is not urgent, where workers have several threads for that (Ready.compile_threads).
+AWAITED, AHEAD, ASIDE, *HELPING = range(6)
+COMPILE_LANES = 3 + len(HELPING)
 
 
 class Compile(Command, frozen=True, tag="compile"):
@@ -339,7 +340,7 @@ class Compile(Command, frozen=True, tag="compile"):
 
     number: int  # of the order
     program: ProgramShape
-    lane: int  # AWAITED, AHEAD or ASIDE
+    lane: int  # AWAITED, AHEAD, ASIDE, or one of HELPING
     is_last: bool = False  # no more are planned: memory that compiling has left behind may be freed
     is_hurried: bool = False  # commands use a worse program meanwhile: ASIDE does not stand back for them
 

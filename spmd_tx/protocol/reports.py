@@ -46,6 +46,7 @@ class Ready(Report, frozen=True, tag="ready"):
     plan: MemoryPlan
     kernels: str = ""  # which choices of kernels, made by trying them, programs are compiled with; "": none
     compiles_aside: bool = False  # whether programs that nobody waits for are compiled at nobody's expense
+    compile_threads: int = 1  # that may compile what nobody waits for at the same time, if not so
 
 
 class Reply(Report, frozen=True, tag="reply"):

@@ -1,5 +1,6 @@
 """The commands of protocol/commands.py as methods: host arrays in, device steps, arrays out."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from spmd_tx.worker.programs.agreement import Agreement, everybodys, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.programs.compiled import Order, Programs
+from spmd_tx.worker.programs.compiled import Order, Programs, compile_threads
 from spmd_tx.worker.programs.examples import Menu
 from spmd_tx.worker.programs.measurements import KeptMeasurements
 from spmd_tx.worker.state import WorkerState, allocate
@@ -89,6 +90,7 @@ class Engine:
             ways["measure"] = KeptMeasurements(Path(setup.compilation_cache), mesh, agreement).measure
         plan = plan_memory(setup, model, mesh, progress, **ways)
         programs.use(*ahead_of_need(plan, mesh), agreement)
+        programs.compile_threads = compile_threads(platform(mesh), os.cpu_count() or 1)
         return cls(plan, mesh, *allocate(plan, progress), programs)
 
     @property

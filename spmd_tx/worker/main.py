@@ -115,6 +115,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
         plan=engine.plan,
         kernels=programs.kernels,
         compiles_aside=programs.compiles_aside,
+        compile_threads=programs.compile_threads,
     )
     Loop(engine, inbox, is_leader, programs.at_work).run()
 

@@ -32,6 +32,10 @@ USUAL_ADAPTERS = 8
 TOLERANCE = 1.01
 
 
+class NotCompiled(Exception):
+    """Says that a program of a case cannot be compiled, or that there is none for a role."""
+
+
 @dataclass(frozen=True)
 class Case:
     """Holds a model on a mesh, and the budgets of its programs by role."""
@@ -175,7 +179,7 @@ def by_role(programs: Sequence[Any]) -> dict[str, Any]:
 
 
 def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str, dict[str, float]]:
-    """Return the figures of each role that has a budget. Raises SystemExit if one cannot be compiled."""
+    """Return the figures of each role that has a budget. Raises NotCompiled."""
     from spmd_tx.cli.compile import plan_for, tables
     from spmd_tx.config import ServerConfig
     from spmd_tx.worker.aot.compile import compile_programs, programs_of
@@ -196,7 +200,7 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     programs = {role: program for role, program in programs.items() if role in wanted}
     missing = set(wanted) - programs.keys()
     if missing:
-        sys.exit(f"{case.name} has no program for {', '.join(sorted(missing))}")
+        raise NotCompiled(f"{case.name} has no program for {', '.join(sorted(missing))}")
     folder = None if hlo is None else hlo / case.name.replace(" ", "_").replace(":", "_")
     found: dict[str, dict[str, float]] = {}
     with answering_for(devices):
@@ -204,7 +208,7 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
         reports = compile_programs(plan, target, unique, _say, folder)
         for report in reports:
             if report.error is not None:
-                sys.exit(f"{case.name}, {report.name} could not be compiled: {report.error}")
+                raise NotCompiled(f"{case.name}, {report.name} could not be compiled: {report.error}")
             found |= {role: figures_of(report) for role, each in programs.items() if each.name == report.name}
             _say(f"  {report.compile_seconds:.0f} s, roofline {1e3 * report.roofline_seconds:.2f} ms")
     return found
@@ -232,13 +236,18 @@ def main() -> int:
 
     found: dict[str, dict[str, dict[str, float]]] = {}
     lines: list[Line] = []
+    broken: list[str] = []
     roles = [role for role in options.roles.split(",") if role]
     for case in chosen:
         devices = parse_devices(case.devices, None)
         environment.check(devices)
         environment.prepare(devices)
         _say(case.name)
-        found[case.name] = compile_case(case, roles, options.hlo)
+        try:
+            found[case.name] = compile_case(case, roles, options.hlo)
+        except NotCompiled as problem:  # the other cases are looked at all the same
+            broken.append(str(problem))
+            continue
         of_case = list(compare(case, found[case.name]))
         lines += of_case
         print("\n".join(map(str, of_case)), flush=True)
@@ -247,10 +256,10 @@ def main() -> int:
             FILE.write_text(write(now, found, FILE.read_text()))
     failures = [line for line in lines if line.is_failure]
     known = sum(line.verdict == "known miss" for line in lines)
-    print(f"\n{len(lines)} budgets, {known} known misses, {len(failures)} failures")
-    for line in failures:
+    print(f"\n{len(lines)} budgets, {known} known misses, {len(failures) + len(broken)} failures")
+    for line in (*broken, *failures):
         print(line)
-    return 1 if failures and not options.write else 0
+    return 1 if broken or (failures and not options.write) else 0
 
 
 def _number(value: float) -> str:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.hlo.cost import cost_of
+from spmd_tx.hlo.hints import costs, usual_turns
 
 
 def compiled(function, *shapes, **options) -> str:
@@ -237,3 +238,27 @@ ROOT %done = f32[32]{0} fusion(%ours, %whole, %mark), kind=kCustom, output_to_op
     assert found.collective.is_asynchronous
     assert found.collective.bytes == 32 * 4
     assert cost.bytes <= 2 * 32 * 4
+
+
+def test_a_loop_of_data_runs_as_often_as_its_author_tells():
+    def run(x, count):
+        def turn(_, y):
+            return lax.while_loop(lambda z: jnp.sum(z) < 1e6, lambda z: z @ z, y)
+
+        with jax.named_scope(usual_turns(4)):
+            return lax.fori_loop(0, count[0].astype(jnp.int32), turn, x)
+
+    cost = cost_of(compiled(run, (16, 16), (1,)))
+    assert cost.flops == 4 * 2 * 16**3
+    assert len(cost.unknown_loops) == 1, "the inner one"
+
+
+@pytest.mark.parametrize("around", ["{}", "transpose(jvp({}))"])
+def test_a_kernel_costs_what_its_author_tells(around):
+    scope = around.format(costs(123, 456))
+    call = (
+        '%x = f32[64]{0} parameter(0) ROOT %y = f32[64]{0} custom-call(%x), custom_call_target="kernel", '
+        f'metadata={{op_name="jit(f)/{scope}/name/pallas_call"}}'
+    )
+    cost = cost_of(module("\n" + call.replace(" ROOT", "\n ROOT") + "\n"))
+    assert (cost.flops, cost.bytes) == (123, 456)

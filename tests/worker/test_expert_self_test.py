@@ -9,17 +9,17 @@ SIZES = ExpertSizes(experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
 
 
-def takes_the_first_expert(x, w, experts, transposed):
-    return right(x, w, jnp.zeros_like(experts), transposed)
+def takes_the_first_expert(x, w, experts, transposed, of_layer):
+    return right(x, w, jnp.zeros_like(experts), transposed, of_layer)
 
 
-def forgets_to_transpose(x, w, experts, transposed):
-    return right(x, w.swapaxes(1, 2).reshape(w.shape) if transposed else w, experts, transposed)
+def forgets_to_transpose(x, w, experts, transposed, of_layer):
+    return right(x, w.swapaxes(1, 2).reshape(w.shape) if transposed else w, experts, transposed, of_layer)
 
 
-def adds_what_stands_beside(x, w, experts, transposed):
+def adds_what_stands_beside(x, w, experts, transposed, of_layer):
     beside = 1 + 0.01 * jnp.sign(jnp.roll(x, 1, 0)[:, :1]).astype(x.dtype)
-    return right(x, w, experts, transposed) * beside
+    return right(x, w, experts, transposed, of_layer) * beside
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ class Hub:
         """``on_written`` hears that a folder written aside is complete, or that it never will be."""
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
-        self.compiles_aside, self.kernels = False, ""  # as Ready says
+        self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""  # as Ready says
         self.programs = CompileProgress()
         self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
         self._send = send
@@ -121,7 +121,8 @@ class Hub:
         assert self._generation is not None
         ready = await asyncio.shield(self._generation.all_ready)
         self.loss = self.busy = None
-        self.compiles_aside, self.kernels = ready.compiles_aside, ready.kernels
+        self.compiles_aside, self.compile_threads = ready.compiles_aside, ready.compile_threads
+        self.kernels = ready.kernels
         return ready
 
     def take(self, identity: bytes, report: AnyReport) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from spmd_tx.coordinator.mesh.program_uses import ProgramUses
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
-from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, HELPING
 from spmd_tx.protocol.programs import ProgramShape
 
 
@@ -47,13 +47,19 @@ class ProgramOrders:
 
     Each lane compiles at most one program at a time. The first is for awaited programs. The second is for
     sessions that would otherwise wait for another session's program. Programs ahead of need have the third
-    one if workers compile ``aside``, at nobody's expense; otherwise they have the second, while nobody waits.
+    one if workers compile ``aside``, at nobody's expense; otherwise they have the second, and with several
+    ``threads`` those that help it, while nobody waits.
     """
 
     def __init__(
-        self, menu: Iterable[ProgramShape], *, aside: bool = False, uses: ProgramUses | None = None
+        self,
+        menu: Iterable[ProgramShape],
+        *,
+        aside: bool = False,
+        threads: int = 1,
+        uses: ProgramUses | None = None,
     ) -> None:
-        self._aside = aside
+        self._of_menu = (ASIDE,) if aside else (AHEAD, *HELPING)[: max(1, threads)]
         self._uses = uses or ProgramUses()
         self._menu = dict.fromkeys(self._uses.in_order(menu))
         self._to_come = dict(self._menu)
@@ -107,14 +113,18 @@ class ProgramOrders:
         order = None
         if self._awaited and (AWAITED not in busy or (AHEAD not in busy and not only_awaited)):
             order = self._next_awaited(AWAITED if AWAITED not in busy else AHEAD)
-        if order is None and not only_awaited and self._may_go_ahead(busy):
-            order = self._next_ahead(ASIDE if self._aside else AHEAD)
+        lane = None if only_awaited else self._free_lane(busy)
+        if order is None and lane is not None:
+            order = self._next_ahead(lane)
         if order is not None:
             self._out.append(order)
         return order
 
-    def _may_go_ahead(self, busy: set[int]) -> bool:
-        return ASIDE not in busy if self._aside else not self._awaited and not busy
+    def _free_lane(self, busy: set[int]) -> int | None:
+        """Return the lane in which a program ahead of need may be compiled now."""
+        if ASIDE not in self._of_menu and (self._awaited or AWAITED in busy):
+            return None
+        return next((lane for lane in self._of_menu if lane not in busy), None)
 
     def _next_awaited(self, lane: int) -> Order | None:
         served = frozenset[str]().union(*(order.sessions for order in self._out))

@@ -307,6 +307,7 @@ class GenerationBuilder:
         orders = ProgramOrders(
             (program for program in ahead if program not in workers.avoided),
             aside=workers.compiles_aside,
+            threads=workers.compile_threads,
             uses=self.uses,
         )
         return GenerationParts(

@@ -6,7 +6,7 @@ numbers are added: a token's experts are added in ascending order, and an adapte
 block (layout.py).
 
 Dimension key as in layout.py; P pair of a chunk, J pair of a block, N block of a chunk, D model width,
-F feed-forward width, Q rank, I input width, O output width.
+F feed-forward width, Q rank, I input width, O output width, L layer.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import grouped_product, unset
 from spmd_tx.models.layers import silu
@@ -27,7 +28,9 @@ from spmd_tx.sharding.mesh import FSDP
 
 TOGETHER = 8  # blocks of a group that are added in one turn of the loop
 
-Kernels = dict[str, Array]  # gate [X, D, F], up [X, D, F], down [X, F, D]
+# gate [X, D, F], up [X, D, F], down [X, F, D]; or those of all layers [L, X, ...], and then the layout counts
+# experts over all layers.
+Kernels = dict[str, Array]
 Factors = dict[str, Lora[Array]]  # of gate, up and down: [X, S, Q, I] and [X, S, Q, O]
 Pieces = dict[str, Array]  # the same; those of gate and up that take the input are one, [X, S, 2 Q, D]
 
@@ -98,11 +101,11 @@ run_experts.defvjp(_forward, _backward)
 
 def _whole(kernels: Kernels, width: int) -> Kernels:
     """Gather kernels whose model width is split over fsdp. Both passes do, so that nothing whole is kept."""
-    axes = {"gate": 1, "up": 1, "down": 2}  # of the model width
+    axes = {"gate": -2, "up": -2, "down": -1}  # of the model width
     return {
         name: kernel
         if kernel.shape[axes[name]] == width
-        else lax.all_gather(kernel, FSDP, axis=axes[name], tiled=True)
+        else lax.all_gather(kernel, FSDP, axis=axes[name] % kernel.ndim, tiled=True)
         for name, kernel in kernels.items()
     }
 
@@ -112,7 +115,8 @@ def _for_chunks(how: Grouping, place: Layout, turn: Callable[[Array, Any], Any],
     if how.tiling.chunk == how.tiling.positions:
         return turn(jnp.int32(0), carry)
     count = (place.positions + how.tiling.chunk - 1) // how.tiling.chunk
-    return lax.fori_loop(0, count, turn, carry)
+    with jax.named_scope(usual_turns(how.tiling.usual_chunks)):
+        return lax.fori_loop(0, count, turn, carry)
 
 
 def _put(whole: Array, part: Array, number: Array) -> Array:

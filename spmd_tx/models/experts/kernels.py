@@ -3,6 +3,7 @@
 Every tile is computed in the same way whatever the others hold, and the whole sum of a row is taken in one
 order, so that neither a row's place nor its company can change a bit.
 
+``experts`` is how many of the matrices one product may take; there are more if they are of several layers.
 Dimension key as in product.py.
 """
 
@@ -12,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
+
+from spmd_tx.hlo.hints import costs
 
 INTERPRET = False  # whether kernels run as plain XLA programs, in tests
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
@@ -36,7 +39,18 @@ def _result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, like.dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
-def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Array:
+def _cost(x_PI: Array, w_XIO: Array, width: int, experts: int, tiles: int) -> pl.CostEstimate:
+    """Tell XLA, and readers of its programs, what a product costs. Each matrix in use is read once."""
+    matrices = min(experts, tiles) * w_XIO.shape[1] * w_XIO.shape[2] * w_XIO.dtype.itemsize
+    rows, depth = x_PI.shape
+    return pl.CostEstimate(
+        flops=2 * rows * depth * width,
+        transcendentals=0,
+        bytes_accessed=matrices + rows * (depth + width) * x_PI.dtype.itemsize,
+    )
+
+
+def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int) -> Array:
     """Multiply on TPUs. A matrix is read once for consecutive tiles of its expert."""
     from jax.experimental.pallas import tpu as pltpu
 
@@ -63,13 +77,14 @@ def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Arra
         kernel,
         out_shape=_result((x_PI.shape[0], width), x_PI),
         grid_spec=grid,
+        cost_estimate=_cost(x_PI, w_XIO, width, experts, expert_M.shape[0]),
         interpret=INTERPRET,
         name="experts",
     )
     return call(expert_M, x_PI, w_XIO)
 
 
-def triton(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Array:
+def triton(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int) -> Array:
     """Multiply on NVIDIA GPUs."""
     from jax.experimental.pallas import triton as plgpu
 
@@ -103,7 +118,9 @@ def triton(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Arra
         interpret=INTERPRET,
         name="experts",
     )
-    return call(expert_M, x_PI, w_XIO)
+    cost = _cost(x_PI, w_XIO, width, experts, expert_M.shape[0])
+    with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):
+        return call(expert_M, x_PI, w_XIO)
 
 
 def mosaic_unset(shape: tuple[int, ...], like: Array) -> Array:
@@ -117,7 +134,8 @@ def mosaic_unset(shape: tuple[int, ...], like: Array) -> Array:
         interpret=INTERPRET,
         name="unset",
     )
-    return call(like)
+    with jax.named_scope(costs(0, 0)):
+        return call(like)
 
 
 def triton_unset(shape: tuple[int, ...], like: Array) -> Array:
@@ -132,7 +150,8 @@ def triton_unset(shape: tuple[int, ...], like: Array) -> Array:
         interpret=INTERPRET,
         name="unset",
     )
-    return call(like)
+    with jax.named_scope(costs(0, 0)):
+        return call(like)
 
 
 def _do_nothing(*_: Any) -> None:

@@ -32,6 +32,7 @@ class Tiling:
     tile: int  # pairs of one expert
     chunk: int  # pairs that are computed at once
     positions: int  # enough for any choice of experts
+    usual_chunks: int = 1  # if all experts are chosen equally often
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Choices:
         usual = int(SPARE * (share + free))
         part = tile if by_tile else min(bound, max(-(-usual // CHUNKS), min(usual, LEAST_CHUNK)))
         chunk = _rounded_up(part, tile)
-        return Tiling(block, tile, chunk, _rounded_up(bound, chunk))
+        positions = _rounded_up(bound, chunk)
+        return Tiling(block, tile, chunk, positions, -(-min(usual, positions) // chunk))
 
 
 def _power_of_two(size: int, least: int, most: int) -> int:

@@ -3,7 +3,10 @@
 Rows come in tiles, and all rows of a tile go to the same expert. A row's result depends on that row and its
 expert's matrix alone: no implementation splits a sum in a way that other rows decide.
 
-Dimension key: P row, M tile, I input width, O output width, X expert.
+The matrices of all layers may be given as they are stacked, [L, X, I, O], with the experts of tiles counted
+over all layers: then none of them is copied out of the stack first.
+
+Dimension key: P row, M tile, I input width, O output width, X expert, L layer.
 """
 
 from collections.abc import Callable
@@ -16,12 +19,12 @@ from jax import Array, lax
 from spmd_tx.models.experts import kernels
 from spmd_tx.sharding.collectives import varying
 
-# (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed) -> [P, O]. Transposed: rows
-# [P, O] -> [P, I].
-Product = Callable[[Array, Array, Array, bool], Array]
+# (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of a layer) -> [P, O].
+# Transposed: rows [P, O] -> [P, I].
+Product = Callable[[Array, Array, Array, bool, int], Array]
 
 
-def _reference(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool) -> Array:
+def _reference(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int) -> Array:
     """Multiply tile after tile, for any platform. On CPUs there is one."""
 
     def tile(x_JI: Array, expert: Array) -> Array:
@@ -66,7 +69,8 @@ def grouped_product(name: str, x_PI: Array, w_XIO: Array, expert_M: Array, trans
 
     The matrices are frozen: they get no gradient.
     """
-    return IMPLEMENTATIONS[name](x_PI, w_XIO, expert_M, transposed)
+    experts = w_XIO.shape[-3]
+    return IMPLEMENTATIONS[name](x_PI, w_XIO.reshape(-1, *w_XIO.shape[-2:]), expert_M, transposed, experts)
 
 
 def _forward(

@@ -4,11 +4,13 @@ A step is compiled ahead of time for the shapes of its arguments, and then calle
 coordinator orders programs, and sends a command only when its programs are ready on all workers, so that the
 thread that runs commands never compiles. More threads compile: one for programs that somebody waits for, one
 for those of other sessions, and one for programs ahead of need, which leaves the work to a child process if
-there is one (aside.py). Programs that an earlier start has left in the store are loaded instead.
+there is one (aside.py). Beside TPUs, more compile ahead of need. Programs that an earlier start has left in
+the store are loaded instead.
 
 Processes that compile the same program may have to meet (on GPUs they share autotuning results), so two of
 them must never wait for each other's programs. They do not: orders arrive everywhere in the same order, and
-each thread takes its own in that order, like the same thread of every other process. A program that was not
+each thread takes its own in that order, like the same thread of every other process: so the earliest order
+that is not done is compiled by all of them, whatever the other threads wait for. A program that was not
 ordered is compiled by the command that needs it, which is the same command in every process. And they agree
 whether to compile it: a process that finds a program in its store alone compiles it like the others.
 """
@@ -25,7 +27,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, COMPILE_LANES
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, COMPILE_LANES, HELPING
 from spmd_tx.protocol.programs import CompileReport, ProgramShape
 from spmd_tx.worker.memory.allocator import free_memory
 from spmd_tx.worker.programs.agreement import Agreement
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 # Of threads that compile what is not urgent, so that commands go first. On a CPU, where all processors are
 # busy, a thread that hardly runs would keep Python's lock from the thread that runs commands.
 NICENESS, NICENESS_BESIDE_ACCELERATORS = 5, 19
+PROCESSORS_OF_THREAD = 4  # of the host, for each thread that compiles beside TPUs
 IDLE_SECONDS = 20.0  # after which the child process ends
 
 
@@ -68,6 +71,15 @@ def _niceness() -> int:
     return NICENESS if jax.default_backend() == "cpu" else NICENESS_BESIDE_ACCELERATORS
 
 
+def compile_threads(platform: str, processors: int) -> int:
+    """Return how many threads of a worker may compile what nobody waits for.
+
+    GPUs have one: XLA tries kernels on them while it compiles, whose times others would disturb, and the
+    memory plan has room for one that does so.
+    """
+    return max(1, min(1 + len(HELPING), processors // PROCESSORS_OF_THREAD)) if platform == "tpu" else 1
+
+
 class Programs:
     """Compiles, keeps and runs all programs of this process."""
 
@@ -81,13 +93,14 @@ class Programs:
         self._store: ProgramStore | None = None
         self._aside: AsideCompiler | None = None
         self._agreement: Agreement | None = None
-        self.kernels = ""  # as Ready has it
+        self.kernels, self.compile_threads = "", 1  # as Ready has them
         self._unforeseen = 0
         self._is_ending = False
         self._lanes = [
             Lane("programs awaited", lambda: 0),
             Lane("programs ahead", _niceness),
             Lane("programs aside", _niceness, self._rest, IDLE_SECONDS),
+            *(Lane(f"programs ahead, {number}", _niceness) for number in HELPING),
         ]
         assert len(self._lanes) == COMPILE_LANES
 

@@ -5,7 +5,7 @@ from spmd_tx.coordinator.mesh.program_orders import (
     ProgramRequest,
     Progress,
 )
-from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, HELPING
 from spmd_tx.protocol.programs import ProgramShape
 
 
@@ -45,6 +45,21 @@ def test_the_menu_is_compiled_in_its_order_one_after_the_other(orders):
     orders.settled(first, 1.0, None)
     assert [carry_out(orders) for _ in range(3)] == [64, 96, None]
     assert orders.progress == Progress(3, 3)
+
+
+def test_several_threads_share_the_menu_while_nobody_waits():
+    orders = ProgramOrders(MENU, threads=2)
+    first, second = order(orders), order(orders)
+    assert [first.program, second.program] == MENU[:2]
+    assert (first.lane, second.lane) == (AHEAD, HELPING[0])
+    assert order(orders) is None
+    awaited = order(orders, request(500))
+    assert awaited.lane == AWAITED
+    orders.settled(second, 1.0, None)
+    assert order(orders) is None, "somebody waits"
+    orders.settled(awaited, 1.0, None)
+    third = order(orders)
+    assert (third.program, third.lane) == (MENU[2], HELPING[0])
 
 
 def test_what_somebody_waits_for_is_ordered_beside_what_is_compiled_ahead(orders):

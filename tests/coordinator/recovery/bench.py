@@ -53,7 +53,7 @@ class SimulatedWorkers:
         self.busy: str | None = None
         self._on_written = on_written
         self.programs = CompileProgress()
-        self.compiles_aside, self.kernels = False, ""
+        self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""
         self.avoided: set[ProgramShape] = set()
         self.device = ReplayDevice(PAGES, page_size=16)
         self._pending: deque[tuple[AnyCommand, asyncio.Future[Reply]]] = deque()

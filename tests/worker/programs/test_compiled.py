@@ -9,7 +9,7 @@ import pytest
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.compile_counts import compile_counts
-from spmd_tx.worker.programs.compiled import Call, Order, Programs
+from spmd_tx.worker.programs.compiled import Call, Order, Programs, compile_threads
 
 SECONDS = 30
 PROGRAM = ProgramShape(step="forward", rows=8, row_length=256)
@@ -84,7 +84,7 @@ def test_a_program_is_compiled_once_for_each_shape_and_commands_that_wait_are_to
     assert len(step.compiled_in) == 2
 
 
-@pytest.mark.parametrize("lane", [0, 1])
+@pytest.mark.parametrize("lane", [0, 1, 3])
 def test_what_was_ordered_is_run_without_waiting(mesh, programs, messages, settled, caplog, lane):
     step = Step()
     (program,) = order(programs, mesh, step, lane=lane)
@@ -170,3 +170,11 @@ def test_what_jax_compiles_is_counted_for_its_program(mesh, programs):
     before, _ = count_of("other")
     jax.jit(lambda x: x + 9)(np.ones(3, np.float32))
     assert count_of("other") == (before + 1, True)
+
+
+@pytest.mark.parametrize(
+    "platform, processors, threads",
+    [("cpu", 64, 1), ("gpu", 64, 1), ("tpu", 2, 1), ("tpu", 8, 2), ("tpu", 112, 4)],
+)
+def test_only_where_compiling_disturbs_no_device_several_threads_do_it(platform, processors, threads):
+    assert compile_threads(platform, processors) == threads

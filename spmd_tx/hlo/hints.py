@@ -1,0 +1,33 @@
+"""What the authors of programs tell readers of their HLO, as names of scopes in which operations are traced.
+
+A loop whose end data decide tells how often it usually runs, and a kernel what it costs: Pallas keeps its
+cost estimate for TPUs only.
+"""
+
+import re
+
+TURNS = re.compile(r"usually_(\d+)_turns\)*/while$")
+# JAX writes names of transformations around that of a scope: transpose(jvp(costs_...))
+COST = re.compile(r"costs_(\d+)_flops_(\d+)_bytes\)*/(?:[\w.\-]+/)?pallas_call$")
+
+
+def usual_turns(turns: int) -> str:
+    """Return the name of the scope in which such a loop must be traced."""
+    return f"usually_{turns}_turns"
+
+
+def told_turns(source: str) -> int | None:
+    """Return the usual number of turns of a loop, from the name of its operation in the traced program."""
+    found = TURNS.search(source)
+    return int(found[1]) if found else None
+
+
+def costs(flops: int, moved: int) -> str:
+    """Return the name of the scope in which a kernel of so many operations and bytes must be called."""
+    return f"costs_{flops}_flops_{moved}_bytes"
+
+
+def told_cost(source: str) -> dict[str, float]:
+    """Return flops and bytes_accessed of a kernel; empty if nobody tells."""
+    found = COST.search(source)
+    return {"flops": float(found[1]), "bytes_accessed": float(found[2])} if found else {}
