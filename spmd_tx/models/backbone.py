@@ -74,7 +74,9 @@ class LayerPass:
     w: Named[Array]
     lora: Named[Lora[Array]]
     how: Pass
-    stack: tuple[moe.Kernels, Array] | None = None  # of experts, if they are read there, and this layer's number
+    stack: tuple[moe.Kernels, Array] | None = (
+        None  # of experts, if they are read there, and this layer's number
+    )
 
     def linear(self, x: Array, name: str, width_out: int) -> Array:
         """Apply a map without its bias."""
@@ -160,9 +162,7 @@ def _inputs(
     return w, lora, index, replayed_LBTC, None if stack is None else jnp.arange(len(numbers))
 
 
-def _stacked_experts(
-    model: ModelConfig, place: Place, base: Weights[Array], how: Pass
-) -> moe.Kernels | None:
+def _stacked_experts(model: ModelConfig, place: Place, base: Weights[Array], how: Pass) -> moe.Kernels | None:
     """Return the experts' matrices of all repetitions, if they are read where they are stacked."""
     channel, w = place.layer.channel, base.layers.part(place.prefix)
     if not isinstance(channel, Mixture) or not moe.reads_stack(w.up, model.d_model, channel.experts, how):

@@ -51,6 +51,13 @@ def test_the_gradient_of_the_rows_is_the_transposed_product(name):
     np.testing.assert_allclose(pull_back(slope)[0], expected(slope, w, True), 0, 1e-4)
 
 
+def test_matrices_of_all_layers_are_read_where_they_are_stacked(name):
+    x, w = random_arrays(6, "float32", transposed=False)
+    stack = jnp.stack([jnp.full_like(w, jnp.nan), w])
+    found = multiplied(name, x, stack, experts=np.array(EXPERT_OF_TILE) + EXPERTS)
+    assert np.array_equal(found, multiplied(name, x, w))
+
+
 @pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit(name, dtype, transposed):

@@ -4,6 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from spmd_tx.models import moe
+from spmd_tx.models.experts import product
+from spmd_tx.worker.steps import train
 from tests.models import reference
 from tests.support.tiny_engine import (
     BOTH_SCALES,
@@ -11,6 +14,7 @@ from tests.support.tiny_engine import (
     MIXTURE,
     ROWS,
     Datum,
+    TinyEngine,
     mesh_name,
     named_factors,
     random_datum,
@@ -112,3 +116,21 @@ def test_what_company_replays_changes_no_bit():
     mine, wanted = (named_factors(slot_of(one.grad_sum, 1)) for one in (beside, alone))
     assert all(np.array_equal(mine[name], wanted[name]) for name in wanted)
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), beside.grad_sum))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 4, 2), (2, 2, 1)], ids=mesh_name)
+def test_kernels_read_matrices_where_all_layers_stack_them(mesh, monkeypatch):
+    """Gradients are those of experts that run over all rows."""
+    for table in (product.IMPLEMENTATIONS, product.UNSET):  # Pallas cannot interpret kernels in this place
+        monkeypatch.setitem(table, "triton", table["reference"])
+    monkeypatch.setattr(moe, "LEAST_GROUPED", 0)
+    monkeypatch.setattr(train, "product_of", lambda mesh: "triton")
+    w, rows = sampler_weights(MIXTURE), [(random_datum(1, 1),), (random_datum(2, 2),)]
+    engine = TinyEngine(mesh, np.float32, "mixture", split_base=False, remat="full")
+    with_stacks = engine.forward_backward(w, rows)
+    expected = tiny_engine(kind="mixture").forward_backward(w, rows)
+    np.testing.assert_allclose(with_stacks.logprobs, expected.logprobs, rtol=0, atol=TOLERANCE)
+    found = named_factors(with_stacks.grad_sum)
+    for name, factor in named_factors(expected.grad_sum).items():
+        np.testing.assert_allclose(found[name], factor, rtol=0, atol=2e-4, err_msg=name)
