@@ -48,6 +48,7 @@ def mix(
     one token per row, which is not padding.
     """
     tp = lax.axis_size(TP)
+    assert not sizes.k_heads % tp, f"{sizes.k_heads} heads of keys cannot be split {tp} ways"
     u_BTC = jnp.concatenate([project("q"), project("k"), project("v")], axis=-1)
     taps_CJ = _own_channels(sizes, w.taps[:, 0])
     before_BJC = None if state is None else state.inputs
