@@ -2,11 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import read_model_config
+from spmd_tx.models.config import ModelConfig, read_model_config
 
 
 @pytest.fixture
@@ -53,3 +54,8 @@ def test_what_is_not_supported_is_refused(path, values, message):
     change(path, **values)
     with pytest.raises(StartError, match=message):
         read_model_config(path)
+
+
+def test_services_that_hold_a_configuration_have_a_type_that_routes_can_check():
+    """Litestar checks dependencies with msgspec, which has no unions of several dataclasses."""
+    msgspec.json.Decoder(ModelConfig)

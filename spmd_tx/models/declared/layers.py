@@ -8,9 +8,8 @@ is sampled.
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from spmd_tx.models.declared.encoding import Encoding
 from spmd_tx.models.declared.maps import Map, Parameter, Source, bias_of, linear
 
 Array = Map | Parameter
@@ -138,7 +137,7 @@ class Model:
     final_norm: Source = FINAL_NORM
     head: Source | None = LM_HEAD  # None: tied to embed
     layer_prefix: str = LAYER
-    encoding: Encoding | None = None  # of the maps of layers whose sources name none
+    encoding: Any = None  # one of encoding.py, of the maps of layers whose sources name none
     plain: tuple[str, ...] = ()  # regular expressions: modules of a checkpoint that are not encoded
     ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
 
