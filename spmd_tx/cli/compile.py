@@ -88,7 +88,7 @@ def compiled(
 
     plan = plan_for(config, model, devices)
     target = target_for(plan, devices)
-    programs = programs_of(plan, target.mesh, tables(config, plan), wish.only)
+    programs = programs_of(plan, target.mesh, wish.only)
     if not programs:
         raise StartError(f"no program's name begins with {' or '.join(wish.only)}")
     folder = None if wish.hlo is None else wish.hlo / "-".join(map(str, config.parallel_sizes))
@@ -108,21 +108,6 @@ def plan_for(config: ServerConfig, model: ModelConfig, devices: Devices) -> "Pla
     assert config.mesh is not None, "one of the meshes was chosen"
     setup = with_attention(make_setup(config, None, context_length(config, model)), model, devices)
     return plan_on(open_mesh(devices, *config.mesh), setup, model, devices)
-
-
-def tables(config: ServerConfig, plan: "Plan") -> list[int]:
-    """Return the widths of page tables that the coordinator would use, in pages."""
-    from spmd_tx.coordinator.sampling.shapes import SamplingShapes
-
-    setup = plan.sizes.setup
-    shapes = SamplingShapes(
-        shards=plan.sizes.data_shards,
-        context=setup.max_context,
-        page_size=setup.page_size,
-        decode_rows=plan.decode_rows,
-        batch_invariant=config.batch_invariant,
-    )
-    return shapes.tables
 
 
 def told(found: Sequence[Compiled]) -> dict[str, Any]:

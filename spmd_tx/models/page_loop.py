@@ -4,8 +4,7 @@ The sum over pages is rescaled when a higher score is found (Milakov and Gimelsh
 a token add exactly nothing. Blocks of pages begin at fixed positions: a token's result has the same bits
 however wide the tables are, and whatever else its row or other rows hold.
 
-Dimension key as in kv_cache.py; W tokens in a block of pages, G query heads per key-value head, X all
-key-value heads side by side (K times E).
+Dimension key as in kv_cache.py; W tokens in a block of pages, G query heads per key-value head.
 """
 
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ LOWEST = -1e30  # a large finite number, as in attention.attend_keys
 
 def attend_row_by_row(
     q_BNE: Float[Array, "B N E"],
-    pools_LPSKE: tuple[Array, Array],
+    pools_LPSX: tuple[Array, Array],
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_B: Int[Array, " B"],
@@ -38,7 +37,7 @@ def attend_row_by_row(
     window are those of blockwise_attention.attend_segments; pages before the window are not read.
     """
     _, n, e = q_BNE.shape
-    page_size, heads = pools_LPSKE[0].shape[2:4]
+    page_size, heads = pools_LPSX[0].shape[2], pools_LPSX[0].shape[3] // e
     block_pages = min(BLOCK_PAGES, tables_BN.shape[1])
     width = block_pages * page_size
     tables_BN = jnp.pad(tables_BN, ((0, 0), (0, -tables_BN.shape[1] % block_pages)))
@@ -48,7 +47,7 @@ def attend_row_by_row(
         """Return [W, X], sliced page by page: slices copy memory blocks, a gather copies value by value."""
         size = (1, 1, *pool.shape[2:])
         places = range(block_pages)
-        slices = [lax.dynamic_slice(pool, (index, pages[place], 0, 0, 0), size) for place in places]
+        slices = [lax.dynamic_slice(pool, (index, pages[place], 0, 0), size) for place in places]
         return jnp.concatenate(slices, axis=1).reshape(width, heads * e)
 
     def row(inputs: tuple[Array, Array, Array]) -> Array:
@@ -59,7 +58,7 @@ def attend_row_by_row(
         def block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             highest_N, total_N, sum_NX = carry
             pages = lax.dynamic_slice(table_N, (number * block_pages,), (block_pages,))
-            keys_WX, values_WX = (read(pool, pages) for pool in pools_LPSKE)
+            keys_WX, values_WX = (read(pool, pages) for pool in pools_LPSX)
             order_W = number * width + jnp.arange(width)
             is_there_W = order_W <= position
             if window:
@@ -89,7 +88,7 @@ def attend_row_by_row(
 
 def attend_pages(
     q_BTNE: Float[Array, "B T N E"],
-    pools_LPSKE: tuple[Array, Array],
+    pools_LPSX: tuple[Array, Array],
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
@@ -103,7 +102,7 @@ def attend_pages(
     highest one. Sinks and the window are those of blockwise_attention.attend_segments.
     """
     b, t, n, e = q_BTNE.shape
-    page_size, heads = pools_LPSKE[0].shape[2:4]
+    page_size, heads = pools_LPSX[0].shape[2], pools_LPSX[0].shape[3] // e
     block_pages = min(SEVERAL_PAGES, tables_BN.shape[1])
     width = block_pages * page_size
     tables_BN = jnp.pad(tables_BN, ((0, 0), (0, -tables_BN.shape[1] % block_pages)))
@@ -113,13 +112,13 @@ def attend_pages(
 
     def read(pool: Array, pages: Array) -> Array:
         """Return [B, K, W, E]."""
-        paged = pool[index, pages]  # [B, N, S, K, E]
+        paged = pool[index, pages]  # [B, N, S, X]
         return paged.reshape(b, width, heads, e).swapaxes(1, 2)
 
     def block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, summed = carry
         pages = lax.dynamic_slice_in_dim(tables_BN, number * block_pages, block_pages, axis=1)
-        keys, values = (read(pool, pages) for pool in pools_LPSKE)
+        keys, values = (read(pool, pages) for pool in pools_LPSX)
         order_W = number * width + jnp.arange(width)
         is_seen_BQW = order_W[None, None] <= positions_BQ[:, :, None]
         if window:
@@ -143,8 +142,10 @@ def attend_pages(
         sinks_1KQ = jnp.repeat(sinks_N.reshape(1, heads, n // heads), t, axis=2)
     highest, total = _beginning(sinks_1KQ, q_BKQE.shape[:3])
     start = tuple(varying(x) for x in (highest, total, jnp.zeros(q_BKQE.shape)))
-    first = jnp.maximum(jnp.min(positions_BT) - window + 1, 0) // width if window else 0
-    _, total, summed = lax.fori_loop(first, jnp.max(positions_BT) // width + 1, block, start)
+    last = jnp.max(positions_BT)
+    lowest = jnp.min(jnp.where(positions_BT < 0, last, positions_BT))  # of the tokens that see anything
+    first = jnp.maximum(lowest - window + 1, 0) // width if window else 0
+    _, total, summed = lax.fori_loop(first, last // width + 1, block, start)
     y_BKGTE = (summed / jnp.maximum(total, 1.0)[..., None]).reshape(q_BKGTE.shape)
     return y_BKGTE.transpose(0, 3, 1, 2, 4).reshape(b, t, n, e).astype(q_BTNE.dtype)
 

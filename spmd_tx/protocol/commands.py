@@ -2,8 +2,8 @@
 
 Coordinator and workers share this package and import nothing else of each other. Dimension key for arrays:
 B rows (split evenly over the data shards, in order), T row length in tokens, J targets per position (where
-there are several), N pages in a row's block table, C page copies, K decode steps. A *data shard* is one
-(fsdp, ep) coordinate of the mesh.
+there are several), N pages in a row's table, C page copies, M new pages, K decode steps. A *data shard* is
+one (fsdp, ep) coordinate of the mesh.
 """
 
 from typing import Any
@@ -21,7 +21,6 @@ LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gs
 
 SPARE_BANK_SLOTS = 2  # in the sampler bank: one for the base model, one free for the next save
 PREFILL_TOKENS = 1024  # maximum of one Prefill, per data shard
-MOST_SEEN = 8  # that all tables of a Prefill with several rows hold, in units of the maximum of one Prefill
 SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
@@ -103,8 +102,7 @@ class ForwardBackward(Command, frozen=True, tag="forward_backward"):
 
     rows: PackedRows
     loss: LossInputs
-    # Rows of each data shard that the program takes at once; 0: all. Gradients of blocks are added in turn.
-    block: int = 0
+    block: int = 0  # rows of each data shard that are computed at once, and added in turn; 0: all
 
 
 class Forward(Command, frozen=True, tag="forward"):
@@ -294,11 +292,11 @@ class Prefill(Command, frozen=True, tag="prefill"):
 class Decode(Command, frozen=True, tag="decode"):
     """Runs up to ``steps`` decode steps for B rows. Replies tokens int32 [K, B], logprobs float32 [K, B].
 
-    A row's last token, position, number of tokens left and liveness stay on the device from one
-    Decode to the next. ``source`` says where each row comes from: the index of its row in the
-    previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
-    ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it
-    draws one of its ``stop_tokens`` or has no tokens left; it replies token -1 after that.
+    A row's last token, position, number of tokens left, liveness and pages stay on the device from one Decode
+    to the next, which brings new pages only. ``source`` says where each row comes from: the index of its row
+    in the previous Decode (within the same data shard), or -1 for a row that starts here with ``tokens``,
+    ``positions``, ``remaining``. A dead row has ``remaining`` 0. A row dies on the device when it draws one
+    of its ``stop_tokens`` or has no tokens left; it replies token -1 after that.
     With ``top`` the reply has ``top_tokens`` and ``top_logprobs`` [K, B, top], as in a Prefill, from the
     same distribution as ``logprobs``. For a mixture of experts it has ``experts`` [K, B, L, k], those of each
     step's input token.
@@ -315,7 +313,11 @@ class Decode(Command, frozen=True, tag="decode"):
     top_k: np.ndarray  # int32 [B]; the vocabulary size disables it
     top_p: np.ndarray  # float32 [B]; 1 disables it
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
-    tables: np.ndarray  # int32 [B, N]: pages of the row, in order; enough for all the steps
+    pages: np.ndarray  # int32 [M]: the pages that come to rows, row after row; then all have enough
+    page_counts: np.ndarray  # int32 [B]: how many of them each row gets
+    page_places: (
+        np.ndarray
+    )  # int32 [B]: how many pages row ``source`` had before; 0 for a row that starts here
     top: int = 0  # how many of the likeliest tokens to reply for each step
     active: int = 0  # adapters that the program is for, one of ``active_sizes``; 0: the fewest that suffice
     block: int = 0  # rows of each data shard that the program takes at once; 0: all

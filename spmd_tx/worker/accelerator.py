@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.self_test import Sizes, Verdict
 
@@ -56,7 +57,7 @@ def prepare_accelerator(
         return setup
     is_gpu = has_nvidia_gpu()
     if not is_gpu and not has_tpu():
-        return msgspec.structs.replace(setup, attention="reference")
+        return msgspec.structs.replace(setup, attention="reference", paged_attention="reference")
     model, first = read_model_config(Path(setup.model_dir)), device_ids[0] if device_ids else 0
     folder = setup.kernel_choices or setup.compilation_cache
     if is_gpu:
@@ -70,9 +71,11 @@ def prepare_accelerator(
         one_chip = ONE_CHIP | {"TPU_VISIBLE_CHIPS": str(first)}
         try_one = partial(run_self_test, setup.compilation_cache, environment=one_chip)
     choice = settle(folder, flags, sizes, try_one)
+    progress("trying attention to pages")
+    of_page = settle(folder, choice.flags, of_pages(setup, model, sizes, is_gpu=is_gpu), try_one)
     if is_gpu:
         os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
-    return msgspec.structs.replace(setup, attention=choice.attention)
+    return msgspec.structs.replace(setup, attention=choice.attention, paged_attention=of_page.attention)
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -106,7 +109,8 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) ->
     known, verdicts = try_out(flags, sizes, run)
     for verdict in verdicts:
         if verdict.problem:
-            log.warning("attention %r is not used: %s", verdict.implementation, verdict.problem)
+            what = "paged attention" if sizes.page_size else "attention"
+            log.warning("%s %r is not used: %s", what, verdict.implementation, verdict.problem)
     right = [verdict.implementation for verdict in verdicts if verdict.problem is None]
     if not right:
         return Choice(known, "reference")
@@ -152,9 +156,11 @@ def keep_float32(dtype: str, platform: str) -> None:
         jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def agreed_attention(chosen: str) -> str:
-    """Agree on the slowest of all processes' choices: their programs must be the same."""
-    names = list(attention.IMPLEMENTATIONS)
+def agreed_attention(chosen: str, names: Sequence[str] = tuple(attention.IMPLEMENTATIONS)) -> str:
+    """Agree on the slowest of all processes' choices: their programs must be the same.
+
+    ``names`` has the fastest first; a choice that is not among them counts as the reference.
+    """
     if chosen not in names or jax.process_count() == 1:
         return chosen if chosen in names else "reference"
     mine = np.int32(names.index(chosen))
@@ -203,6 +209,14 @@ def sizes_of(setup: Setup, model: ModelConfig, platform: str, device: int) -> Si
         head_dim=model.head_dim,
         device=device,
     )
+
+
+def of_pages(setup: Setup, model: ModelConfig, sizes: Sizes, *, is_gpu: bool) -> Sizes:
+    """Return the sizes of attention to pages on one device, from those of attention to rows."""
+    names = paged.candidates(
+        "gpu" if is_gpu else "tpu", model.head_dim, setup.page_size, setup.dtype != "float32"
+    )
+    return msgspec.structs.replace(sizes, implementations=names, page_size=setup.page_size)
 
 
 def try_out(flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> tuple[list[str], list[Verdict]]:

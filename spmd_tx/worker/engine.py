@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.memory_plan import MemoryPlan
@@ -79,7 +80,11 @@ class Engine:
         if must_agree(mesh):
             # JAX's cache would give a program to some processes and let others compile it.
             jax.config.update("jax_enable_compilation_cache", False)
-        setup = msgspec.structs.replace(setup, attention=agreed_attention(setup.attention))
+        setup = msgspec.structs.replace(
+            setup,
+            attention=agreed_attention(setup.attention),
+            paged_attention=agreed_attention(setup.paged_attention, list(paged.IMPLEMENTATIONS)),
+        )
         if platform(mesh) == "gpu" and setup.kernel_choices:
             # Each process tries some of the kernels, and XLA gives the results to all.
             mine = identity_of_choices(Path(setup.kernel_choices))
@@ -100,9 +105,10 @@ class Engine:
 
     @property
     def device(self) -> str:
-        """The mesh's devices and their attention, if it is not the reference, as text."""
-        attention = "" if self.attention == "reference" else f", attention {self.attention}"
-        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{attention}"
+        """The mesh's devices, and what attends on them if it is not the reference, as text."""
+        kernels = [("attention", self.attention), ("paged attention", self.setup.paged_attention)]
+        told = [f", {what} {name}" for what, name in kernels if name != "reference"]
+        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{''.join(told)}"
 
     def compile(self, command: commands.Compile) -> Result:
         calls = partial(self._menu.calls, command.program)
@@ -214,6 +220,8 @@ class Engine:
 
     def decode(self, command: commands.Decode) -> Result:
         state, replies = self.state, list[dict[str, Any]]()
+        for call in self._calls.place_tables(state, command):
+            state.tables = self._run(call)
         for call in self._calls.decode(state, command):
             state.cache, state.next_rows, drawn = self._run(call)
             replies.append(_present(**vars(drawn)))

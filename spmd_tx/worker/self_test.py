@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models.attention import segment_attention
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from spmd_tx.sharding.mesh import AXES, DATA, TP
+from spmd_tx.worker import paged_self_test
 
 # The lengths of rows' segments; the rest of a row is padding.
 ROWS = {
@@ -42,6 +43,7 @@ class Sizes(msgspec.Struct, frozen=True):
     kv_heads: int
     head_dim: int
     device: int = 0  # among those of this process
+    page_size: int = 0  # tokens, for attention to pages; 0: to whole rows
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -117,7 +119,10 @@ def main(argument: str) -> None:
     sizes = msgspec.json.decode(argument.encode(), type=Sizes)
     for name in sizes.implementations:
         try:
-            problem = problem_of(implementation(name, sizes.device), sizes)
+            if sizes.page_size:
+                problem = paged_self_test.problem_of(name, sizes)
+            else:
+                problem = problem_of(implementation(name, sizes.device), sizes)
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or cuDNN
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         verdict = Verdict(name, problem, jax.default_backend())

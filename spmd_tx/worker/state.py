@@ -30,13 +30,15 @@ class WorkerState(PyTreeNode, frozen=False):
     cache: KvCache
     rows: RowState  # that the last Decode left
     next_rows: RowState  # for the next one to fill, block by block
+    tables: Any  # int32 [most rows of a Decode, N]: pages of the rows of the last Decode
 
 
 def declare(plan: Plan) -> WorkerState:
     """Declare every array."""
     setup, model, mesh, dtype = plan.sizes.setup, plan.sizes.model, plan.sizes.mesh, plan.sizes.dtype
     bank = adapter_weights(model, mesh, setup.bank_slots, setup.max_rank, dtype, zero=False)
-    row = Weight((plan.decode_rows * setup.fsdp * setup.ep,), P(DATA), jnp.int32)
+    rows = plan.decode_rows * setup.fsdp * setup.ep
+    row = Weight((rows,), P(DATA), jnp.int32)
     return WorkerState(
         base=weights(model, mesh, dtype, split_over_fsdp=plan.splits_base),
         train=train_weights(model, mesh, setup.adapter_slots, setup.max_rank),
@@ -44,6 +46,7 @@ def declare(plan: Plan) -> WorkerState:
         cache=cache_weights(model, mesh, plan.pages, setup.page_size, dtype),
         rows=RowState(row, row, row),
         next_rows=RowState(row, row, row),
+        tables=Weight((rows, plan.sizes.widest_table // setup.page_size), P(DATA), jnp.int32),
     )
 
 
@@ -56,8 +59,8 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
     progress("allocating adapters")
     train, bank = zeros(mesh, declared.train), zeros(mesh, declared.bank)
     progress(f"allocating {plan.pages} pages of {setup.page_size} tokens")
-    cache, rows, next_rows = (zeros(mesh, each) for each in (declared.cache, declared.rows, declared.rows))
-    return declared, WorkerState(base, train, bank, cache, rows, next_rows)
+    of_sampling = declared.cache, declared.rows, declared.next_rows, declared.tables
+    return declared, WorkerState(base, train, bank, *(zeros(mesh, each) for each in of_sampling))
 
 
 def zeros(mesh: Mesh, declared: Any) -> Any:

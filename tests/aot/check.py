@@ -180,7 +180,7 @@ def by_role(programs: Sequence[Any]) -> dict[str, Any]:
 
 def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str, dict[str, float]]:
     """Return the figures of each role that has a budget. Raises NotCompiled."""
-    from spmd_tx.cli.compile import plan_for, tables
+    from spmd_tx.cli.compile import plan_for
     from spmd_tx.config import ServerConfig
     from spmd_tx.worker.aot.compile import compile_programs, programs_of
     from spmd_tx.worker.aot.target import answering_for, target_for
@@ -196,7 +196,7 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     plan = plan_for(config, REAL_MODELS[case.model], devices)
     target = target_for(plan, devices)
     wanted = [role for role in case.budgets if not roles or role in roles]
-    programs = by_role(programs_of(plan, target.mesh, tables(config, plan)))
+    programs = by_role(programs_of(plan, target.mesh))
     programs = {role: program for role, program in programs.items() if role in wanted}
     missing = set(wanted) - programs.keys()
     if missing:

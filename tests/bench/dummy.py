@@ -94,21 +94,24 @@ class Dummy:
             kinds, per_token, per_token, per_row, per_row, per_token, per_token, per_token
         )
 
-    def decode_rows(self, rows: int, context: int, steps: int) -> tuple[RowState, DecodeRows]:
-        """Return rows at the end of their context, each with its own pages, in any order."""
+    def decode_rows(self, rows: int, context: int, steps: int) -> tuple[RowState, np.ndarray, DecodeRows]:
+        """Return rows at the end of their context, with tables of their own pages in any order."""
         number = np.arange(rows, dtype=np.int32)
         pages = 1 + np.random.default_rng(0).permutation(rows * context // PAGE).astype(np.int32)
         state = RowState(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))
-        return state, DecodeRows(
-            source=np.full(rows, -1, np.int32),
-            tokens=number % self.model.vocab_size,
-            positions=np.full(rows, context - steps - 1, np.int32),
-            remaining=np.full(rows, steps, np.int32),
-            slots=np.zeros(rows, np.int32),
-            seeds=np.stack([number, number], axis=1).astype(np.uint32),
-            temperatures=np.ones(rows, np.float32),
-            top_k=np.full(rows, -1, np.int32),
-            top_p=np.ones(rows, np.float32),
-            stop_tokens=np.full((rows, 8), -1, np.int32),
-            tables=pages.reshape(rows, -1),
+        return (
+            state,
+            pages.reshape(rows, -1),
+            DecodeRows(
+                source=np.full(rows, -1, np.int32),
+                tokens=number % self.model.vocab_size,
+                positions=np.full(rows, context - steps - 1, np.int32),
+                remaining=np.full(rows, steps, np.int32),
+                slots=np.zeros(rows, np.int32),
+                seeds=np.stack([number, number], axis=1).astype(np.uint32),
+                temperatures=np.ones(rows, np.float32),
+                top_k=np.full(rows, -1, np.int32),
+                top_p=np.ones(rows, np.float32),
+                stop_tokens=np.full((rows, 8), -1, np.int32),
+            ),
         )

@@ -161,8 +161,8 @@ class Steps:
             top_k=integers,
             top_p=np.ones(rows, np.float32),
             stop_tokens=np.full((rows, 8), -1, np.int32),
-            tables=np.arange(1, 1 + 4 * rows, dtype=np.int32).reshape(rows, 4),
         )
+        tables = np.arange(1, 1 + 4 * rows, dtype=np.int32).reshape(rows, 4)
 
         def run() -> Any:
             nonlocal after
@@ -172,6 +172,7 @@ class Steps:
                 held[0],
                 RowState(*(jnp.zeros(rows, jnp.int32) for _ in range(3))),
                 after,
+                tables,
                 fresh,
                 None,
                 jnp.int32(0),

@@ -67,7 +67,7 @@ def _padded(pairs: np.ndarray) -> np.ndarray:
 
 
 def numbered(pool: Array, source: np.ndarray) -> Array:
-    """Fill a pool [L, P, S, K, E] with numbers that tell layer, page and place apart."""
+    """Fill a pool [L, P, S, X] with numbers that tell layer, page and place apart."""
     return jax.jit(_content, static_argnums=0, donate_argnums=2)(pool.shape, source.astype(np.int32), pool)
 
 
@@ -80,13 +80,13 @@ def _content(shape: tuple[int, ...], source_P: Array, like: Array) -> Array:
 
 
 def _layer_content(shape: tuple[int, ...], layer: Array, source_P: Array) -> Array:
-    """Return what stands in one layer [P, S, K, E]: a hash of layer, page, place and number.
+    """Return what stands in one layer [P, S, X]: a hash of layer, page, place and number.
 
     It is a whole number below 256, which bfloat16 holds exactly.
     """
-    place_SKE = jnp.arange(np.prod(shape[2:]), dtype=jnp.uint32).reshape(shape[2:])
-    word = source_P.astype(jnp.uint32)[:, None, None, None] * np.uint32(2654435761)
-    word = (word + layer.astype(jnp.uint32) * np.uint32(40503)) ^ (place_SKE * np.uint32(2246822519))[None]
+    place_SX = jnp.arange(np.prod(shape[2:]), dtype=jnp.uint32).reshape(shape[2:])
+    word = source_P.astype(jnp.uint32)[:, None, None] * np.uint32(2654435761)
+    word = (word + layer.astype(jnp.uint32) * np.uint32(40503)) ^ (place_SX * np.uint32(2246822519))[None]
     return (((word ^ (word >> 15)) * np.uint32(3266489917)) >> 24).astype(jnp.float32)
 
 
@@ -123,7 +123,7 @@ def _wrong_pages(pool: Array, source_P: Array) -> Array:
 
     def layer(number: Array) -> Array:
         wanted = _layer_content(pool.shape, number, source_P).astype(pool.dtype)
-        return jnp.any(lax.dynamic_index_in_dim(pool, number, 0, keepdims=False) != wanted, axis=(1, 2, 3))
+        return jnp.any(lax.dynamic_index_in_dim(pool, number, 0, keepdims=False) != wanted, axis=(1, 2))
 
     return lax.map(layer, jnp.arange(pool.shape[0]))
 

@@ -16,9 +16,9 @@ from spmd_tx.models.attention import IMPLEMENTATIONS
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.experts.product import implementation as implementation_of_experts
-from spmd_tx.models.kv_cache import KvCache, decode_attend
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
+from spmd_tx.worker import paged_self_test
 from spmd_tx.worker.self_test import implementation, with_gradients, worst_error
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
@@ -167,11 +167,11 @@ def decode(meter: Meter, scale: Scale) -> None:
         dummy = made[1]
         declared = dummy.declared_cache(rows, context)
         step = make_decode(dummy.model, dummy.mesh, dummy.declared_base, dummy.declared_bank, declared, steps)
-        (state, drawn), (after, _) = (dummy.decode_rows(rows, context, steps) for _ in range(2))
+        (state, tables, drawn), (after, *_) = (dummy.decode_rows(rows, context, steps) for _ in range(2))
         moved = decode_bytes(dummy.model, dummy.rank, rows, context)
         least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, rows, context), moved)
         for active in scale.pick((1, 4), (1,)):
-            args = (dummy.base, dummy.bank(), dummy.cache(declared), state, after, drawn)
+            args = (dummy.base, dummy.bank(), dummy.cache(declared), state, after, tables, drawn)
             meter.measure(
                 f"{_name(dummy.model)}, {rows} rows, context {context}, {active} adapter(s)",
                 step,
@@ -188,35 +188,35 @@ def decode(meter: Meter, scale: Scale) -> None:
 
 
 def paged(meter: Meter, scale: Scale) -> None:
-    """One layer's attention of decode: pages gathered first, as decode does, and cuDNN's own page tables."""
+    """One layer's attention of decode: the kernel, the reference, and cuDNN's own page tables."""
     heads, kv_heads, width, layers = scale.pick((32, 8, 128, 2), (4, 2, 16, 2))
     for rows, context in scale.pick(((64, 1024), (256, 1024), (64, 8192)), ((4, 128),)):
         pages = rows * context // PAGE
         keys = jax.random.split(jax.random.key(0), 3)
-        shape = (layers, pages, PAGE, kv_heads, width)
+        shape = (layers, pages, PAGE, kv_heads * width)
         pools = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys[:2])
         # What an earlier owner left behind a row's last token may be infinite, and must not be seen.
         order = np.random.default_rng(0).permutation(pages).astype(np.int32).reshape(rows, -1)
         pools = tuple(pool.at[:, order[:, -1], PAGE // 2 :].set(jnp.inf) for pool in pools)
-        positions = np.full(rows, context - PAGE // 2 - 1, np.int32)
-        q = jax.random.normal(keys[2], (rows, heads, width), jnp.bfloat16)
-        args = (q, pools, jnp.int32(1), order, positions)
+        positions = np.full((rows, 1), context - PAGE // 2 - 1, np.int32)
+        q = jax.random.normal(keys[2], (rows, 1, heads, width), jnp.bfloat16)
+        args = (q, *pools, order, positions)
         least = scale.ceilings.seconds(0, 2.0 * rows * context * kv_heads * width * 2)
-        want = np.asarray(jax.jit(_gathered)(*args), np.float32)
-        for name, attend in (("gathered", _gathered), ("cudnn", attend_paged)):
+        want = np.asarray(paged_self_test.implementation("reference", 0)(*args), np.float32)
+        names = scale.pick(("triton", "reference"), ("reference",))
+        ways = {name: paged_self_test.implementation(name, 0) for name in names}
+        for name, attend in (ways | {"cudnn": jax.jit(_cudnn)}).items():
             what = f"{name}, {rows} rows, context {context}"
-            meter.measure(what, jax.jit(attend), *args, floor=least)
+            meter.measure(what, attend, *args, floor=least)
             with meter.guard(what):
-                got = np.asarray(jax.jit(attend)(*args), np.float32)
+                got = np.asarray(attend(*args), np.float32)
                 meter.row(f"{what}, error", error=float(worst_error(got, want)))
 
 
-def _gathered(q: Array, pools: tuple[Array, Array], index: Array, tables: Array, positions: Array) -> Array:
-    """decode_attend, with the new token's keys and values being there already."""
-    page = jnp.take_along_axis(tables, (positions // PAGE)[:, None], axis=1)[:, 0]
-    k, v = (pool[index, page, positions % PAGE][:, None] for pool in pools)
-    attend = decode_attend(tables, positions, jnp.ones(len(tables), bool), row_by_row=False)
-    return attend(index, q[:, None], k, v, KvCache(*pools))[0][:, 0]
+def _cudnn(q: Array, keys: Array, values: Array, tables: Array, positions: Array) -> Array:
+    return attend_paged(q[:, 0], (keys, values), jnp.int32(paged_self_test.LAYER), tables, positions[:, 0])[
+        :, None
+    ]
 
 
 def prefill(meter: Meter, scale: Scale) -> None:

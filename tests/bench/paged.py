@@ -11,7 +11,7 @@ from jax import Array
 
 
 def attend_paged(
-    q_BNE: Array, pools_LPSKE: tuple[Array, Array], index: Array, tables_BN: Array, positions_B: Array
+    q_BNE: Array, pools_LPSX: tuple[Array, Array], index: Array, tables_BN: Array, positions_B: Array
 ) -> Array:
     """What each row's token sees of the tokens up to its position: [B, N, E], as attend_row_by_row does.
 
@@ -19,12 +19,13 @@ def attend_paged(
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn  # no public function knows pages
 
-    layers, pages = pools_LPSKE[0].shape[:2]
+    layers, pages, page_size, wide_heads = pools_LPSX[0].shape
+    e = q_BNE.shape[2]
     rows, width = tables_BN.shape
     wide = layers * pages // rows
     if wide * rows != layers * pages or wide < width:
         raise ValueError(f"{layers} x {pages} pages cannot be told apart by {rows} tables of equal width")
-    keys, values = (pool.reshape(layers * pages, *pool.shape[2:]) for pool in pools_LPSKE)
+    keys, values = (pool.reshape(layers * pages, page_size, wide_heads // e, e) for pool in pools_LPSX)
     table = jnp.pad(tables_BN + index * pages, ((0, 0), (0, wide - width)))[:, None, :, None]
     y_B1NE = cudnn.paged_attention(
         q_BNE[:, None],

@@ -16,7 +16,7 @@ from jax import lax
 from spmd_tx.models.kv_cache import KvCache, copy_pages, write
 
 LAYERS, PAGES, PAGE_SIZE, HEADS, WIDTH = 2, 40, 4, 2, 8
-SHAPE = (LAYERS, PAGES, PAGE_SIZE, HEADS, WIDTH)
+SHAPE = (LAYERS, PAGES, PAGE_SIZE, HEADS * WIDTH)
 KEYS = 1 << 8  # different integers; the pools have 20 times as many numbers
 
 
@@ -121,5 +121,5 @@ def test_tokens_are_written_whatever_the_distance_of_their_pages(rows, gpu):
     assert gpu, "it was emulated"
     for before, new, after in ((cache.keys, k, written.keys), (cache.values, v, written.values)):
         expected = np.array(before)
-        expected[1, pages[pages > 0], places[pages > 0]] = new[pages > 0]
+        expected[1, pages[pages > 0], places[pages > 0]] = new[pages > 0].reshape(-1, HEADS * WIDTH)
         assert np.array_equal(after[:, 1:], expected[:, 1:])

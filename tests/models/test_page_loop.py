@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.models.attention import attend_keys
 from spmd_tx.models.kv_cache import KvCache, continue_attend, decode_attend
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
 PAGES, PAGE_SIZE, HEADS, GROUP, WIDTH = 60, 4, 2, 3, 8
 LAYER = 1
+WAYS = ["reference", "row_by_row"]
 POSITIONS = np.array([0, 3, 4, 32, 43], np.int32)  # blocks of 8 pages have 32 tokens
 
 
@@ -19,16 +21,16 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def attend(positions, row_by_row, *, in_loop=False, table=11, stale=0.0, dtype=jnp.float32):
+def attend(positions, name, *, table=11, stale=0.0, dtype=jnp.float32):
     """[B, N, E] of one layer whose pages hold random keys and values, and ``stale`` behind the positions."""
     tables = 1 + np.random.default_rng(1).permutation(PAGES - 1)[: len(POSITIONS) * table].reshape(-1, table)
     pools = []
     for seed in (2, 3):
-        pool = np.full((2, PAGES, PAGE_SIZE, HEADS, WIDTH), stale, np.float32)
+        pool = np.full((2, PAGES, PAGE_SIZE, HEADS * WIDTH), stale, np.float32)
         for row, position in enumerate(POSITIONS):
             order = np.arange(position)  # the last token is written by the step itself
             pool[LAYER, tables[row][order // PAGE_SIZE], order % PAGE_SIZE] = random(
-                position, HEADS, WIDTH, seed=10 * row + seed
+                position, HEADS * WIDTH, seed=10 * row + seed
             )
         pools.append(jnp.asarray(pool, dtype))
     q, k, v = (
@@ -39,7 +41,7 @@ def attend(positions, row_by_row, *, in_loop=False, table=11, stale=0.0, dtype=j
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(q, k, v, keys, values, tables, positions):
-        step = decode_attend(tables, positions, positions >= 0, row_by_row=row_by_row, in_loop=in_loop)
+        step = decode_attend(name, tables, positions, positions >= 0)
         return step(jnp.int32(LAYER), q, k, v, KvCache(keys, values))[0][:, 0]
 
     arrays = (jnp.asarray(x, dtype) for x in (q, k, v))
@@ -50,31 +52,29 @@ def attend(positions, row_by_row, *, in_loop=False, table=11, stale=0.0, dtype=j
     "dtype, tolerance", [(jnp.float32, 1e-6), (jnp.bfloat16, 0.02)], ids=["fp32", "bf16"]
 )
 def test_row_by_row_is_what_all_rows_are_at_once(dtype, tolerance):
-    gathered, looped = (attend(POSITIONS, way, dtype=dtype) for way in (False, True))
-    assert np.abs(gathered).max() > 0.5
-    np.testing.assert_allclose(looped, gathered, rtol=0, atol=tolerance)
+    at_once, looped = (attend(POSITIONS, name, dtype=dtype) for name in WAYS)
+    assert np.abs(at_once).max() > 0.5
+    np.testing.assert_allclose(looped, at_once, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("way", [{}, {"row_by_row": True}, {"in_loop": True}], ids=str)
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("stale", [np.nan, np.inf, 3e38], ids=str)
-def test_what_is_behind_the_last_token_changes_no_bit(stale, way):
-    way = {"row_by_row": False} | way
-    assert np.array_equal(attend(POSITIONS, stale=stale, **way), attend(POSITIONS, **way))
+def test_what_is_behind_the_last_token_changes_no_bit(stale, name):
+    assert np.array_equal(attend(POSITIONS, name, stale=stale), attend(POSITIONS, name))
 
 
-def test_all_rows_in_a_loop_are_what_they_are_at_once_and_a_longer_row_changes_no_bit():
-    gathered, looped = (attend(POSITIONS, False, in_loop=in_loop) for in_loop in (False, True))
-    np.testing.assert_allclose(looped, gathered, rtol=0, atol=1e-6)
+def test_a_longer_row_changes_no_bit():
+    beside_a_longer_one = attend(POSITIONS, "reference")
     short = POSITIONS.copy()
     short[-1] = 5  # the longest row decides how many pages are read
-    beside = attend(short, False, in_loop=True)
-    np.testing.assert_array_equal(beside[:-1], looped[:-1])
+    beside = attend(short, "reference")
+    np.testing.assert_array_equal(beside[:-1], beside_a_longer_one[:-1])
 
 
 def test_a_row_that_nobody_reads_gets_zeros_and_changes_no_other_bit():
     some = POSITIONS.copy()
     some[1] = -1
-    alone, beside = attend(some, True), attend(POSITIONS, True)
+    alone, beside = attend(some, "row_by_row"), attend(POSITIONS, "row_by_row")
     assert not alone[1].any()
     np.testing.assert_array_equal(np.delete(alone, 1, axis=0), np.delete(beside, 1, axis=0))
 
@@ -82,16 +82,15 @@ def test_a_row_that_nobody_reads_gets_zeros_and_changes_no_other_bit():
 LENGTH = 6  # tokens of a row that come at once
 
 
-def attend_several(first, in_loop, *, table=40, count=LENGTH, stale=0.0):
+def attend_several(first, *, table=40, count=LENGTH, stale=0.0):
     """[T, N, E] of one row whose tokens from position ``first`` on come at once, in a table of any width."""
     pools = []
     tables = 1 + np.arange(table, dtype=np.int32)[None]
     for seed in (2, 3):
-        pool = np.full((2, table + 1, PAGE_SIZE, HEADS, WIDTH), stale, np.float32)
+        pool = np.full((2, table + 1, PAGE_SIZE, HEADS * WIDTH), stale, np.float32)
         order = np.arange(first)
-        pool[LAYER, tables[0][order // PAGE_SIZE], order % PAGE_SIZE] = random(100, HEADS, WIDTH, seed=seed)[
-            :first
-        ]
+        known = random(100, HEADS * WIDTH, seed=seed)[:first]
+        pool[LAYER, tables[0][order // PAGE_SIZE], order % PAGE_SIZE] = known
         pools.append(jnp.asarray(pool))
     # Each token has its own numbers, whatever comes before it in the row.
     q = random(1, 100, HEADS * GROUP, WIDTH, seed=5)[:, first : first + count]
@@ -102,7 +101,7 @@ def attend_several(first, in_loop, *, table=40, count=LENGTH, stale=0.0):
     @jax.jit
     @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(q, k, v, keys, values, tables, pages, positions):
-        step = continue_attend(tables, pages, positions, in_loop=in_loop)
+        step = continue_attend("reference", tables, pages, positions)
         return step(jnp.int32(LAYER), q, k, v, KvCache(keys, values))[0][0]
 
     return np.asarray(run(*map(jnp.asarray, (q, k, v)), *pools, tables, pages, positions))
@@ -111,14 +110,18 @@ def attend_several(first, in_loop, *, table=40, count=LENGTH, stale=0.0):
 @pytest.mark.parametrize("first", [0, 1, 60, 64, 90])
 def test_pages_in_a_loop_are_what_they_are_at_once(first):
     """Blocks of 16 pages have 64 tokens; one row's tokens lie in two of them."""
-    gathered, looped = (attend_several(first, in_loop) for in_loop in (False, True))
-    assert np.abs(gathered).max() > 0.3
-    np.testing.assert_allclose(looped, gathered, rtol=0, atol=1e-6)
+    q = random(1, 100, HEADS * GROUP, WIDTH, seed=5)[:, first : first + LENGTH]
+    k, v = (random(1, 100, HEADS, WIDTH, seed=seed)[:, : first + LENGTH] for seed in (2, 3))
+    positions = first + np.arange(LENGTH)
+    mask = np.arange(first + LENGTH)[None, None] <= positions[None, :, None]
+    at_once = attend_keys(*map(jnp.asarray, (q, k, v, mask)))[0]
+    assert np.abs(at_once).max() > 0.3
+    np.testing.assert_allclose(attend_several(first), at_once, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("stale", [np.nan, np.inf, 3e38], ids=str)
 def test_in_a_loop_neither_stale_pages_nor_wider_tables_change_a_bit(stale):
     for first in (0, 62):
-        expected = attend_several(first, True)
-        assert np.array_equal(attend_several(first, True, stale=stale), expected)
-        assert np.array_equal(attend_several(first, True, table=100), expected)
+        expected = attend_several(first)
+        assert np.array_equal(attend_several(first, stale=stale), expected)
+        assert np.array_equal(attend_several(first, table=100), expected)

@@ -21,12 +21,12 @@ def inputs(stale=0.0):
     random = np.random.default_rng(1)
     q = random.standard_normal((len(POSITIONS), HEADS * GROUP, WIDTH), dtype=np.float32)
     tables = random.permutation(PAGES).reshape(len(POSITIONS), TABLE).astype(np.int32)
-    rows, pools = [], [np.full((2, PAGES, PAGE_SIZE, HEADS, WIDTH), stale, np.float32) for _ in "kv"]
+    rows, pools = [], [np.full((2, PAGES, PAGE_SIZE, HEADS * WIDTH), stale, np.float32) for _ in "kv"]
     for row, position in enumerate(POSITIONS):
         order = np.arange(position + 1)
         rows.append(random.standard_normal((2, position + 1, HEADS, WIDTH), dtype=np.float32))
         for pool, values in zip(pools, rows[-1], strict=True):
-            pool[LAYER, tables[row][order // PAGE_SIZE], order % PAGE_SIZE] = values
+            pool[LAYER, tables[row][order // PAGE_SIZE], order % PAGE_SIZE] = values.reshape(len(order), -1)
     return q, rows, pools, tables
 
 

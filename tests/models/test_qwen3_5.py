@@ -119,7 +119,7 @@ def test_prefill_and_decode_equal_transformers(tmp_path):
 
         def step(cache, position):
             is_alive = jnp.ones(1, bool)
-            attend = decode_attend(jnp.array(pages)[None], position[None], is_alive, row_by_row=True)
+            attend = decode_attend("row_by_row", jnp.array(pages)[None], position[None], is_alive)
             how = Pass(
                 attend,
                 *loras(1),

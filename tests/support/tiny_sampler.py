@@ -225,21 +225,21 @@ class TinySampler:
             top_k=np.full(count, MODEL.vocab_size, np.int32),
             top_p=np.ones(count, np.float32),
             stop_tokens=np.full((count, 8), -1, np.int32),
-            tables=np.zeros((count, width), np.int32),
         )
+        tables = np.zeros((count, width), np.int32)
         where = [place.shard * rows + place.row for place in places]
         for place, row in zip(places, where, strict=True):
             sample = place.sample
             batch.source[row], batch.slots[row], batch.seeds[row] = place.source, sample.slot, sample.seed
             batch.temperatures[row], batch.top_k[row] = sample.temperature, sample.top_k
             batch.top_p[row], batch.stop_tokens[row, : len(sample.stops)] = sample.top_p, sample.stops
-            batch.tables[row, : len(place.pages)] = place.pages[:width]
+            tables[row, : len(place.pages)] = place.pages[:width]
             if place.source < 0:
                 batch.tokens[row], batch.positions[row] = sample.prompt[-1], len(sample.prompt) - 1
                 batch.remaining[row] = sample.max_tokens
-        placed = rows_to_devices(self.mesh, batch)
+        placed = rows_to_devices(self.mesh, (tables, batch))
         state = (self.engine.base, self.bank, self.cache, self.rows, self.next_rows)
-        self.cache, after, drawn = self._decode(top)(*state, placed, None, np.int32(0), np.int32(steps))
+        self.cache, after, drawn = self._decode(top)(*state, *placed, None, np.int32(0), np.int32(steps))
         self.rows, self.next_rows = after, self.rows
         parts = [np.zeros(drawn.tokens.shape) if part is None else part for part in vars(drawn).values()]
         parts = to_numpy(parts)

@@ -130,7 +130,8 @@ def test_without_a_gpu_nothing_is_started_or_set(monkeypatch):
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: False)
     monkeypatch.setattr(accelerator, "run_self_test", None)
     before = dict(os.environ)
-    assert prepare_accelerator(SETUP, None, lambda _: None).attention == "reference"
+    setup = prepare_accelerator(SETUP, None, lambda _: None)
+    assert (setup.attention, setup.paged_attention) == ("reference", "reference")
     assert dict(os.environ) == before
 
 
@@ -171,7 +172,7 @@ def test_a_machine_is_described_without_a_gpu():
 
 def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
     model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
-    gpu = FakeGpu(wrong=["cudnn"], unknown=[accelerator.OVERLAPPED[1]])
+    gpu = FakeGpu(wrong=["cudnn", "triton"], unknown=[accelerator.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(accelerator, "read_model_config", lambda _: model)
@@ -181,13 +182,19 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path))
+    assert prepare_accelerator(here, [3, 4], lambda _: None).paged_attention == "reference"
+    gpu.wrong = ["cudnn"]
+    tried.clear()
+    here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert setup.attention == "cudnn_masked"
+    assert (setup.attention, setup.paged_attention) == ("cudnn_masked", "triton")
     ours = f"{accelerator.REPRODUCIBLE[0]} {accelerator.OVERLAPPED[0]}"
     assert os.environ["XLA_FLAGS"] == f"{ours} --xla_of_the_user=1"
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
     assert (tried[0].heads, tried[0].kv_heads, tried[0].device) == (4, 1, 3)
+    assert [each.page_size for each in tried if each.page_size] == [4]
     assert "attention 'cudnn' is not used: output is off by 1" in caplog.text
+    assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
 
 
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):
@@ -220,7 +227,7 @@ def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeyp
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     folders = {name: str(tmp_path / name) for name in ("kernel_choices", "compilation_cache")}
     prepare_accelerator(msgspec.structs.replace(SETUP, **folders), None, lambda _: None)
-    assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"]
+    assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"] * 2
     assert not (tmp_path / "compilation_cache").exists()
 
 

@@ -156,7 +156,9 @@ def sample_in_every_shard(engine: Engine, banks: list[int], logprobs: bool = Fal
         top_k=np.full(shards, SPEC.vocab_size, np.int32),
         top_p=np.ones(shards, np.float32),
         stop_tokens=np.full((shards, commands.STOP_TOKENS), -1, np.int32),
-        tables=np.tile(pages, (shards, 1)),
+        pages=np.tile(pages, shards),
+        page_counts=np.full(shards, len(pages), np.int32),
+        page_places=np.zeros(shards, np.int32),
     )
     arrays = to_numpy(engine.decode(decode)[0])
     first = np.asarray(prompt_arrays["logprobs"])[:, :count] if logprobs else np.zeros((shards, 0))

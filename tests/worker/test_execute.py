@@ -76,7 +76,7 @@ EXAMPLES = {
     "page_in": PageIn(bank=1, version="x", adapter=ADAPTER),
     "drop_paged": DropPaged(versions=["x"]),
     "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),
-    "compile": Compile(number=3, program=ProgramShape(step="decode", rows=1, table=4, active=1), lane=0),
+    "compile": Compile(number=3, program=ProgramShape(step="decode", rows=1, active=1), lane=0),
     "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),
     "decode": DECODE,
 }

@@ -21,7 +21,6 @@ from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import Candidates, Choice, choose, of_one_program
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
-from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prefill import Segment
 from spmd_tx.coordinator.sampling.programs import EverythingReady, SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, decode_steps
@@ -230,7 +229,7 @@ class SampleBatch:
         least = min(sample.steps_left for samples in candidates for sample in samples)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
-        choice = self._choose(candidates, steps)
+        choice = self._choose(candidates)
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
         if choice.program is None:
             return
@@ -253,15 +252,9 @@ class SampleBatch:
         requests = frozenset(each.sample.job.request_id for each in drawn)
         self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn), requests))
 
-    def _choose(self, candidates: Candidates, steps: int) -> Choice:
-        """Choose rows that have a program, assuming that each gets the pages for ``steps`` steps."""
-        page_size = self._limits.shapes.page_size
-        pages = {
-            sample: max(len(sample.pages), pages_for(sample.last_position(steps) + 1, page_size))
-            for samples in candidates
-            for sample in samples
-        }
-        choice = choose(candidates, pages, self._programs)
+    def _choose(self, candidates: Candidates) -> Choice:
+        """Choose rows that have a program."""
+        choice = choose(candidates, self._programs)
         self._left_out = {sample.job: program for sample, program in choice.waits.items()}
         return choice
 
@@ -282,7 +275,7 @@ class SampleBatch:
         count = min(steps - fed, sample.undecided)
         sample.behind -= fed
         sample.outstanding += count
-        sample.decode, sample.row = self._decodes, row
+        sample.decode, sample.row, sample.placed = self._decodes, row, len(sample.pages)
         if not sample.undecided:
             self._leave(sample)
         return _Drawn(sample, first_row + row, fed, count)

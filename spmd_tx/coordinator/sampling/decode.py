@@ -1,9 +1,9 @@
 """Builds the Decode command for chosen samples. Pure."""
 
 import numpy as np
+from msgspec.structs import replace
 
 from spmd_tx.coordinator.sampling.job import Sample
-from spmd_tx.coordinator.sampling.pages import TRASH_PAGE
 from spmd_tx.coordinator.sampling.programs import DecodeShape
 from spmd_tx.protocol.commands import STOP_TOKENS, Decode
 
@@ -17,7 +17,7 @@ def decode_command(
     """Return the command for the ``chosen`` samples of each data shard; ``shape`` must be large enough."""
     program, rows = shape.program, shape.rows
     count = rows * len(chosen)
-    tables = np.full((count, program.table), TRASH_PAGE, np.int32)
+    pages: list[int] = []  # that come to rows, row after row
     command = Decode(
         steps=steps,
         source=np.full(count, FRESH, np.int32),
@@ -30,7 +30,9 @@ def decode_command(
         top_k=np.full(count, vocab_size, np.int32),
         top_p=np.ones(count, np.float32),
         stop_tokens=np.full((count, STOP_TOKENS), -1, np.int32),
-        tables=tables,
+        pages=np.zeros(0, np.int32),
+        page_counts=np.zeros(count, np.int32),
+        page_places=np.zeros(count, np.int32),
         top=program.top,
         active=program.active,
         block=shape.block,
@@ -38,14 +40,15 @@ def decode_command(
     )
     for shard, samples in enumerate(chosen):
         for row, sample in enumerate(samples):
-            _fill(command, shard * rows + row, sample, last_decode)
-    return command
+            pages += _fill(command, shard * rows + row, sample, last_decode)
+    return replace(command, pages=np.asarray(pages, np.int32))
 
 
-def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> None:
-    job = sample.job
+def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> list[int]:
+    """Fill in a row; return the pages that come to it."""
+    job, placed = sample.job, 0
     if sample.decode == last_decode:
-        command.source[row] = sample.row
+        command.source[row], placed = sample.row, sample.placed
     else:
         command.tokens[row] = sample.content[sample.next_position]
     command.positions[row] = sample.next_position
@@ -59,4 +62,5 @@ def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> None:
     command.top_k[row] = job.top_k
     command.top_p[row] = job.top_p
     command.stop_tokens[row] = job.rule.device_tokens
-    command.tables[row, : len(sample.pages)] = sample.pages
+    command.page_places[row], command.page_counts[row] = placed, len(sample.pages) - placed
+    return sample.pages[placed:]

@@ -35,13 +35,13 @@ def of_one_program(candidates: Candidates, sampling: SamplingPrograms) -> Candid
     return [[sample for sample in samples if sampling.width(sample) == top] for samples in candidates]
 
 
-def choose(candidates: Candidates, pages: dict[Sample, int], sampling: SamplingPrograms) -> Choice:
+def choose(candidates: Candidates, sampling: SamplingPrograms) -> Choice:
     """Choose all candidates if a ready program fits them, else as many as one can carry.
 
-    Those left out longest come first. ``pages`` is the number of pages that each will have.
+    Those left out longest come first.
     """
     everybody = [list(each) for each in candidates]
-    best, programs = sampling.decode(candidates, pages), sampling.programs
+    best, programs = sampling.decode(candidates), sampling.programs
     if programs.is_ready(best):
         return Choice(best, everybody)
     ready = list(programs.ready("decode"))
@@ -52,22 +52,22 @@ def choose(candidates: Candidates, pages: dict[Sample, int], sampling: SamplingP
     if sampling.shapes.batch_invariant:
         nobody: list[list[Sample]] = [[] for _ in candidates]
         return Choice(None, nobody, {each: best for shard in candidates for each in shard})
-    program, chosen = _most(candidates, pages, sampling, ready)
+    program, chosen = _most(candidates, sampling, ready)
     left_out = [each for shard in candidates for each in shard if not any(each in some for some in chosen)]
     is_hopeless = programs.has_failed(best)
-    alone = {each: sampling.decode([[each]], pages) for each in left_out} if is_hopeless else {}
+    alone = {each: sampling.decode([[each]]) for each in left_out} if is_hopeless else {}
     waits = {each: alone.get(each, best) for each in left_out}
     return Choice(program, chosen, {each: wanted for each, wanted in waits.items() if wanted not in ready})
 
 
 def _most(
-    candidates: Candidates, pages: dict[Sample, int], sampling: SamplingPrograms, ready: list[ProgramShape]
+    candidates: Candidates, sampling: SamplingPrograms, ready: list[ProgramShape]
 ) -> tuple[ProgramShape | None, list[list[Sample]]]:
     """Return the program that carries the sample left out longest, and as many others as possible."""
     best: tuple[ProgramShape | None, list[list[Sample]]] = None, [[] for _ in candidates]
     best_rank: tuple[float, ...] = (float("-inf"),)
     for program in ready:
-        carried = _carried(candidates, pages, sampling, program)
+        carried = _carried(candidates, sampling, program)
         served = [sample.decode for shard in carried for sample in shard]
         if served:
             rank = (-min(served), len(served), *(-each for each in _cost(program)))
@@ -76,15 +76,13 @@ def _most(
     return best
 
 
-def _carried(
-    candidates: Candidates, pages: dict[Sample, int], sampling: SamplingPrograms, program: ProgramShape
-) -> list[list[Sample]]:
+def _carried(candidates: Candidates, sampling: SamplingPrograms, program: ProgramShape) -> list[list[Sample]]:
     banks: set[int] = set()
     chosen: set[Sample] = set()
     counts = [0] * len(candidates)
     numbered = [(number, sample) for number, shard in enumerate(candidates) for sample in shard]
     for number, sample in sorted(numbered, key=lambda each: (each[1].decode, each[1].age)):
-        fits = pages[sample] <= program.table and width(sample.job.top, sampling.vocab_size) <= program.top
+        fits = width(sample.job.top, sampling.vocab_size) <= program.top
         is_place = counts[number] < program.rows // sampling.shapes.shards
         if fits and is_place and len(banks | {sample.bank}) <= program.active:
             banks.add(sample.bank)
@@ -94,4 +92,4 @@ def _carried(
 
 
 def _cost(program: ProgramShape) -> tuple[int, ...]:
-    return program.rows * program.table, program.active, program.top
+    return program.rows, program.active, program.top

@@ -67,6 +67,7 @@ class Sample:
     left: list[tuple[int, int]] = field(default_factory=list)
     decode: int = NEVER  # number of the last Decode that it was in since it became resident
     row: int = 0  # its row in that Decode, local to the data shard
+    placed: int = 0  # how many of its pages are in that row's table on the device
 
     @property
     def age(self) -> tuple[bool, int, int]:

@@ -92,7 +92,7 @@ class PrefillPlan:
             return True
         if chunk.first and not self._table:
             return False
-        return self._shapes.may_prefill(*self._size_with(chunk))
+        return self._shapes.may_prefill(*self._size_with(chunk)[:2])
 
     def program_with(self, chunk: PrefillChunk, scores: Scores) -> ProgramShape:
         """Return the program that the Prefill needs if a fitting chunk joins."""
@@ -114,7 +114,7 @@ class PrefillPlan:
         counts, table = [len(rows) for rows in self._rows], self._table
         if chunk.length:
             counts[chunk.shard] += self._row_for(chunk, row_length) is None
-            table = self._wide_enough(chunk, row_length) if self._has_table(chunk) else 0
+            table = self._shapes.table if self._has_table(chunk) else 0
         return self._shapes.rows_of_prefill(max(counts)), row_length, table
 
     def _program(self, rows: int, row_length: int, table: int, scores: Scores) -> ProgramShape:
@@ -122,7 +122,7 @@ class PrefillPlan:
             step="prefill",
             rows=(self._shapes.prefill_block or self._shapes.rows_of_prefill(rows)) * self._shapes.shards,
             row_length=self._shapes.piece or row_length,
-            table=self._shapes.tables[-1] if self._shapes.piece else table,
+            table=self._shapes.table if self._shapes.piece else table,
             **scores._asdict(),
         )
 
@@ -131,7 +131,7 @@ class PrefillPlan:
         self._scores = self._scores.and_of(scores)
         self._row_length = self._shapes.row_length(max(self._row_length, chunk.length))
         if self._has_table(chunk):
-            self._table = self._wide_enough(chunk, self._row_length)
+            self._table = self._shapes.table
         row = self._row_for(chunk, self._row_length)
         if row is None:
             row = len(self._rows[chunk.shard])
@@ -203,11 +203,6 @@ class PrefillPlan:
     def _has_table(self, chunk: PrefillChunk) -> bool:
         """Return whether rows have tables once this chunk has joined."""
         return bool(self._table or chunk.first or self._shapes.piece)
-
-    def _wide_enough(self, chunk: PrefillChunk, row_length: int) -> int:
-        """Return the width of tables that hold the pages of this chunk too, for rows of this length."""
-        pages = pages_for(chunk.end, self._shapes.page_size)
-        return self._shapes.prefill_table(max(self._table, pages), row_length)
 
     def _slots(self, count: int) -> np.ndarray:
         slots = np.zeros(count, np.int32)

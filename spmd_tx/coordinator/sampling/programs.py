@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import Sample
-from spmd_tx.coordinator.sampling.pages import pages_for
 from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, PromptScoring, Scores, width
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_two
 from spmd_tx.protocol.programs import ProgramShape
@@ -79,11 +78,10 @@ class SamplingPrograms:
             for program in self.programs.ready("prefill")
             if program.rows >= needed.rows
             and program.row_length >= needed.row_length
-            and program.table >= needed.table
-            and bool(program.table) == bool(needed.table)
+            and program.table == needed.table
             and _scores(program) == _scores(needed)
         ]
-        return min(large_enough, key=lambda each: (each.rows * each.row_length, each.table), default=None)
+        return min(large_enough, key=lambda each: each.rows * each.row_length, default=None)
 
     def width(self, sample: Sample) -> int:
         """Return how many of the likeliest tokens the program of a sample's Decodes returns."""
@@ -91,19 +89,17 @@ class SamplingPrograms:
 
     def first_decode(self, part: Sequence[Sample]) -> ProgramShape | None:
         """Return the missing program for the first Decode of samples that start together; None: none is."""
-        first = part[0]
-        pages = pages_for(first.last_position(self.decode_steps) + 1, self.shapes.page_size)
-        alone = self.decode([[first]], {first: pages})
+        alone = self.decode([[part[0]]])
         if self.programs.is_ready(alone) or any(
             self.covers(each, alone) for each in self.programs.ready("decode")
         ):
             return None
         rows = self.shapes.rows_of_decode(min(len(part), self.shapes.rows))
-        together = self.decode([list(part[:rows])], dict.fromkeys(part, pages))
+        together = self.decode([list(part[:rows])])
         return alone if self.programs.has_failed(together) else together
 
-    def decode(self, samples: Sequence[Sequence[Sample]], pages: dict[Sample, int]) -> ProgramShape:
-        """Return the program for a Decode of the samples of each data shard with these numbers of pages."""
+    def decode(self, samples: Sequence[Sequence[Sample]]) -> ProgramShape:
+        """Return the program for a Decode of the samples of each data shard."""
         everybody = [sample for each in samples for sample in each]
         rows = self.shapes.decode_block or self.shapes.rows_of_decode(max(map(len, samples)))
         rows *= self.shapes.shards
@@ -111,7 +107,6 @@ class SamplingPrograms:
         return ProgramShape(
             step="decode",
             rows=rows,
-            table=self.shapes.decode_table(max(pages[sample] for sample in everybody)),
             active=next(size for size in self.shapes.active_sizes(rows, self.bank_slots) if size >= used),
             top=width(max(sample.job.top for sample in everybody), self.vocab_size),
         )
@@ -125,12 +120,7 @@ class SamplingPrograms:
 
 
 def _covers(program: ProgramShape, needed: ProgramShape) -> bool:
-    return (
-        program.rows >= needed.rows
-        and program.table >= needed.table
-        and program.active >= needed.active
-        and program.top >= needed.top
-    )
+    return program.rows >= needed.rows and program.active >= needed.active and program.top >= needed.top
 
 
 def _scores(program: ProgramShape) -> Scores:

@@ -1,7 +1,7 @@
 """The few shapes of sampling commands; each combination is compiled once. Pure.
 
-On CPUs the pages of a row are read in a loop, so all tables have one width, and a Prefill runs row by row, so
-one program serves any number of rows.
+All page tables have one width, since no more of a row's pages are read than it has. On CPUs a Prefill runs
+row by row, so one program serves any number of rows.
 
 With ``batch_invariant`` there is one program for all prompts and one for all Decodes, each for a block of a
 fixed size: a command has any number of blocks. So what is computed for a token follows from its own request.
@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmd_tx.coordinator.sampling.pages import pages_for
-from spmd_tx.protocol.commands import MOST_SEEN, PREFILL_TOKENS, active_sizes
+from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
 
 CHUNK_TOKENS = PREFILL_TOKENS  # most tokens of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
-NARROWEST_TABLE = 128  # tokens that the pages of a decode row hold
-NARROWEST_CONTINUED_TABLE = 512  # tokens, for a prefill row that continues behind cached tokens
 GROWTH = 4  # the factor between numbers of rows (1, 4, 16, ...) and between row lengths
 FEW_ROWS = 16  # of a Decode: up to here it costs nearly as much as with one row
 FEWEST_STEPS = 4  # of a Decode
@@ -83,16 +81,9 @@ class SamplingShapes:
         return sorted({*_powers_of_four(min(FEW_ROWS, self.decode_rows)), *doubled, self.decode_rows})
 
     @cached_property
-    def tables(self) -> list[int]:
-        """Widths of page tables, in pages: up to the whole context, each a quarter of the next.
-
-        Where they are read in a loop there is one.
-        """
-        widths = [pages_for(self.context, self.page_size)]
-        in_loop = self.on_cpu or self.batch_invariant
-        while not in_loop and widths[0] * self.page_size >= GROWTH * NARROWEST_TABLE:
-            widths.insert(0, pages_for(widths[0], GROWTH))
-        return widths
+    def table(self) -> int:
+        """The width of page tables, in pages."""
+        return pages_for(self.context, self.page_size)
 
     def end_of_chunk(self, first: int, end: int) -> int:
         """Return where the chunk from ``first`` on ends, in a prompt that ends at ``end``.
@@ -104,14 +95,6 @@ class SamplingShapes:
     def row_length(self, tokens: int) -> int:
         return _smallest(self.row_lengths, tokens)
 
-    def decode_table(self, pages: int) -> int:
-        return _smallest(self.tables, pages)
-
-    def prefill_table(self, pages: int, row_length: int) -> int:
-        """Return the width of the tables of rows that continue behind cached tokens."""
-        least = pages_for(max(NARROWEST_CONTINUED_TABLE, row_length), self.page_size)
-        return _smallest(self.tables, min(max(pages, least), self.tables[-1]))
-
     @property
     def prefill_block(self) -> int:
         """The rows that a Prefill's program takes at once; 0: all."""
@@ -121,31 +104,28 @@ class SamplingShapes:
         """Return the rows of a Prefill with so many that hold anything."""
         return max(1, used) if self.prefill_block else power_of_four(used)
 
-    def may_prefill(self, rows: int, row_length: int, table: int) -> bool:
-        """Return whether a Prefill may have this shape; ``table`` is 0 where rows do not continue."""
-        is_short = rows * row_length <= self.chunk
-        sees_few = self.prefill_block or rows * table * self.page_size <= MOST_SEEN * self.chunk_tokens
-        return rows == 1 or (is_short and bool(sees_few))
+    def may_prefill(self, rows: int, row_length: int) -> bool:
+        """Return whether a Prefill may have this shape."""
+        return rows == 1 or rows * row_length <= self.chunk
 
     def prefills(self) -> list[tuple[int, int, int]]:
         """Return (rows of all data shards, row length, width of tables or 0) of every Prefill's program."""
         if self.piece:
-            return [(self.shards, self.piece, self.tables[-1])]
+            return [(self.shards, self.piece, self.table)]
         counts = [1] if self.on_cpu else _powers_of_four(self.chunk // self.row_lengths[0])
         return [
             (rows * self.shards, length, table)
             for length in self.row_lengths
-            for table in [0, *sorted({self.prefill_table(pages, length) for pages in self.tables})]
+            for table in (0, self.table)
             for rows in counts
-            if self.may_prefill(rows, length, table)
+            if self.may_prefill(rows, length)
         ]
 
-    def decodes(self, bank_slots: int) -> list[tuple[int, int, int]]:
-        """Return (rows of all data shards, width of tables, active adapters) of every possible Decode."""
+    def decodes(self, bank_slots: int) -> list[tuple[int, int]]:
+        """Return (rows of all data shards, active adapters) of every possible Decode."""
         return [
-            (rows * self.shards, table, active)
+            (rows * self.shards, active)
             for rows in ([self.decode_block] if self.decode_block else self.decode_sizes)
-            for table in self.tables
             for active in self.active_sizes(rows * self.shards, bank_slots)
         ]
 

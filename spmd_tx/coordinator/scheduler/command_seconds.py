@@ -27,7 +27,7 @@ def work_of(command: AnyCommand) -> Work:
             sizes = rows.tokens.shape[1], 0 if tables is None else tables.shape[1], command.logprobs
             return Work(step, sizes, len(rows.tokens), rows.tokens.size)
         case Decode(steps=steps):
-            return Work(step, (*command.tables.shape, command.active, command.top), steps, steps)
+            return Work(step, (len(command.source), command.active, command.top), steps, steps)
         case _:
             return Work(step, (), 1, 1)
 

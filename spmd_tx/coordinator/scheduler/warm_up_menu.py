@@ -43,17 +43,14 @@ def _prefills(menu: SamplingShapes) -> list[ProgramShape]:
 
 def _decodes(menu: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
     return [
-        ProgramShape(step="decode", rows=rows, table=table, active=active)
-        for rows, table, active in menu.decodes(bank_slots)
+        ProgramShape(step="decode", rows=rows, active=active) for rows, active in menu.decodes(bank_slots)
     ]
 
 
 def _rank(shape: ProgramShape, menu: SamplingShapes) -> tuple[int, ...]:
     """First one row, or one per data shard, of few tokens; then common sizes, large batches before small
     ones; and at the end what is long or rare."""
-    tokens = shape.row_length if shape.step != "decode" else menu.page_size * shape.table
-    if shape.step == "decode" and menu.on_cpu:
-        tokens = SMALL_TOKENS  # its only table is as wide as the context
+    tokens = SMALL_TOKENS if shape.step == "decode" else shape.row_length
     if menu.batch_invariant and shape.step in ("prefill", "decode"):
         return 0, BEGINNING.index(shape.step), 0, 0, 0  # the only one
     is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0) or shape.step in LAST

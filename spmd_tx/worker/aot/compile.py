@@ -41,10 +41,10 @@ class Program:
     is_main: bool  # whether it is the one of the command's own step
 
 
-def programs_of(plan: Plan, mesh: Mesh, tables: Sequence[int], only: Sequence[str] = ()) -> list[Program]:
+def programs_of(plan: Plan, mesh: Mesh, only: Sequence[str] = ()) -> list[Program]:
     """Return the programs of a plan, those whose names begin with one of ``only`` if there are any."""
     menu, found = Menu.of(plan, mesh), dict[Hashable, Program]()
-    for each in wanted(plan, tables):
+    for each in wanted(plan):
         for number, call in enumerate(menu.calls(each.shape)):
             is_main = number == 0 and each.kind != "other"
             name = each.name if is_main else str(call)

@@ -1,6 +1,6 @@
 """The programs of a memory plan that are worth looking at: usual ones for speed, the largest for memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,11 +38,11 @@ class Wanted:
     is_usual: bool = False  # whether predictions are made from it
 
 
-def wanted(plan: Plan, tables: Sequence[int]) -> Iterator[Wanted]:
-    """Yield the commands. ``tables`` are the widths of page tables of a decode, in pages, ascending."""
+def wanted(plan: Plan) -> Iterator[Wanted]:
+    """Yield the commands."""
     yield from _training(plan)
-    yield from _prefills(plan, tables)
-    yield from _decodes(plan, tables)
+    yield from _prefills(plan)
+    yield from _decodes(plan)
     yield Wanted("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
     for step in SMALL_STEPS:
         yield Wanted(step, "other", ProgramShape(step=step))
@@ -73,7 +73,7 @@ def _training(plan: Plan) -> Iterator[Wanted]:
     )
 
 
-def _prefills(plan: Plan, tables: Sequence[int]) -> Iterator[Wanted]:
+def _prefills(plan: Plan) -> Iterator[Wanted]:
     length = min(PREFILL_TOKENS, plan.sizes.longest_row)
     usual, worst = Shape(max(1, PREFILL_TOKENS // length), length), plan.worst()["prefill"][0]
     for shape in dict.fromkeys((usual, worst)):
@@ -85,32 +85,30 @@ def _prefills(plan: Plan, tables: Sequence[int]) -> Iterator[Wanted]:
             tokens=shape.tokens * plan.sizes.data_shards,
             is_usual=shape == usual,
         )
-    width = tables[-1] * plan.sizes.setup.page_size
+    width = plan.sizes.widest_table
     last = Shape(1, length)
     yield Wanted(
         f"continued prefill 1x{length} after {width}",
         "prefill",
-        _of_rows(plan, "prefill", last, table=tables[-1]),
+        _of_rows(plan, "prefill", last, table=width // plan.sizes.setup.page_size),
         planned=plan.steps.prefill(last, width),
         tokens=last.tokens * plan.sizes.data_shards,
     )
 
 
-def _decodes(plan: Plan, tables: Sequence[int]) -> Iterator[Wanted]:
+def _decodes(plan: Plan) -> Iterator[Wanted]:
     setup, shards = plan.sizes.setup, plan.sizes.data_shards
     rows = plan.decode_rows
-    usual = next((table for table in tables if table * setup.page_size >= USUAL_LENGTH), tables[-1])
     counts = [setup.bank_slots] if setup.batch_invariant else active_sizes(rows * shards, setup.bank_slots)
     copied = [count for count in counts if count < setup.bank_slots] or counts
-    for table, active in dict.fromkeys(((usual, counts[0]), (tables[-1], copied[-1]))):
-        width = table * setup.page_size
+    for active in dict.fromkeys((counts[0], copied[-1])):
         yield Wanted(
-            f"decode {rows}x{width} of {active}",
+            f"decode {rows} of {active}",
             "decode",
-            ProgramShape(step="decode", rows=rows * shards, table=table, active=active),
-            planned=plan.steps.decode(rows, width),
+            ProgramShape(step="decode", rows=rows * shards, active=active),
+            planned=plan.steps.decode(rows, plan.sizes.widest_table),
             tokens=rows * shards,
-            is_usual=table == usual and active == counts[0],
+            is_usual=active == counts[0],
         )
 
 

@@ -80,7 +80,7 @@ class _Programs:
         )
         self._bank = Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32))
         self._cache = cache_weights(sizes.model, sizes.mesh, plan.pages, setup.page_size, sizes.dtype)
-        self._attention = plan.steps.attention
+        self._attention, self._paged = plan.steps.attention, setup.paged_attention
         self._shards = setup.fsdp * setup.ep
 
     def train(self, level: str, shape: Shape, kind: str = "") -> Any:
@@ -116,7 +116,7 @@ class _Programs:
             *arrays,
             logprobs=True,
             attention=self._attention,
-            batch_invariant=self._setup.batch_invariant,
+            paged_attention=self._paged,
         )
         return step.lower(*self._sampling(), self._packed(shape), self._rows(*shape), tables, None)
 
@@ -129,6 +129,7 @@ class _Programs:
             self._bank,
             self._cache,
             setup.decode_steps,
+            paged_attention=self._paged,
             batch_invariant=setup.batch_invariant,
         )
         numbers: dict[str, Any] = {name: self._rows(rows) for name in DecodeRows.__dataclass_fields__}
@@ -136,7 +137,6 @@ class _Programs:
         numbers |= {
             "seeds": self._rows(rows, 2, dtype=jnp.uint32),
             "stop_tokens": self._rows(rows, STOP_TOKENS),
-            "tables": self._rows(rows, shape.length // setup.page_size),
             "forced": self._rows(rows, setup.decode_steps) if setup.batch_invariant else None,
         }
         state = RowState(*(self._rows(rows) for _ in range(3)))
@@ -144,7 +144,10 @@ class _Programs:
         copied = min(ACTIVE_SLOTS, setup.bank_slots)
         active = None if setup.batch_invariant else jax.ShapeDtypeStruct((copied,), jnp.int32)
         steps = jax.ShapeDtypeStruct((), jnp.int32)
-        return step.lower(*self._sampling(), state, state, DecodeRows(**numbers), active, steps, steps)
+        tables = self._rows(rows, shape.length // setup.page_size)
+        return step.lower(
+            *self._sampling(), state, state, tables, DecodeRows(**numbers), active, steps, steps
+        )
 
     def _sampling(self) -> tuple[Any, Any, Any]:
         return self._place(self._base), self._place(self._bank), self._place(self._cache)

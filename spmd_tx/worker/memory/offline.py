@@ -4,6 +4,7 @@ import msgspec
 
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh
@@ -32,7 +33,8 @@ def with_attention(setup: Setup, model: ModelConfig, devices: Devices) -> Setup:
     names = attention.candidates(devices.platform, model.head_dim, setup.dtype != "float32")
     if not devices.has_packed_attention:
         names = [name for name in names if name != "cudnn"]
-    return msgspec.structs.replace(setup, attention=names[0])
+    of_pages = paged.candidates(devices.platform, model.head_dim, setup.page_size, setup.dtype != "float32")
+    return msgspec.structs.replace(setup, attention=names[0], paged_attention=of_pages[0])
 
 
 def usable_memory(devices: Devices) -> Memory:

@@ -17,7 +17,7 @@ from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
-from spmd_tx.protocol.commands import MOST_SEEN, PREFILL_TOKENS
+from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.worker.memory.steps import Shape
@@ -99,9 +99,9 @@ class Sizes:
 
         With ``by_rows`` a program takes one row at a time.
         """
-        several = 1 if by_rows else max(1, MOST_SEEN * PREFILL_TOKENS // self.widest_table)
         longest = Shape(1, min(PREFILL_TOKENS, self.longest_row))
-        return [longest, *(Shape(min(several, rows), length) for rows, length in self.prefill_shapes())]
+        shapes = self.prefill_shapes()
+        return [longest, *(Shape(1 if by_rows else rows, length) for rows, length in shapes)]
 
     def base(self, splits: bool) -> int:
         declared = weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)

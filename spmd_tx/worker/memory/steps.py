@@ -21,13 +21,14 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.declared.maps import Map
 from spmd_tx.models.experts.layout import Choices
-from spmd_tx.models.kv_cache import MOST_SCORES
 from spmd_tx.models.moe import GROUP_ELEMENTS, is_small
+from spmd_tx.models.page_loop import SEVERAL_PAGES
 from spmd_tx.protocol.commands import MAX_TARGETS
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.worker.steps.train import HEAD_TOKENS
 
 FP32 = 4  # bytes
+SEEN_AT_ONCE = 16 * SEVERAL_PAGES  # tokens of a row that the reference reads from its pages at once, of 16
 REDZONES = 64 << 20  # bytes around arrays of a kernel that is tried: XLA looks for writes beyond their ends
 LEVELS = tuple(REMAT_LEVELS)  # how much of a layer the backward pass recomputes, the least first
 
@@ -84,11 +85,9 @@ class StepMemory:
 
     def prefill(self, shape: Shape, table_tokens: int) -> int:
         """``table_tokens``: what the pages of a row hold, for rows that continue after them; else 0."""
-        keys = 3 * shape.rows * table_tokens * 2 * self._key_values * self.itemsize
-        scores = self._scores_of_block(shape)
-        if table_tokens:
-            seen = shape.rows * table_tokens
-            scores = self._heads * min(shape.length * seen, max(MOST_SCORES, seen))
+        seen = min(table_tokens, SEEN_AT_ONCE)
+        keys = 3 * shape.rows * seen * 2 * self._key_values * self.itemsize
+        scores = self._heads * shape.tokens * seen if table_tokens else self._scores_of_block(shape)
         held = self.itemsize * self._numbers(2, 1, 1, 2) + FP32 * self._numbers(1, 0, 0, 1)
         layer = shape.tokens * held + keys + self._factors(shape.rows) + 2 * FP32 * scores
         working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
@@ -98,8 +97,9 @@ class StepMemory:
 
     def decode(self, rows: int, table_tokens: int) -> int:
         """Return the bytes of one token per row, with all of the bank's adapters in use."""
-        keys = 1.5 * rows * table_tokens * 2 * self._key_values * self.itemsize
-        scores = 2 * rows * self._heads * table_tokens * FP32
+        seen = min(table_tokens, SEEN_AT_ONCE)
+        keys = 1.5 * rows * seen * 2 * self._key_values * self.itemsize
+        scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
         logits = 6 * rows * self.model.vocab_size * FP32
         working = max(keys + scores, logits) + self._experts(Shape(rows, 1), FP32 * 4)
         if self.splits_base:  # rows travel

@@ -17,12 +17,19 @@ from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.blocks import blocks
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
+from spmd_tx.worker.programs.tables import table_changes
 from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.steps.sample import DecodeRows, make_copy_pages, make_decode, make_prefill
+from spmd_tx.worker.steps.sample import (
+    DecodeRows,
+    make_copy_pages,
+    make_decode,
+    make_place_tables,
+    make_prefill,
+)
 from spmd_tx.worker.steps.swap import make_page_in, make_swap_steps
 from spmd_tx.worker.steps.train import Rows, make_forward, make_forward_backward
 
@@ -45,13 +52,16 @@ class Calls:
         self._page_out = make_swap_steps(mesh, declared.bank.w).out
         self._page_in = make_page_in(mesh, declared.bank)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
-        invariant = setup.batch_invariant
-        prefill = partial(make_prefill, *sampling, attention=attention, batch_invariant=invariant)
+        invariant, paged = setup.batch_invariant, setup.paged_attention
+        prefill = partial(make_prefill, *sampling, attention=attention, paged_attention=paged)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
         self._decode = cache(
-            lambda top: make_decode(*sampling, setup.decode_steps, top, batch_invariant=invariant)
+            lambda top: make_decode(
+                *sampling, setup.decode_steps, top, paged_attention=paged, batch_invariant=invariant
+            )
         )
         self._copy_pages = make_copy_pages(mesh, declared.cache)
+        self._place_tables = make_place_tables(mesh, declared.tables)
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
     def create_adapter(self, state: WorkerState, command: commands.CreateAdapter) -> Call:
@@ -156,18 +166,23 @@ class Calls:
     def copy_pages(self, state: WorkerState, copies: np.ndarray) -> Call:
         return Call("copy_pages", copies.shape[:1], self._copy_pages, (state.cache,), (copies,))
 
+    def place_tables(self, state: WorkerState, command: commands.Decode) -> Iterator[Call]:
+        """Yield the calls that bring the tables up to date; each takes those that the one before has left."""
+        rows = state.tables.shape[0] // self._shards
+        for source, entries in table_changes(command, self._shards, rows):
+            yield Call("place_tables", (), self._place_tables, (state.tables,), (source, entries))
+
     def decode(self, state: WorkerState, command: commands.Decode) -> Iterator[Call]:
         """Yield the call of each block. It takes what the one before has left in ``state``."""
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
         top, shards = command.top, self._plan.sizes.data_shards
-        rows, table = command.tables.shape
         adapters = self._setup.bank_slots if active is None else active.size
-        shape = (shards * command.block or rows, table, adapters, *([top] if top else []))
+        shape = (shards * command.block or len(slots), adapters, *([top] if top else []))
         step = self._decode(top)
         for number, block in enumerate(blocks(DecodeRows(**fields), shards, command.block)):
             rest = (active, _i32(number * command.block), _i32(command.steps))
-            arrays = (state.base, state.bank, state.cache, state.rows, state.next_rows)
+            arrays = (state.base, state.bank, state.cache, state.rows, state.next_rows, state.tables)
             yield Call("decode", shape, step, arrays, (block,), rest, variant=top)
 
     def _batch(self, rows: commands.PackedRows, loss: commands.LossInputs) -> tuple[Rows, TokenLossInputs]:

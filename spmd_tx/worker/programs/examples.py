@@ -75,7 +75,8 @@ class Menu:
                 prefills = [call for call in calls.prefill(state, command) if call is not None]
                 return [*prefills, calls.copy_pages(state, command.copies)]
             case "decode":
-                return list(calls.decode(state, self._decode(shape)))
+                command = self._decode(shape)
+                return [*calls.decode(state, command), *calls.place_tables(state, command)]
             case _:
                 assert_never(shape.step)
 
@@ -114,7 +115,9 @@ class Menu:
             top_k=np.ones(rows, np.int32),
             top_p=np.ones(rows, np.float32),
             stop_tokens=np.full((rows, STOP_TOKENS), -1, np.int32),
-            tables=np.zeros((rows, shape.table), np.int32),
+            pages=np.zeros(1, np.int32),
+            page_counts=(np.arange(rows) == 0).astype(np.int32),
+            page_places=np.zeros(rows, np.int32),
             top=shape.top,
             active=shape.active,
             forced=np.full((rows, self._setup.decode_steps), -1, np.int32)

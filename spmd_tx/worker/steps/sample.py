@@ -30,6 +30,7 @@ from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
 from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs, product_of
 
+TABLE_ENTRIES = 1024  # of one data shard that one call writes
 COPIES_AT_ONCE = 16  # pages, on GPUs, where every turn of a loop costs as much as copying several
 
 
@@ -61,7 +62,6 @@ class DecodeRows(PyTreeNode):
     top_k: Any  # int32 [B]
     top_p: Any  # float32 [B]
     stop_tokens: Any  # int32 [B, 8]
-    tables: Any  # int32 [B, N]
     forced: Any = None  # int32 [B, K]; -1: draw. None: all tokens are drawn
 
     def resume(self, previous: RowState) -> RowState:
@@ -112,17 +112,16 @@ def make_prefill(
     logprobs: bool,
     widths: Widths | None = None,
     attention: str = "reference",
-    batch_invariant: bool = False,
+    paged_attention: str = "reference",
 ) -> Callable[..., Any]:
     """Make (weights, bank, cache, rows, pages, tables, inputs) -> (cache, scores, experts).
 
     ``tables`` is None, or int32 [B, N] for rows that continue after what their pages hold. ``scores`` are
     the reply's arrays by name: ``logprobs`` [B, T] if wanted, and with ``widths`` those of chunked_scores;
     without, ``inputs`` is None. ``experts`` [B, T, L, k] are those used; None without any. ``cache`` is
-    donated. With ``batch_invariant`` the width of the tables changes no bit.
+    donated.
     """
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 4)
-    in_loop = batch_invariant or platform(mesh) == "cpu"
 
     @partial(jax.jit, donate_argnums=2)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(), P()))
@@ -139,7 +138,7 @@ def make_prefill(
         adapters = jax.tree.map(varying, bank.w)
         attend = prefill_attend(attention, rows.segments, pages, rows.positions)
         if tables is not None:
-            attend = continue_attend(tables, pages, rows.positions, in_loop=in_loop)
+            attend = continue_attend(on(mesh, paged_attention), tables, pages, rows.positions)
         product = product_of(mesh)
         how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts, product=product)
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
@@ -177,6 +176,30 @@ def make_copy_pages(mesh: Mesh, cache: KvCache) -> Callable[..., Any]:
     return copy
 
 
+def make_place_tables(mesh: Mesh, tables: Weight) -> Callable[..., Any]:
+    """Make (tables, source, entries) -> tables, those of the rows of a Decode. Donates ``tables`` [B, N].
+
+    Row r begins as row ``source`` [B] of its data shard, if that is not negative. ``entries`` are (row, place
+    in its table, page), int32 [U, 3]; U splits over the data shards like B. Entries without a page have
+    different rows from the number of rows on.
+    """
+    in_specs = (tables.spec, P(DATA), P(DATA))
+
+    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=tables.spec)
+    def place(tables_BN: Array, source_B: Array, entries_U3: Array) -> Array:
+        tables_BN = jnp.where(source_B[:, None] < 0, tables_BN, tables_BN[jnp.maximum(source_B, 0)])
+        row_U, place_U, page_U = entries_U3.T
+        return tables_BN.at[row_U, place_U].set(page_U, unique_indices=True, mode="drop")
+
+    return place
+
+
+def on(mesh: Mesh, paged_attention: str) -> str:
+    """Return the paged attention that a mesh's devices use. On CPUs there is no choice."""
+    return "row_by_row" if platform(mesh) == "cpu" else paged_attention
+
+
 def compact(model: ModelConfig, experts: Array) -> Array:
     """Cast numbers of experts to the smallest type that holds them."""
     return experts.astype(jnp.uint8 if model.n_experts <= 256 else jnp.int16)
@@ -191,22 +214,26 @@ def make_decode(
     max_steps: int,
     top: int = 0,
     *,
+    paged_attention: str = "reference",
     batch_invariant: bool = False,
 ) -> Callable[..., Any]:
-    """Make (weights, bank, cache, previous, after, rows, active, first, steps) -> (cache, after, Drawn).
+    """Make (weights, bank, cache, previous, after, tables, rows, active, first, steps).
+
+    It returns (cache, after, Drawn).
 
     ``previous`` is the state that the last Decode left; that of these rows is written into ``after``, from
     row ``first`` of every data shard on. They are two because several calls, one for each block of rows, may
-    read any row of the last Decode. Drawn is [K, B, ...].
+    read any row of the last Decode. ``tables`` int32 [most rows, N] has the pages of these rows from row
+    ``first`` of every data shard on. Drawn is [K, B, ...].
 
     ``active`` int32 [A] lists the bank slots in use, and ``rows.slots`` are indices into it: every step
     reads all adapters in it. None: the whole bank. ``cache`` and ``after`` are donated. The cache is carried
     through the loops: as a scanned input it would be copied for every layer.
 
     With ``batch_invariant`` what a row draws depends on the number of rows, but neither on the other rows,
-    nor on its place, the slot of its adapter or the width of the tables; ``active`` must be None.
+    nor on its place or the slot of its adapter; ``active`` must be None.
     """
-    in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 3, P(), P(), P())
+    in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 4, P(), P(), P())
     is_cpu = platform(mesh) == "cpu"
     apply = each_lora if batch_invariant else bank_lora
     # Where devices of tp share one memory, whole logits cost them nothing.
@@ -220,6 +247,7 @@ def make_decode(
         cache: KvCache,
         previous: RowState,
         after: RowState,
+        tables: Array,
         rows: DecodeRows,
         active: Array | None,
         first: Array,
@@ -228,6 +256,7 @@ def make_decode(
         adapters, loras = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
         state = rows.resume(previous)
         b = rows.source.shape[0]
+        tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
         has_filter_B = filters(rows.temperatures, rows.top_k, rows.top_p, model.vocab_size)
         any_filters = lax.psum(jnp.sum(has_filter_B, dtype=jnp.int32), DATA) > 0 if splits_draw else None
         drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b, top))
@@ -241,7 +270,7 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, drawn = carry
-            attend = partial(decode_attend, rows.tables, row_by_row=is_cpu, in_loop=batch_invariant)
+            attend = partial(decode_attend, on(mesh, paged_attention), tables_BN)
             forced = None if rows.forced is None else rows.forced[:, step]
             where = (model, base, adapters, loras, cache, state, rows)
             cache, state, one = _step(*where, forced, attend, product_of(mesh), top, any_filters)

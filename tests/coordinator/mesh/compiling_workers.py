@@ -66,8 +66,8 @@ def program_of(command):
                 **scores,
             )
         case Decode():
-            rows, table = command.tables.shape
-            return ProgramShape(step="decode", rows=rows, table=table, active=command.active, top=command.top)
+            rows = len(command.source)
+            return ProgramShape(step="decode", rows=rows, active=command.active, top=command.top)
         case _:
             step = STEPS.get(type(command))
             return ProgramShape(step=step) if step else None

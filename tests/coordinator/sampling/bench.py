@@ -80,7 +80,7 @@ class Bench:
             programs=programs,
         )
         self.prefills = set(limits.shapes.prefills())
-        self.decodes = {(rows, table) for rows, table, _ in limits.shapes.decodes(slots)}
+        self.decodes = {rows for rows, _ in limits.shapes.decodes(slots)}
         self.device = FakeDevice(shards, pages, PAGE_SIZE, exact)
         self.shards = shards
         self.rows = rows
@@ -125,8 +125,7 @@ class Bench:
             rows, length = command.rows.tokens.shape
             assert (command.block * self.shards or rows, command.piece or length, table) in self.prefills
         elif isinstance(command, Decode):
-            rows, table = command.tables.shape
-            assert (command.block * self.shards or rows, table) in self.decodes
+            assert (command.block * self.shards or len(command.source)) in self.decodes
 
     def absorb(self):
         dispatch, reply = self.in_flight.popleft()

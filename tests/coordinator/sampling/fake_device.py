@@ -58,6 +58,7 @@ class Row:
     token: int = 0
     position: int = 0
     remaining: int = 0
+    table: tuple = ()
 
 
 class FakeDevice:
@@ -198,7 +199,7 @@ class FakeDevice:
         per_shard = len(command.source) // len(self.rows)
         tokens = np.full((command.steps, len(command.source)), -1, np.int32)
         logprobs = np.zeros(tokens.shape, np.float32)
-        rows = [self._row(command, index, index // per_shard) for index in range(len(command.source))]
+        rows = self.begun(command)
         for step in range(command.steps):
             written = set()
             for index, row in enumerate(rows):
@@ -215,27 +216,40 @@ class FakeDevice:
             reply["top_logprobs"] = np.repeat(logprobs[..., None], command.top, 2)
         return reply
 
-    def _row(self, command, index, shard):
+    def begun(self, command):
+        """Return the rows of a Decode before its first step."""
+        assert command.page_counts.sum() == len(command.pages)
+        ends, per_shard = np.cumsum(command.page_counts), len(command.source) // len(self.rows)
+        return [
+            self._row(command, index, index // per_shard, command.pages[end - count : end].tolist())
+            for index, (end, count) in enumerate(zip(ends, command.page_counts, strict=True))
+        ]
+
+    def _row(self, command, index, shard, pages):
         stated = Row(int(command.tokens[index]), int(command.positions[index]), int(command.remaining[index]))
         source = command.source[index]
+        stated.table = tuple(pages)
         if source < 0:
+            assert not command.page_places[index]
             return stated
         row = self.rows[shard][source]
         if row.remaining:
             assert (row.position, row.remaining) == (stated.position, stated.remaining)
-        return Row(row.token, row.position, row.remaining)
+        assert command.page_places[index] == len(row.table)
+        return Row(row.token, row.position, row.remaining, (*row.table, *pages))
 
     def _step(self, command, index, shard, row, step):
         """Draw a row's next token; returns the page that its last one was written to."""
-        page = command.tables[index, row.position // self.page_size]
+        table = np.array(row.table)
+        page = table[row.position // self.page_size]
         assert page, "a live row writes to the trash page"
         version = self.bank[command.slots[index]]
         rows = command.block or len(command.source) // len(self.rows)
         forced = -1 if command.forced is None else command.forced[index, step]
         place = shard, page, row.position % self.page_size
         self.tokens[place], self.versions[place] = row.token, version
-        self.origins[place] = rows, command.tables.shape[1], command.active, command.top
-        pages = command.tables[index][np.arange(row.position + 1) // self.page_size]
+        self.origins[place] = rows, command.active, command.top
+        pages = table[np.arange(row.position + 1) // self.page_size]
         cells = shard, pages, np.arange(row.position + 1) % self.page_size
         assert set(self.versions[cells]) == {version}, "keys and values of other weights"
         row.token, row.logprob = draw(version, self._content(cells), command.seeds[index])

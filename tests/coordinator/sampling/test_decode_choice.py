@@ -3,9 +3,8 @@ from spmd_tx.protocol.commands import Decode, Prefill
 from spmd_tx.protocol.programs import ProgramShape
 from tests.coordinator.sampling.bench import Bench, expected, prompt_of
 
-ROWS, NARROW, WIDE = 4, 8, 16  # of the bench: rows, and pages of tables
-SMALL, LARGE = [ProgramShape(step="decode", rows=rows, table=WIDE, active=1) for rows in (1, ROWS)]
-NARROW_ONE = ProgramShape(step="decode", rows=1, table=NARROW, active=1)
+ROWS = 4  # of the bench
+SMALL, LARGE = [ProgramShape(step="decode", rows=rows, active=1) for rows in (1, ROWS)]
 
 
 def carry_out(orders, *programs):
@@ -39,13 +38,13 @@ def test_what_would_be_better_is_ordered_and_used_once_it_is_ready():
     bench, orders = bench_with(LARGE)
     bench.admit("a", prompt_of(5), max_tokens=20)
     bench.run()
-    assert {command.tables.shape for command in bench.sent(Decode)} == {(ROWS, WIDE)}
+    assert {len(command.source) for command in bench.sent(Decode)} == {ROWS}
     better = orders.next_order().program
     assert better.rows == 1
     carry_out(orders, better)
     bench.admit("b", prompt_of(5, 1), max_tokens=4)
     bench.run()
-    assert bench.sent(Decode)[-1].tables.shape[0] == 1
+    assert len(bench.sent(Decode)[-1].source) == 1
 
 
 def test_nothing_of_a_request_starts_before_it_can_go_on():

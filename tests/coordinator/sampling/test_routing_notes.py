@@ -27,8 +27,7 @@ class MixtureDevice(FakeDevice):
     def execute(self, command):
         first = None
         if isinstance(command, Decode):
-            count = len(command.source)
-            first = [self._row(command, row, row * len(self.rows) // count).token for row in range(count)]
+            first = [row.token for row in self.begun(command)]
         arrays, metrics = super().execute(command)
         if isinstance(command, Prefill):
             arrays |= {"experts": experts_of(command.rows.tokens)}

@@ -77,7 +77,9 @@ def decode(rows):
         top_k=integers,
         top_p=floats,
         stop_tokens=np.zeros((rows, STOP_TOKENS), np.int32),
-        tables=np.zeros((rows, 4), np.int32),
+        pages=np.zeros(0, np.int32),
+        page_counts=integers,
+        page_places=integers,
     )
 
 

@@ -18,7 +18,6 @@ from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
 
 SPEEDS = Speeds(flops=1e12, bandwidth=1e11, links=1e10, network=1e9)
-TABLES = [8, 16]
 
 
 def planned(model=MODEL, mesh=(2, 1, 2), **different) -> Plan:
@@ -34,7 +33,7 @@ def target(plan: Plan) -> Target:
 
 
 def reports(plan: Plan, *only: str, hlo=None):
-    programs = programs_of(plan, target(plan).mesh, TABLES, only)
+    programs = programs_of(plan, target(plan).mesh, only)
     return {
         each.name: each for each in compile_programs(plan, target(plan), programs, lambda message: None, hlo)
     }
@@ -44,7 +43,7 @@ def reports(plan: Plan, *only: str, hlo=None):
 def test_all_kinds_of_programs_are_compiled_once(model):
     plan = planned(model)
     mesh = target(plan).mesh
-    programs = programs_of(plan, mesh, TABLES)
+    programs = programs_of(plan, mesh)
     names = [each.name for each in programs]
     assert len(names) == len(set(names)) == len({each.call.key for each in programs})
     assert {each.wanted.kind for each in programs if each.is_main} == {
@@ -55,7 +54,7 @@ def test_all_kinds_of_programs_are_compiled_once(model):
 
 
 def test_each_step_is_predicted_from_one_program():
-    usual = [each.kind for each in wanted(planned(), TABLES) if each.is_usual]
+    usual = [each.kind for each in wanted(planned()) if each.is_usual]
     assert sorted(usual) == ["decode", "forward", "optim_step", "prefill", "train"]
 
 
@@ -84,7 +83,7 @@ def test_a_program_is_reported(tmp_path):
 
 def test_a_program_that_cannot_be_compiled_is_reported_and_the_others_go_on(monkeypatch):
     plan = planned()
-    programs = programs_of(plan, target(plan).mesh, TABLES, ["optim_step", "swap_out"])
+    programs = programs_of(plan, target(plan).mesh, ["optim_step", "swap_out"])
 
     class Broken:
         def lower(self, *arguments):

@@ -80,10 +80,9 @@ def test_training_gathers_split_weights_and_decode_does_not():
         top_k=zeros,
         top_p=np.ones(count, np.float32),
         stop_tokens=np.zeros((count, 8), np.int32),
-        tables=np.zeros((count, 8), np.int32),
     )
-    placed_rows = rows_to_devices(sampler.mesh, rows)
+    placed_rows = rows_to_devices(sampler.mesh, (np.zeros((count, 8), np.int32), rows))
     state = (engine.base, sampler.bank, sampler.cache, sampler.rows, sampler.next_rows)
-    brought = gathered(sampler._decode(0).lower(*state, placed_rows, None, np.int32(0), np.int32(1)))
+    brought = gathered(sampler._decode(0).lower(*state, *placed_rows, None, np.int32(0), np.int32(1)))
     assert brought
     assert all(np.prod(shape) <= count * MODEL.d_ff for shape in brought)

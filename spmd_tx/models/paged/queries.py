@@ -1,0 +1,53 @@
+"""What kernels have in common: how queries are arranged for them, and what they tell XLA of their cost.
+
+Dimension key as in kv_cache.py; G query heads per key-value head, R queries of a key-value head.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
+from jaxtyping import Float, Int
+
+LOWEST = -1e30  # a large finite number, as in attention.attend_keys
+USUAL_TOKENS = 2048  # that a row is taken to have where costs are estimated
+
+
+def by_head(q_BTNE: Float[Array, "B T N E"], heads: int, multiple: int) -> Float[Array, "B K R E"]:
+    """Put the queries of each key-value head together, token by token; zeros at the end."""
+    b, t, n, e = q_BTNE.shape
+    q_BKRE = q_BTNE.reshape(b, t, heads, n // heads, e).swapaxes(1, 2).reshape(b, heads, -1, e)
+    return jnp.pad(q_BKRE, ((0, 0), (0, 0), (0, -q_BKRE.shape[2] % multiple), (0, 0)))
+
+
+def positions_by_head(positions_BT: Int[Array, "B T"], group: int, multiple: int) -> Int[Array, "B R"]:
+    """Return the position of each query of ``by_head``; -1 for those that were put in."""
+    positions_BR = jnp.repeat(positions_BT, group, axis=1)
+    padding = -positions_BR.shape[1] % multiple
+    return jnp.pad(positions_BR, ((0, 0), (0, padding)), constant_values=-1)
+
+
+def by_token(y_BKRE: Float[Array, "B K R E"], tokens: int, group: int) -> Float[Array, "B T N E"]:
+    """Undo ``by_head``."""
+    b, heads, _, e = y_BKRE.shape
+    y_BKTGE = y_BKRE[:, :, : tokens * group].reshape(b, heads, tokens, group, e)
+    return y_BKTGE.swapaxes(1, 2).reshape(b, tokens, heads * group, e)
+
+
+def result(shape: tuple[int, ...], dtype: DTypeLike, like: Array) -> jax.ShapeDtypeStruct:
+    """Declare a result that differs between the same devices as ``like`` does."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
+
+
+def estimate(q_BTNE: Array, pool: Array, most_tokens: int) -> pl.CostEstimate:
+    """Estimate the cost of rows with USUAL_TOKENS each, or with as many as their tables hold."""
+    b, _, _, e = q_BTNE.shape
+    seen = b * min(USUAL_TOKENS, most_tokens)
+    products = 4 * q_BTNE.size // b * seen
+    read = 2 * seen * pool.shape[3] * pool.dtype.itemsize
+    return pl.CostEstimate(
+        flops=products,
+        transcendentals=products // (4 * e),
+        bytes_accessed=read + 2 * q_BTNE.size * q_BTNE.dtype.itemsize,
+    )

@@ -1,0 +1,141 @@
+"""Attention to the pages of rows on NVIDIA GPUs, as a Pallas kernel for Triton.
+
+The pages of a row that has one query are split into parts of equal size, so that few long rows, too, fill a
+GPU, and their results are combined (flash decoding, Dao et al. 2023). The number of parts is fixed: how a
+sum is split follows from the row alone.
+
+Dimension key as in queries.py; Q queries of a program, W tokens read at once, U part.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jaxtyping import Float, Int
+
+from spmd_tx.models.paged.queries import LOWEST, by_head, by_token, estimate, positions_by_head, result
+
+INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
+LEAST = 16  # rows and columns of a product on tensor cores
+SEVERAL_QUERIES = 64  # of a program, where a row has several tokens
+MOST_TOKENS = 64  # read at once
+PARTS = 8  # of a row's pages, where it has one token
+
+
+def attend(
+    q_BTNE: Float[Array, "B T N E"],
+    pools: tuple[Array, Array],
+    index: Array,
+    tables_BN: Int[Array, "B _"],
+    positions_BT: Int[Array, "B T"],
+) -> Float[Array, "B T N E"]:
+    """Attend from all tokens of a row to the tokens up to their positions."""
+    b, t, n, e = q_BTNE.shape
+    page_size, heads = pools[0].shape[2], pools[0].shape[3] // e
+    group, parts = n // heads, PARTS if t == 1 else 1
+    queries = _queries(t * group)
+    pages = max(1, MOST_TOKENS // page_size)
+    tables_BN = jnp.pad(tables_BN, ((0, 0), (0, -tables_BN.shape[1] % pages)))
+    q_BKRE = by_head(q_BTNE, heads, queries)
+    positions_BR = positions_by_head(positions_BT, group, queries)
+    of_parts = (parts, *q_BKRE.shape[:3])
+    cost = estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size)
+    whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *pools]
+    shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
+    call = pl.pallas_call(
+        _kernel(pages, parts, queries),
+        out_shape=[result(shape, dtype, q_BKRE) for shape, dtype in shapes],
+        grid=(q_BKRE.shape[2] // queries * parts, heads, b),
+        in_specs=[_all_of(array.shape) for array in whole],
+        out_specs=[_all_of(shape) for shape, _ in shapes],
+        compiler_params=_options(queries),
+        metadata={name: str(value) for name, value in vars(cost).items()},  # Triton's calls have no estimate
+        interpret=INTERPRET,
+        name="paged_attention",
+    )
+    highest_UBKR, total_UBKR, sum_UBKRE = call(*whole)
+    share_UBKR = jnp.exp(highest_UBKR - jnp.max(highest_UBKR, axis=0, keepdims=True))
+    total_BKR = jnp.sum(total_UBKR * share_UBKR, axis=0)
+    sum_BKRE = jnp.sum(sum_UBKRE * share_UBKR[..., None], axis=0)
+    y_BKRE = sum_BKRE / jnp.maximum(total_BKR, 1.0)[..., None]  # the highest score adds 1
+    return by_token(y_BKRE.astype(q_BTNE.dtype), t, group)
+
+
+def _queries(count: int) -> int:
+    """Return how many queries a program has: a power of two."""
+    queries = LEAST
+    while queries < min(count, SEVERAL_QUERIES):
+        queries *= 2
+    return queries
+
+
+def _all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
+    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
+
+
+def _options(queries: int) -> Any:
+    if INTERPRET:
+        return None
+    from jax.experimental.pallas import triton as plgpu
+
+    return plgpu.CompilerParams(num_warps=4 if queries < SEVERAL_QUERIES else 8, num_stages=2)
+
+
+def _kernel(block_pages: int, parts: int, queries: int) -> Any:
+    def kernel(
+        index_ref: Any,
+        tables_ref: Any,
+        positions_ref: Any,
+        q_ref: Any,
+        keys_ref: Any,
+        values_ref: Any,
+        highest_ref: Any,
+        total_ref: Any,
+        sum_ref: Any,
+    ) -> None:
+        number, head, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+        part, mine = number % parts, pl.ds(number // parts * queries, queries)
+        e, page_size = q_ref.shape[3], keys_ref.shape[2]
+        width = block_pages * page_size
+        index, q_QE, positions_Q = index_ref[0], q_ref[row, head, mine], positions_ref[row, mine]
+        last = jnp.max(positions_Q)
+        count = (last + width) // width
+        each = (count + parts - 1) // parts
+
+        def read(ref: Any, pages: Array) -> Array:
+            return ref[index, pages, :, pl.ds(head * e, e)].reshape(width, e)
+
+        def add(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            highest_Q, total_Q, sum_QE = carry
+            pages = tables_ref[row, pl.ds(block * block_pages, block_pages)]
+            order_W = block * width + jnp.arange(width, dtype=jnp.int32)
+            # A page's earlier owner may have left infinities, and zero times infinity is not zero.
+            values_WE = read(values_ref, pages)
+            values_WE = jnp.where((order_W <= last)[:, None], values_WE, jnp.zeros_like(values_WE))
+            is_seen_QW = order_W[None] <= positions_Q[:, None]
+            scores_QW = _dot(q_QE, read(keys_ref, pages), transposed=True) * e**-0.5
+            scores_QW = jnp.where(is_seen_QW, scores_QW, LOWEST)
+            new_Q = jnp.maximum(highest_Q, jnp.max(scores_QW, axis=1))
+            scale_Q = jnp.exp(highest_Q - new_Q)
+            shares_QW = jnp.where(is_seen_QW, jnp.exp(scores_QW - new_Q[:, None]), 0.0)
+            added_QE = _dot(shares_QW.astype(values_WE.dtype), values_WE, transposed=False)
+            total_Q = total_Q * scale_Q + jnp.sum(shares_QW, axis=1)
+            return new_Q, total_Q, sum_QE * scale_Q[:, None] + added_QE
+
+        nothing_Q = jnp.zeros((queries,), jnp.float32)
+        start = (nothing_Q + LOWEST, nothing_Q, jnp.zeros((queries, e), jnp.float32))
+        end = jnp.minimum(count, (part + 1) * each)
+        highest_Q, total_Q, sum_QE = lax.fori_loop(part * each, end, add, start)
+        highest_ref[part, row, head, mine] = highest_Q
+        total_ref[part, row, head, mine] = total_Q
+        sum_ref[part, row, head, mine] = sum_QE
+
+    return kernel
+
+
+def _dot(x: Array, w: Array, *, transposed: bool) -> Array:
+    """Multiply with sums in fp32; fp32 is multiplied as such."""
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    contract = (((1,), (1 if transposed else 0,)), ((), ()))
+    return lax.dot_general(x, w, contract, precision=precision, preferred_element_type=jnp.float32)

@@ -1,0 +1,92 @@
+"""Compares an attention to pages with the reference, on the device. self_test.py runs it.
+
+Dimension key as in models/kv_cache.py.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.models.paged.attention import paged_attention
+from spmd_tx.sharding.mesh import AXES, DATA, TP
+
+LAYERS, LAYER = 2, 1
+PAGES = 40  # of a row's table
+SEVERAL = 70  # tokens of a row that come at once
+MOST_ERROR = 0.1  # as for attention to rows
+
+
+def problem_of(name: str, sizes: Any) -> str | None:
+    """Say why an implementation must not be used for these sizes (self_test.Sizes); None if it is correct.
+
+    It must be close to the reference, give the same bits twice, and the same for a row whatever the others
+    hold and wherever it stands. Behind the last token of a row pages hold infinities.
+    """
+    run, reference = (implementation(each, sizes.device) for each in (name, "reference"))
+    for tokens in (1, SEVERAL):
+        q, pools, tables, positions = inputs(sizes, tokens)
+        with jax.default_matmul_precision("highest"):
+            exact = reference(*(_float32(x) for x in (q, *pools)), tables, positions)
+        once, again = (np.asarray(run(q, *pools, tables, positions)) for _ in range(2))
+        what = f"{tokens} tokens of a row"
+        error = _worst_error(once[:-1], np.asarray(exact)[:-1])
+        if not error <= MOST_ERROR:  # also true for NaN
+            return f"attention from {what} is off by {error:.2g}"
+        if once.tobytes() != again.tobytes():
+            return f"attention from {what} differs between two runs"
+        turned = np.roll(np.arange(len(tables)), 1)
+        elsewhere = np.asarray(run(q[turned], *pools, tables[turned], positions[turned]))
+        alone = np.where(np.arange(len(tables))[:, None] == 1, positions, -1)
+        beside = np.asarray(run(q, *pools, tables, alone))
+        if elsewhere.tobytes() != once[turned].tobytes() or beside[1].tobytes() != once[1].tobytes():
+            return f"attention from {what} depends on other rows"
+    return None
+
+
+def inputs(sizes: Any, tokens: int) -> tuple[Array, tuple[Array, Array], np.ndarray, np.ndarray]:
+    """Return queries [B, T, N, E], pools, tables and positions; nobody reads the last row."""
+    random, page = np.random.default_rng(tokens), sizes.page_size
+    lasts = np.array([*(page - 1, page, 2 * page + 5, PAGES * page // 2, PAGES * page - 1), -1])
+    lasts = np.where(lasts < 0, -1, np.maximum(lasts, tokens - 1))
+    count = len(lasts) * PAGES + 1
+    tables = 1 + random.permutation(count - 1).reshape(len(lasts), PAGES).astype(np.int32)
+    tables[1, 0] = tables[0, 0]  # two rows have their first page in common
+    shape = (LAYERS, count, page, sizes.kv_heads * sizes.head_dim)
+    pools = random.standard_normal((2, *shape), np.float32)
+    for table, last in zip(tables, lasts, strict=True):
+        behind = np.arange(last + 1, PAGES * page)
+        pools[:, :, table[behind // page], behind % page] = np.inf
+    keys, values = (jnp.asarray(pool, jnp.bfloat16) for pool in pools)
+    q = random.standard_normal((len(lasts), tokens, sizes.heads, sizes.head_dim), np.float32)
+    positions = lasts[:, None] - np.arange(tokens)[::-1] if tokens > 1 else lasts[:, None]
+    positions = np.where(lasts[:, None] < 0, -1, positions).astype(np.int32)
+    return jnp.asarray(q, jnp.bfloat16), (keys, values), tables, positions
+
+
+def implementation(name: str, device: int) -> Callable[..., Array]:
+    """Return (queries, keys, values, tables, positions) -> results, as the steps use it: inside shard_map."""
+    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+    heads, pool = P(DATA, None, TP), P(None, DATA, None, TP)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(heads, pool, pool, P(DATA), P(DATA)), out_specs=heads)
+    def attend(q: Array, keys: Array, values: Array, tables: Array, positions: Array) -> Array:
+        return paged_attention(name, q, (keys, values), jnp.int32(LAYER), tables, positions)
+
+    return attend
+
+
+def _float32(x: Array) -> Array:
+    return x.astype(jnp.float32)
+
+
+def _worst_error(got: np.ndarray, want: np.ndarray) -> float:
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))

@@ -1,0 +1,76 @@
+"""The kernels are the reference, whatever pages hold behind a row's last token and whatever other rows do.
+
+They run as plain XLA programs here; worker/paged_self_test.py asks the same of them on a device.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models.paged import mosaic, triton
+from spmd_tx.models.paged.attention import candidates, paged_attention
+from spmd_tx.worker import paged_self_test
+from spmd_tx.worker.self_test import Sizes
+
+KERNELS = {"mosaic": mosaic, "triton": triton}
+SIZES = Sizes([], heads=4, kv_heads=2, head_dim=16, page_size=16)
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request, monkeypatch):
+    monkeypatch.setattr(KERNELS[request.param], "INTERPRET", True)
+    monkeypatch.setattr(KERNELS[request.param], "MOST_TOKENS", 32)
+    monkeypatch.setattr(paged_self_test, "PAGES", 5)  # three blocks
+    monkeypatch.setattr(paged_self_test, "SEVERAL", 20)
+    before = paged_self_test.implementation
+    monkeypatch.setattr(
+        paged_self_test,
+        "implementation",
+        lambda name, device: before(name, device) if name == "reference" else alone(name),
+    )
+    return request.param
+
+
+def alone(name):
+    """A kernel outside shard_map, in which kernels cannot be interpreted."""
+
+    @jax.jit
+    def attend(q, keys, values, tables, positions):
+        index = jnp.int32(paged_self_test.LAYER)
+        return paged_attention(name, q, (keys, values), index, tables, positions)
+
+    return attend
+
+
+def test_a_kernel_passes_its_self_test(kernel):
+    assert paged_self_test.problem_of(kernel, SIZES) is None
+
+
+@pytest.mark.parametrize("kernel", ["triton"], indirect=True)
+def test_the_self_test_finds_what_a_kernel_reads_behind_the_last_token(kernel, monkeypatch):
+    shown = paged_self_test.inputs
+
+    def one_further(sizes, tokens):
+        q, pools, tables, positions = shown(sizes, tokens)
+        return q, pools, tables, np.where(positions < 0, positions, positions + 1)
+
+    monkeypatch.setattr(paged_self_test, "inputs", one_further)
+    assert "off by nan" in paged_self_test.problem_of(kernel, SIZES)
+
+
+@pytest.mark.parametrize(
+    "platform, head_dim, page_size, is_bfloat16, expected",
+    [
+        ("tpu", 128, 16, True, ["mosaic", "reference"]),
+        ("tpu", 64, 16, True, ["reference"]),
+        ("tpu", 128, 8, True, ["reference"]),
+        ("gpu", 64, 16, True, ["triton", "reference"]),
+        ("gpu", 96, 16, True, ["reference"]),
+        ("gpu", 128, 15, True, ["reference"]),
+        ("gpu", 128, 16, False, ["reference"]),
+        ("cpu", 128, 16, True, ["row_by_row"]),
+    ],
+)
+def test_only_sizes_that_a_kernel_can_have_are_tried(platform, head_dim, page_size, is_bfloat16, expected):
+    assert candidates(platform, head_dim, page_size, is_bfloat16) == expected
