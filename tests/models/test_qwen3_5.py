@@ -87,6 +87,42 @@ def test_packed_rows_equal_transformers(tmp_path, shape):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
+@pytest.mark.slow
+def test_every_level_of_recomputation_leads_to_the_same_gradients(tmp_path):
+    mesh = make_mesh(2, 1, 2)
+    base, arrays, slots, adapter = loaded(tmp_path, mesh)
+    tokens = np.tile(delta_model.sequences()[1][:80], (2, 1))
+    positions = np.tile(np.arange(80, dtype=np.int32), (2, 1))
+
+    def gradients(remat):
+        @jax.jit
+        @partial(
+            jax.shard_map,
+            mesh=mesh,
+            in_specs=(specs(base), specs(slots), jax.P(DATA), jax.P(DATA)),
+            out_specs=specs(slots),
+        )
+        def run(base, adapters, tokens, positions):
+            segments = jnp.ones_like(tokens)
+            attend = segment_attend("reference", segments)
+            how = Pass(attend, *loras(1), sequence_parallel=True, remat=remat, segments=segments)
+
+            def loss(adapters):
+                logits, _ = logits_of(base, adapters, how, tokens, positions)
+                return jnp.sum(jnp.sin(logits))
+
+            return jax.grad(loss)(adapters)
+
+        return run(arrays, adapter, tokens, positions)
+
+    expected = jax.tree.leaves_with_path(gradients("none"))
+    for level in ("light", "mlp", "full"):
+        for (path, leaf), actual in zip(expected, jax.tree.leaves(gradients(level)), strict=True):
+            limit = 1e-5 * np.abs(leaf).max()
+            assert limit > 0, path
+            np.testing.assert_allclose(actual, leaf, rtol=0, atol=limit, err_msg=str(path))
+
+
 def test_prefill_and_decode_equal_transformers(tmp_path):
     mesh, golden, length = make_mesh(1, 1, 1), np.load(NUMBERS), LENGTHS[1]
     base, arrays, slots, adapter = loaded(tmp_path, mesh)

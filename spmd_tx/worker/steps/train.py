@@ -192,6 +192,7 @@ def make_forward(
             sequence_parallel=True,
             experts=rows.experts,
             product=product_of(mesh),
+            segments=rows.segments,
         )
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
@@ -241,6 +242,7 @@ def make_forward_backward(
             remat=remat,
             experts=rows.experts,
             product=product_of(mesh),
+            segments=rows.segments,
         )
 
         # The local loss is differentiated, not the global one: in the backward pass, the gathers in
