@@ -121,8 +121,10 @@ class BlockKeys:
 class PrefixCache:
     """Finds pages of one data shard by the keys of their contents."""
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, on_forget: Callable[[bytes], None] = lambda key: None) -> None:
+        """``on_forget`` is called with the key of a cached page that gets new contents."""
         self.pool = PagePool(pages, self._forget)
+        self._on_forget = on_forget
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
 
@@ -147,7 +149,9 @@ class PrefixCache:
                 self._pages[key], self._keys[page] = page, key
 
     def _forget(self, page: int) -> None:
-        del self._pages[self._keys.pop(page)]
+        key = self._keys.pop(page)
+        del self._pages[key]
+        self._on_forget(key)
 
 
 def pages_for(tokens: int, page_size: int) -> int:

@@ -145,14 +145,7 @@ class Device(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.slots = StateSlots(self.SLOTS)
-        slots = self.slots
-
-        class Cache(PrefixCache):
-            def _forget(self, page):
-                slots.forget(self._keys[page])
-                super()._forget(page)
-
-        self.cache = Cache(self.PAGES)
+        self.cache = PrefixCache(self.PAGES, self.slots.forget)
         self.rows: list[Row] = []
         self.states = {NOTHING: []}  # what each slot has read
         self.paged = {}  # the tokens on each page
