@@ -184,7 +184,8 @@ def _run_cycle(
         chosen = list[Array | None]()
         for place, stack, one in zip(places, stacks, inputs, strict=True):
             w, lora, index, replayed_BTC, number = one
-            layer = LayerPass(model, place, w, lora, how, None if stack is None else (stack, number))
+            where = None if stack is None else (stack, number)
+            layer = LayerPass(model, place, w, how.take_factors(lora), how, where)
             mixer = delta_rule if isinstance(place.layer.mixer, DeltaRule) else attention
             x_BTD, cache = mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)

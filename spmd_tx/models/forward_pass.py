@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import Array, lax
 
-from spmd_tx.models.lora import ApplyLora, ExpertLora
+from spmd_tx.models.lora import ApplyLora, ExpertLora, TakeFactors
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import TP
 
@@ -35,6 +35,7 @@ class Pass:
     remat: str | None = None  # one of REMAT_LEVELS; None: there is no backward pass
     stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel
     experts: Array | None = None  # int [B, T, L, C]: choices to replay; -1: the router chooses
+    take_factors: TakeFactors = lambda factors: factors  # of each layer, before it runs
     product: str = "reference"  # of experts: a name of experts.product.IMPLEMENTATIONS
     segments: Array | None = None  # int [B, T]; 0: padding. Layers with a state need them
     slots: StateSlots | None = None  # None: every row begins with nothing read

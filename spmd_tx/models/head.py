@@ -4,6 +4,9 @@ The vocabulary is split over tp.
 Dimension key: B row, T token, K target, D model width, V vocabulary (this device's part).
 """
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
@@ -54,11 +57,41 @@ def target_logprobs(
 ) -> Float[Array, "B T *K"]:
     """Return log-probabilities, in nats, of one token per position, or of K."""
     targets_BTK = targets.reshape(*logits_BTV.shape[:2], -1)
-    local_BTK = targets_BTK - lax.axis_index(TP) * logits_BTV.shape[-1]
+    vocabulary = logits_BTV.shape[-1]
+    local_BTK = targets_BTK - lax.axis_index(TP) * vocabulary
+    one = local_BTK.shape[-1] == 1
+    here_BTK = _here(vocabulary, logits_BTV, local_BTK) if one else _take(logits_BTV, local_BTK)
+    target_BTK = lax.psum(here_BTK, TP)
+    return (target_BTK - vocabulary_logsumexp(logits_BTV)[..., None]).reshape(targets.shape)
+
+
+def _take(logits_BTV: Array, local_BTK: Array) -> Array:
+    """Return the logits of tokens of this device's part of the vocabulary; zero for others."""
     is_here_BTK = (local_BTK >= 0) & (local_BTK < logits_BTV.shape[-1])
     here_BTK = jnp.take_along_axis(logits_BTV, jnp.where(is_here_BTK, local_BTK, 0), axis=-1)
-    target_BTK = lax.psum(jnp.where(is_here_BTK, here_BTK, 0.0), TP)
-    return (target_BTK - vocabulary_logsumexp(logits_BTV)[..., None]).reshape(targets.shape)
+    return jnp.where(is_here_BTK, here_BTK, 0.0)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _here(vocabulary: int, logits_BTV: Array, local_BT1: Array) -> Array:
+    """Do the same for one token per position.
+
+    Its gradient compares every token with the target, in the same pass that computes the softmax's. A scatter
+    would write and read the gradients of all logits once more.
+    """
+    return _take(logits_BTV, local_BT1)
+
+
+def _here_forward(vocabulary: int, logits_BTV: Array, local_BT1: Array) -> tuple[Array, Array]:
+    return _take(logits_BTV, local_BT1), local_BT1
+
+
+def _here_backward(vocabulary: int, local_BT1: Array, grad_BT1: Array) -> tuple[Array, None]:
+    token_V = jnp.arange(vocabulary, dtype=local_BT1.dtype)
+    return jnp.where(token_V[None, None] == local_BT1, grad_BT1, 0.0), None
+
+
+_here.defvjp(_here_forward, _here_backward)
 
 
 def named_logprobs(

@@ -13,15 +13,13 @@ Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O outpu
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.struct import PyTreeNode
-from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
+from jax import Array
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
@@ -29,6 +27,7 @@ from jaxtyping import Float, Int
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import HEAD
 from spmd_tx.models.declared.maps import Group, is_split
+from spmd_tx.models.named import Named
 from spmd_tx.protocol.commands import expert_rank
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
@@ -134,6 +133,8 @@ def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
 
 # Takes rows and a map's Lora, or what stands for it (grouped_lora.Place).
 ApplyLora = Callable[[Float[Array, "B T I"], Any], Float[Array, "B T O"]]
+# Takes the factors of a layer's maps, and returns what ApplyLora takes.
+TakeFactors = Callable[[Named[Any]], Named[Any]]
 
 
 @dataclass(frozen=True)
@@ -143,49 +144,6 @@ class ExpertLora:
     slots_R: Int[Array, " R"]
     scale_S: Float[Array, " S"]
     apply: ApplyLora  # to all rows, where experts run over all of them
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _rows_of(stack_SRI: Array, slots_B: Array, dtype: jnp.dtype) -> Array:
-    """Return each row's factor in the compute dtype. The backward pass adds row after row in fp32.
-
-    The fixed order makes an adapter's gradient independent, bit for bit, of other adapters' rows
-    in the batch; a scatter would leave the order to the device.
-    """
-    return stack_SRI[slots_B].astype(dtype)
-
-
-def _rows_of_forward(stack_SRI: Array, slots_B: Array, dtype: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
-    return _rows_of(stack_SRI, slots_B, dtype), (slots_B, jnp.zeros_like(stack_SRI))
-
-
-def _rows_of_backward(
-    dtype: jnp.dtype, residuals: tuple[Array, Array], grad_BRI: Array
-) -> tuple[Array, None]:
-    slots_B, zeros_SRI = residuals
-
-    def add_row(sum_SRI: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
-        slot, grad_RI = row
-        return sum_SRI.at[slot].add(grad_RI.astype(sum_SRI.dtype)), None
-
-    return lax.scan(add_row, zeros_SRI, (slots_B, grad_BRI))[0], None
-
-
-_rows_of.defvjp(_rows_of_forward, _rows_of_backward)
-
-
-def row_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
-    """Apply its own adapter to each row, at a cost independent of the number of slots. For many tokens."""
-
-    def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
-        a_BRI = _rows_of(lora.a, slots_B, x_BTI.dtype)
-        b_BRO = _rows_of(lora.b, slots_B, x_BTI.dtype)
-        scale_B = scale_S[slots_B].astype(x_BTI.dtype)
-        h_BTR = jnp.einsum("BTI,BRI->BTR", x_BTI, a_BRI) * scale_B[:, None, None]
-        h_BTR = checkpoint_name(h_BTR, "low_rank")
-        return jnp.einsum("BTR,BRO->BTO", h_BTR, b_BRO)
-
-    return apply
 
 
 def bank_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:

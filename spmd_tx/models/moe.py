@@ -21,6 +21,7 @@ from spmd_tx.models.experts.layout import Choices, layout
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import silu
 from spmd_tx.models.lora import Lora
+from spmd_tx.models.row_lora import whole
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
 from spmd_tx.sharding.mesh import EP, TP
 
@@ -80,6 +81,7 @@ def _grouped(
     layer: Int[Array, ""] | None,
 ) -> Array:
     """Return the sum of this device's experts [R, T, D], each of which runs over its own tokens only."""
+    lora = {name: whole(factors) for name, factors in lora.items()}
     choices_BTC, gates_BTX = routed
     chosen_BTC = in_ascending_order(choices_BTC, gates_BTX.shape[2])
     is_its_BTCX = chosen_BTC[..., None] == jnp.arange(gates_BTX.shape[2])[None, None, None]
@@ -117,7 +119,8 @@ def _dense(
     """Return the same of experts that run over all rows, a few experts at once."""
     h_RTD = gather_rows(h_BTD)
     gates_RTX = lax.all_to_all(gates_BTX, EP, split_axis=2, concat_axis=0, tiled=True)
-    experts = (kernels, lora, jnp.moveaxis(gates_RTX, 2, 0))
+    factors = {name: whole(pair) for name, pair in lora.items()}
+    experts = (kernels, factors, jnp.moveaxis(gates_RTX, 2, 0))
     local = gates_RTX.shape[2]
     size = _group_size(local, max(h_RTD.size, h_RTD.size // h_RTD.shape[2] * kernels["up"].shape[2]))
     groups = jax.tree.map(lambda x: x.reshape(local // size, size, *x.shape[1:]), experts)

@@ -12,11 +12,12 @@ from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.lora import adapter_weights, row_lora
+from spmd_tx.models.lora import adapter_weights
+from spmd_tx.models.row_lora import row_lora
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.sharding.weight import abstract, specs
-from spmd_tx.worker.steps.train import both_loras, full_adapters, segment_attend
+from spmd_tx.worker.steps.train import both_loras, own_adapters, segment_attend
 from tests.golden.families import CONFIGS, LENGTH, LOGITS, ROWS, tokens, write
 
 TOLERANCE = 1e-5  # relative to the largest logit
@@ -45,7 +46,7 @@ def logits(mesh, name, directory) -> np.ndarray:
         slots = jnp.zeros(tokens.shape[0], jnp.int32)
         loras = both_loras(row_lora, slots, jnp.ones((1, 2)))
         how = Pass(segment_attend("reference", segments), *loras, sequence_parallel=True)
-        whole = full_adapters(model, adapters)
+        whole = own_adapters(model, adapters)
         h, *_ = backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)
 

@@ -13,12 +13,13 @@ from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.lora import adapter_weights, row_lora
+from spmd_tx.models.lora import adapter_weights
+from spmd_tx.models.row_lora import row_lora
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings, specs
-from spmd_tx.worker.steps.train import both_loras, full_adapters, segment_attend
+from spmd_tx.worker.steps.train import both_loras, own_adapters, segment_attend
 from tests.golden.cases import CASES, LOGITS, random_adapters
 
 MAX_RANK, OTHER_SLOT, SLOT = 8, 0, 1
@@ -50,7 +51,7 @@ def logits(mesh, case, directory) -> np.ndarray:
     def run(base, adapters, tokens, segments, positions, slots):
         apply_lora = both_loras(row_lora, slots, jnp.array([(1.0, 1.0), scales], jnp.float32))
         how = Pass(segment_attend("reference", segments), *apply_lora, sequence_parallel=True)
-        whole = full_adapters(model, adapters)
+        whole = own_adapters(model, adapters)
         h, *_ = backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)
 

@@ -16,12 +16,13 @@ from spmd_tx.models.families import qwen3_5
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.forward_pass import Pass, StateSlots
 from spmd_tx.models.kv_cache import cache_weights, decode_attend, prefill_attend
-from spmd_tx.models.lora import Adapters, Lora, adapter_weights, row_lora
+from spmd_tx.models.lora import Adapters, Lora, adapter_weights
+from spmd_tx.models.row_lora import row_lora
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import shardings, specs
 from spmd_tx.worker.state import zeros
-from spmd_tx.worker.steps.train import both_loras, full_adapters, segment_attend
+from spmd_tx.worker.steps.train import both_loras, own_adapters, segment_attend
 from tests.golden import delta_model
 from tests.golden.delta_cases import NUMBERS
 from tests.golden.delta_model import CONFIG, LENGTHS, RANK, SCALE, TEXT, rows_of
@@ -49,7 +50,7 @@ def loaded(directory, mesh):
 
 
 def logits_of(base, adapters, how, tokens, positions, cache=None):
-    whole = full_adapters(MODEL, adapters)
+    whole = own_adapters(MODEL, adapters)
     h, cache, _ = backbone(MODEL, base, whole, tokens, positions, how, cache)
     return head.logits(base.unembed, whole.head, how.apply_lora, h), cache
 

@@ -19,6 +19,7 @@ RULES = (
     ("models/kv_cache", "", "attention"),
     ("models/page", "", "attention"),
     ("models/lora", "", "adapters"),
+    ("models/row_", "", "adapters"),
     ("models/grouped_lora", "", "adapters"),
     ("models/head", "", "head"),
     ("models/sampling", "", "drawing"),
@@ -29,7 +30,7 @@ RULES = (
     ("worker/steps/prompt_scores", "", "head"),
     ("worker/steps/optimizer", "", "optimizer"),
     ("worker/steps/train_state", "", "adapters"),
-    ("worker/steps/train", "full_adapters", "adapters"),
+    ("worker/steps/train", "own_adapters", "adapters"),
 )
 PACKAGE = "spmd_tx/"
 

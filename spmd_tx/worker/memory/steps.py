@@ -18,7 +18,7 @@ from spmd_tx.models.attention import QUERY_BLOCK
 from spmd_tx.models.backbone import REMAT_LEVELS
 from spmd_tx.models.blockwise_attention import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import Place
+from spmd_tx.models.declared.layers import HEAD, Place
 from spmd_tx.models.declared.maps import Map
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.moe import GROUP_ELEMENTS, is_small
@@ -73,8 +73,7 @@ class StepMemory:
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
         working = max(layer + self._experts(shape, FP32 * 8, trains=True), self._head(shape, copies=3))
-        copies = 1 if self.mesh.shape[FSDP] == 1 else 2  # the gradient; and what is gathered over fsdp
-        whole = copies * self._adapters + self._gathered_base + self._head_factors(shape.rows)
+        whole = self._trained(shape.rows) + self._gathered_base + self._head_factors(shape.rows)
         per_token = {"": 0, " of sequences": 4, " of several targets": 4 * MAX_TARGETS}[kind]
         estimate = saved + working + self._stream(shape, 4) + whole + shape.tokens * per_token * FP32
         return self._corrected(f"train {level}{kind}", estimate, like=f"train {level}")
@@ -211,21 +210,34 @@ class StepMemory:
         width = self.model.d_model + self.model.vocab_size / self._tp
         return 1.25 * rows * self.max_rank * width * self.itemsize
 
-    @cached_property
-    def _adapters(self) -> Amount:
-        """The weights of all adapters in fp32, as each device of fsdp holds them while it trains."""
-        numbers = 0.0
-        for name, (width_in, width_out) in lora.widths(self.model).items():
-            is_by_rows = self.model.declared.adapted[name].map.split == "rows"
-            of_row, of_column = (self._tp, 1) if is_by_rows else (1, self._tp)
-            rank, count = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
-            one = rank * (width_in / of_row + width_out / of_column)
-            numbers += math.prod(count) * one / self._experts_axis(name)
-        return self.adapter_slots * numbers * FP32
+    def _trained(self, rows: int) -> Amount:
+        """Return the bytes of the adapters in a step: gradients, and what is gathered of them over fsdp.
 
-    def _experts_axis(self, name: str) -> int:
-        """Return how many ways a map's experts are split."""
-        return self.mesh.shape[EP] if len(lora.lead(self.model, name)) == 2 else 1
+        Those are of the head and of one layer; where there are fewer rows than adapters, a layer's dense maps
+        only get those of the rows, which _factors counts.
+        """
+        fsdp = self.mesh.shape[FSDP]
+        used = min(self.adapter_slots, rows * fsdp * self.mesh.shape[EP])
+        copies = 1 if used == self.adapter_slots else 2  # those in use are taken out of all
+        total = copies * sum(self._adapter_numbers(name) for name in lora.widths(self.model)) / fsdp
+        if fsdp > 1:
+            total += 2 * self._adapter_numbers(HEAD)
+            for name in lora.names(self.model, *lora.LAYER_GROUPS):
+                is_whole = rows >= used or self._is_of_experts(name)
+                total += 2 * self._adapter_numbers(name) / self.model.n_layers if is_whole else 0
+        return used * total * FP32
+
+    def _adapter_numbers(self, name: str) -> Amount:
+        """Return the numbers of one adapter's factors of a map, on a device, if fsdp does not split them."""
+        width_in, width_out = lora.widths(self.model)[name]
+        is_by_rows = self.model.declared.adapted[name].map.split == "rows"
+        of_row, of_column = (self._tp, 1) if is_by_rows else (1, self._tp)
+        one = lora.rank_of(self.model, name, self.max_rank) * (width_in / of_row + width_out / of_column)
+        split = self.mesh.shape[EP] if self._is_of_experts(name) else 1
+        return math.prod(lora.lead(self.model, name)) * one / split
+
+    def _is_of_experts(self, name: str) -> bool:
+        return len(lora.lead(self.model, name)) == 2
 
     def _experts(self, shape: Shape, bytes_per_number: int, *, trains: bool = False) -> Amount:
         """Return what the experts hold for the rows of all devices of ep.

@@ -22,7 +22,8 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend, Pass
 from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
-from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, bank_lora, each_lora, row_lora
+from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, bank_lora, each_lora
+from spmd_tx.models.row_lora import row_lora
 from spmd_tx.models.sampling import draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform

@@ -23,8 +23,9 @@ from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.product import implementation
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, Lora, row_lora
-from spmd_tx.sharding.collectives import replicate_rows, unshard, varying
+from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, Lora
+from spmd_tx.models.row_lora import StoredLora, row_lora, take_rows, whole
+from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.losses import TokenLossInputs, sequence_losses, token_losses
@@ -57,16 +58,15 @@ def product_of(mesh: Mesh) -> str:
     return implementation(mesh.devices.flat[0].platform)
 
 
-def full_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Array]:
-    """Gather factors that ZeRO stores split, and let every device have its own gradient."""
+def own_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Array]:
+    """Let every device have its own gradient. Layers gather what ZeRO stores split; the head is gathered."""
     tp = lax.axis_size(TP)
 
-    def pair(name: str, factors: Lora[Array]) -> Lora[Array]:
-        width_in, width_out = lora.local_widths(model, name, tp)
-        return Lora(varying(unshard(factors.a, width_in)), varying(unshard(factors.b, width_out)))
+    def pair(name: str, factors: Lora[Array]) -> StoredLora:
+        return StoredLora(varying(factors.a), varying(factors.b), *lora.local_widths(model, name, tp))
 
     layers = {name: pair(name, factors) for name, factors in adapters.layers.items()}
-    return Adapters(layers, pair("head", adapters.head))
+    return Adapters({**layers}, whole(pair("head", adapters.head)))
 
 
 def segment_attend(implementation: str, segments_BT: Array) -> Callable[..., tuple[Array, None]]:
@@ -185,12 +185,14 @@ def make_forward(
     def forward(
         base: Weights[Array], w: Adapters[Array], scale: Array, rows: Rows, loss: TokenLossInputs
     ) -> Any:
-        adapters, loras = full_adapters(model, w), both_loras(row_lora, rows.slots, scale)
+        apply = partial(row_lora, sums=product_of(mesh))
+        adapters, loras = own_adapters(model, w), both_loras(apply, rows.slots, scale)
         how = Pass(
             segment_attend(attention, rows.segments),
             *loras,
             sequence_parallel=True,
             experts=rows.experts,
+            take_factors=take_rows(rows.slots, base.embed.dtype),
             product=product_of(mesh),
             segments=rows.segments,
         )
@@ -233,7 +235,7 @@ def make_forward_backward(
         loss: TokenLossInputs,
     ) -> Any:
         slots_A, index_B = active_slots(rows.slots, scale.shape[0])
-        loras = both_loras(row_lora, index_B, scale[slots_A])
+        loras = both_loras(partial(row_lora, sums=product_of(mesh)), index_B, scale[slots_A])
         attend = segment_attend(attention, rows.segments)
         how = Pass(
             attend,
@@ -241,14 +243,15 @@ def make_forward_backward(
             sequence_parallel=True,
             remat=remat,
             experts=rows.experts,
+            take_factors=take_rows(index_B, base.embed.dtype, product_of(mesh)),
             product=product_of(mesh),
             segments=rows.segments,
         )
 
-        # The local loss is differentiated, not the global one: in the backward pass, the gathers in
-        # full_adapters sum the devices' gradients.
+        # The local loss is differentiated, not the global one: in the backward pass, own_adapters and the
+        # gathers of the layers sum the devices' gradients.
         def run(w: Adapters[Array]) -> tuple[Array, Lora[Array]]:
-            adapters = full_adapters(model, w)
+            adapters = own_adapters(model, w)
             return backbone(model, base, adapters, rows.tokens, rows.positions, how)[0], adapters.head
 
         (h_BTD, factors), pull_back = jax.vjp(run, take_slots(w, slots_A))

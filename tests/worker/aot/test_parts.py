@@ -25,7 +25,10 @@ def frames(*stack: tuple[str, str]) -> Frames:
 @pytest.mark.parametrize(
     "stack, part",
     [
-        ([("models/lora.py", "row_lora.<locals>.apply"), ("models/qwen3.py", "feed_forward")], "adapters"),
+        (
+            [("models/row_lora.py", "row_lora.<locals>.apply"), ("models/qwen3.py", "feed_forward")],
+            "adapters",
+        ),
         ([("models/layers.py", "rms_norm"), ("models/qwen3.py", "attention")], "maps of attention"),
         ([("models/qwen3.py", "attention.<locals>.heads")], "maps of attention"),
         ([("models/attention.py", "attend_keys"), ("models/qwen3.py", "attention")], "attention"),

@@ -287,3 +287,8 @@ def test_a_little_more_free_memory_gives_the_same_pages_so_that_programs_are_fou
 
     assert pages(20 * GIB) == pages(20 * GIB + GIB // 64)
     assert pages(20 * GIB) < pages(30 * GIB)
+
+
+def test_many_adapters_fit_where_layers_gather_theirs_one_after_the_other():
+    h100 = gib(0.92 * 0.96 * 79.1)
+    assert best_plan(sizes(mesh=(8, 1, 1), adapter_slots=64, bank_slots=66), h100) is not None

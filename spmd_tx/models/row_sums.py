@@ -1,0 +1,124 @@
+"""Sums of rows' gradients by adapter, in one fixed order, by the name of an implementation.
+
+An adapter's rows are added one after the other in fp32, in the order in which they stand. So its sum does not
+depend, bit for bit, on other adapters' rows; a scatter would leave the order to the device.
+
+Dimension key: B row, S slot, R maximum rank, W width, C columns of a block.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from spmd_tx.sharding.collectives import varying
+
+INTERPRET = False  # whether kernels run as plain XLA programs, in tests
+ROWS_AT_ONCE = 8  # that a GPU reads before it adds them
+COLUMNS = 1024  # numbers that one program of a GPU adds
+SUMS_BYTES = 4 << 20  # of the sums that a TPU's core holds at once
+
+# (gradients [B, R, W], slots int32 [B], number of slots) -> sums fp32 [S, R, W]
+RowSums = Callable[[Array, Array, int], Array]
+
+
+def _reference(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
+    """Add row after row, for any platform."""
+
+    def add_row(sum_SRW: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        slot, grad_RW = row
+        return sum_SRW.at[slot].add(grad_RW.astype(sum_SRW.dtype)), None
+
+    nothing = varying(jnp.zeros((slots, *grad_BRW.shape[1:]), jnp.float32))
+    return lax.scan(add_row, nothing, (slots_B, grad_BRW))[0]
+
+
+def _triton(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
+    """Add on GPUs: a program reads the rows of one slot, some columns of them."""
+    from jax.experimental.pallas import triton as plgpu
+
+    rows, width = grad_BRW.shape[0], grad_BRW.shape[1] * grad_BRW.shape[2]
+    columns = min(COLUMNS, width & -width)  # powers of two
+    together = min(ROWS_AT_ONCE, rows & -rows)
+
+    def kernel(slots_ref: Any, grad_ref: Any, sum_ref: Any) -> None:
+        own, part = pl.program_id(0), pl.ds(pl.program_id(1) * columns, columns)
+
+        def add(turn: Any, sum_C: Array) -> Array:
+            found = []
+            for place in range(together):
+                row = turn * together + place
+                is_own = jnp.full((columns,), slots_ref[row] == own)
+                found.append(plgpu.load(grad_ref.at[row, part], mask=is_own, other=0.0))
+            for grad_C in found:
+                sum_C += grad_C.astype(jnp.float32)
+            return sum_C
+
+        sum_ref[...] = lax.fori_loop(0, rows // together, add, jnp.zeros((columns,), jnp.float32))
+
+    call = pl.pallas_call(
+        kernel,
+        out_shape=_result((slots, width), grad_BRW),
+        grid=(slots, width // columns),
+        in_specs=[
+            pl.BlockSpec(slots_B.shape, lambda slot, part: (0,)),
+            pl.BlockSpec((rows, width), lambda slot, part: (0, 0)),
+        ],
+        out_specs=pl.BlockSpec((None, columns), lambda slot, part: (slot, part)),
+        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4),
+        cost_estimate=_cost(grad_BRW, slots),
+        interpret=INTERPRET,
+        name="row_sums",
+    )
+    return call(slots_B, grad_BRW.reshape(rows, width)).reshape(slots, *grad_BRW.shape[1:])
+
+
+def _mosaic(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
+    """Add on TPUs, which hold the sums of some columns while rows pass by."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    rows, rank, width = grad_BRW.shape
+    most = max(128, SUMS_BYTES // (4 * slots * rank))
+    columns = next((part for part in range(most // 128 * 128, 0, -128) if width % part == 0), width)
+
+    def kernel(slots_ref: Any, grad_ref: Any, sum_ref: Any) -> None:
+        row = pl.program_id(1)
+
+        @pl.when(row == 0)
+        def _begin() -> None:
+            sum_ref[...] = jnp.zeros(sum_ref.shape, jnp.float32)
+
+        slot = slots_ref[row]
+        sum_ref[slot] += grad_ref[0].astype(jnp.float32)
+
+    call = pl.pallas_call(
+        kernel,
+        out_shape=_result((slots, rank, width), grad_BRW),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(width // columns, rows),
+            in_specs=[pl.BlockSpec((1, rank, columns), lambda part, row, slots: (row, 0, part))],
+            out_specs=pl.BlockSpec((slots, rank, columns), lambda part, row, slots: (0, 0, part)),
+        ),
+        cost_estimate=_cost(grad_BRW, slots),
+        interpret=INTERPRET,
+        name="row_sums",
+    )
+    return call(slots_B, grad_BRW)
+
+
+IMPLEMENTATIONS: dict[str, RowSums] = {"mosaic": _mosaic, "triton": _triton, "reference": _reference}
+
+
+def _result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
+    """Declare sums that differ between the same devices as ``like`` does."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32, manual_axis_type=jax.typeof(like).manual_axis_type)
+
+
+def _cost(grad_BRW: Array, slots: int) -> pl.CostEstimate:
+    numbers = grad_BRW.size // grad_BRW.shape[0]
+    bytes_accessed = grad_BRW.size * grad_BRW.dtype.itemsize + 4 * slots * numbers
+    return pl.CostEstimate(flops=grad_BRW.size, transcendentals=0, bytes_accessed=bytes_accessed)
