@@ -98,6 +98,16 @@ def test_a_copy_is_found_only_after_the_command_that_makes_it():
     assert slots.free == 3
 
 
+def test_a_slot_that_a_command_still_writes_is_not_lent_before_it_is_sent():
+    content, slots = [1, 2, 3, 4], StateSlots(3)
+    assert slots.plan_copy(place_of(content)) is not None
+    slots.forget(place_of(content).key)
+    assert slots.free == 1
+    slots.sent()
+    assert slots.free == 2
+    assert find(slots, cache_with(content), content) is None
+
+
 @pytest.mark.parametrize(
     "stop_reason, last, expected",
     [("length", 7, True), ("stop", 5, True), ("stop", 7, False), (None, 5, False)],
