@@ -1,4 +1,4 @@
-"""Settings to choose before JAX opens accelerators: an attention that is correct; for GPUs XLA flags, memory.
+"""Settings to choose before JAX opens accelerators: kernels that are correct; for GPUs XLA flags, memory.
 
 Everything is tried in a child process, because an unknown flag ends a process, and a kernel may do so, too.
 What fails there is not used, and a line in the log says why.
@@ -16,6 +16,7 @@ from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import msgspec
@@ -24,8 +25,10 @@ from jax.experimental import multihost_utils
 
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.declared.channels import Mixture
 from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.setup import Setup
+from spmd_tx.worker.expert_self_test import ExpertSizes
 from spmd_tx.worker.self_test import Sizes, Verdict
 
 SELF_TEST_SECONDS = 300.0  # for all implementations together, in case a kernel hangs
@@ -49,7 +52,7 @@ log = logging.getLogger(__name__)
 def prepare_accelerator(
     setup: Setup, device_ids: Sequence[int] | None, progress: Callable[[str], None]
 ) -> Setup:
-    """Set this process's environment, and put into the setup which attention its first device may use.
+    """Set this process's environment, and put into the setup which kernels its first device may use.
 
     Only GPUs need anything set. On CPUs the reference is used.
     """
@@ -73,9 +76,16 @@ def prepare_accelerator(
     choice = settle(folder, flags, sizes, try_one)
     progress("trying attention to pages")
     of_page = settle(folder, choice.flags, of_pages(setup, model, sizes, is_gpu=is_gpu), try_one)
+    experts = setup.experts
+    if model.n_experts and experts == "auto":
+        progress("trying the kernel of experts")
+        of_experts = expert_sizes_of(setup, model, sizes.device)
+        experts = settle_experts(folder, choice.flags, of_experts, try_one)
     if is_gpu:
         os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
-    return msgspec.structs.replace(setup, attention=choice.attention, paged_attention=of_page.attention)
+    return msgspec.structs.replace(
+        setup, attention=choice.attention, paged_attention=of_page.attention, experts=experts
+    )
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -93,7 +103,7 @@ class Ended(msgspec.Struct, frozen=True):
     errors: str
 
 
-RunSelfTest = Callable[[Sequence[str], Sizes], Ended]
+RunSelfTest = Callable[[Sequence[str], Any], Ended]  # with Sizes, or ExpertSizes
 
 
 def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> Choice:
@@ -115,11 +125,30 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) ->
     if not right:
         return Choice(known, "reference")
     choice = Choice(known, right[0])
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = kept.with_suffix(f".{os.getpid()}")  # other workers of this host may write the same
-    unfinished.write_bytes(msgspec.json.encode(choice))
-    unfinished.replace(kept)
+    _keep(kept, choice)
     return choice
+
+
+def settle_experts(folder: str, flags: Sequence[str], sizes: ExpertSizes, run: RunSelfTest) -> str:
+    """Return "kernel" if that of experts is right on this machine, else "reference", and store the answer."""
+    key = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
+    kept = Path(folder) / f"experts-{hashlib.sha256(key).hexdigest()[:16]}.json"
+    if kept.exists():
+        return msgspec.json.decode(kept.read_bytes(), type=str)
+    ended = run(flags, sizes)
+    problem = ended.verdicts[0].problem if ended.verdicts else _end(ended)
+    if problem is not None:
+        log.warning("the kernel of experts is not used: %s", problem)
+    answer = "kernel" if problem is None else "reference"
+    _keep(kept, answer)
+    return answer
+
+
+def _keep(path: Path, answer: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")  # other workers of this host may write the same
+    unfinished.write_bytes(msgspec.json.encode(answer))
+    unfinished.replace(path)
 
 
 def identity_of_choices(folder: Path) -> str:
@@ -165,6 +194,14 @@ def agreed_attention(chosen: str, names: Sequence[str] = tuple(attention.IMPLEME
         return chosen if chosen in names else "reference"
     mine = np.int32(names.index(chosen))
     return names[int(multihost_utils.process_allgather(mine).max())]
+
+
+def agreed_experts(chosen: str) -> str:
+    """Agree on the reference if any process needs it."""
+    refuses = chosen == "reference"
+    if jax.process_count() > 1:
+        refuses = bool(multihost_utils.process_allgather(np.int32(refuses)).max())
+    return "reference" if refuses else chosen
 
 
 def has_nvidia_gpu() -> bool:
@@ -219,6 +256,19 @@ def of_pages(setup: Setup, model: ModelConfig, sizes: Sizes, *, is_gpu: bool) ->
     return msgspec.structs.replace(sizes, implementations=names, page_size=setup.page_size)
 
 
+def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSizes:
+    """Return the sizes of a mixture's experts on one device."""
+    channels = (place.layer.channel for place in model.declared.places)
+    mixture = next(channel for channel in channels if isinstance(channel, Mixture))
+    return ExpertSizes(
+        experts=mixture.experts // setup.ep,
+        width=model.d_model,
+        inner=mixture.width // setup.tp,
+        dtype="float32" if setup.dtype == "float32" else "bfloat16",
+        device=device,
+    )
+
+
 def try_out(flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> tuple[list[str], list[Verdict]]:
     """Return the flags that XLA knows, and verdicts on the implementations up to the first correct one.
 
@@ -253,18 +303,19 @@ def unknown_flags(errors: str) -> set[str]:
 def run_self_test(
     compilation_cache: str,
     flags: Sequence[str],
-    sizes: Sizes,
+    sizes: Sizes | ExpertSizes,
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
-    """Run self_test.py with these flags in a child process."""
+    """Run self_test.py with these flags in a child process, or expert_self_test.py for sizes of experts."""
+    module = "spmd_tx.worker.self_test" if isinstance(sizes, Sizes) else "spmd_tx.worker.expert_self_test"
     environment = os.environ | {
         **environment,
         "JAX_COMPILATION_CACHE_DIR": compilation_cache,  # so that the next start is faster
         "XLA_FLAGS": joined_flags(flags),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # other workers' tests may run on the same host
     }
-    command = [sys.executable, "-m", "spmd_tx.worker.self_test", msgspec.json.encode(sizes).decode()]
+    command = [sys.executable, "-m", module, msgspec.json.encode(sizes).decode()]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=SELF_TEST_SECONDS, check=False

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.experts.product import refuse
 from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
@@ -20,7 +21,7 @@ from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
-from spmd_tx.worker.accelerator import agreed_attention, identity_of_choices, keep_float32
+from spmd_tx.worker.accelerator import agreed_attention, agreed_experts, identity_of_choices, keep_float32
 from spmd_tx.worker.blocks import joined
 from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
@@ -84,7 +85,10 @@ class Engine:
             setup,
             attention=agreed_attention(setup.attention),
             paged_attention=agreed_attention(setup.paged_attention, list(paged.IMPLEMENTATIONS)),
+            experts=agreed_experts(setup.experts),
         )
+        if setup.experts == "reference":
+            refuse(platform(mesh))
         if platform(mesh) == "gpu" and setup.kernel_choices:
             # Each process tries some of the kernels, and XLA gives the results to all.
             mine = identity_of_choices(Path(setup.kernel_choices))

@@ -2,7 +2,13 @@
 
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
+
+    python -m spmd_tx.worker.expert_self_test '{"experts": 16, "width": 2048, "inner": 768}'
+
+prints a Verdict as a line of JSON. A broken kernel may end the process, which accelerator.py starts.
 """
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +18,9 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models.experts.product import grouped_product
+from spmd_tx.models.experts.product import grouped_product, implementation
 from spmd_tx.sharding.mesh import AXES
-from spmd_tx.worker.self_test import MOST_ERROR, worst_error
+from spmd_tx.worker.self_test import MOST_ERROR, Verdict, worst_error
 
 TILE, TILES = 128, 12  # as training has them
 
@@ -25,6 +31,7 @@ class ExpertSizes(msgspec.Struct, frozen=True):
     experts: int
     width: int  # of the model
     inner: int
+    dtype: str = "bfloat16"
     device: int = 0  # among those of this process
 
 
@@ -32,10 +39,10 @@ def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
     """Say why an implementation must not be used; None if it is right and no other row changes a bit."""
     random = np.random.default_rng(0)
     expert_M = random.integers(0, sizes.experts, TILES).astype(np.int32)
-    w_XIO = _random(random, sizes.experts, sizes.width, sizes.inner)
+    w_XIO = _random(random, sizes.dtype, sizes.experts, sizes.width, sizes.inner)
     for transposed, width in ((False, sizes.width), (True, sizes.inner)):
         which = "transposed product" if transposed else "product"
-        x_PI = _random(random, TILE * TILES, width)
+        x_PI = _random(random, sizes.dtype, TILE * TILES, width)
         run = _jitted(name, transposed, sizes.device)
         got, again = (np.asarray(run(x_PI, w_XIO, expert_M)) for _ in range(2))
         error = worst_error(got, _expected(x_PI, w_XIO, expert_M, transposed))
@@ -45,7 +52,7 @@ def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
             return f"the {which} differs between two runs"
         tiles, rows = random.permutation(TILES), random.permutation(TILE)
         moved = np.asarray(x_PI).reshape(TILES, TILE, -1)[tiles][:, rows]
-        moved[:, TILE // 2 :] = np.asarray(_random(random, TILES, TILE - TILE // 2, width))
+        moved[:, TILE // 2 :] = np.asarray(_random(random, sizes.dtype, TILES, TILE - TILE // 2, width))
         other = run(jnp.asarray(moved.reshape(x_PI.shape)), w_XIO, expert_M[tiles])
         kept = np.asarray(other).reshape(TILES, TILE, -1)[:, : TILE // 2]
         if kept.tobytes() != got.reshape(TILES, TILE, -1)[tiles][:, rows][:, : TILE // 2].tobytes():
@@ -73,5 +80,20 @@ def _expected(x_PI: Array, w_XIO: Array, expert_M: np.ndarray, transposed: bool)
     return np.concatenate(list(each))
 
 
-def _random(random: np.random.Generator, *shape: int) -> Array:
-    return jnp.asarray(random.standard_normal(shape, np.float32), jnp.bfloat16)
+def _random(random: np.random.Generator, dtype: str, *shape: int) -> Array:
+    return jnp.asarray(random.standard_normal(shape, np.float32), jnp.dtype(dtype))
+
+
+def main(argument: str) -> None:
+    """Try the kernel of this process's platform."""
+    sizes = msgspec.json.decode(argument.encode(), type=ExpertSizes)
+    name = implementation(jax.default_backend())
+    try:
+        problem = problem_of_product(name, sizes)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from spmd_tx.models import sampling
-from spmd_tx.models.attention import IMPLEMENTATIONS
+from spmd_tx.models.attention import IMPLEMENTATIONS, candidates
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.experts.product import implementation as implementation_of_experts
@@ -304,7 +304,7 @@ def copies(meter: Meter, scale: Scale) -> None:
 def kernels(meter: Meter, scale: Scale) -> None:
     """Every kernel beside the reference."""
     platform = jax.devices()[0].platform
-    names = ["reference"] if platform == "cpu" else list(IMPLEMENTATIONS)
+    names = ["reference"] if platform == "cpu" else candidates(platform, 128, True)
     h200_checks.kernels(meter, h200_checks.checks_of(platform, names, scale.is_dry))
 
 

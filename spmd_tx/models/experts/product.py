@@ -50,9 +50,18 @@ UNSET: dict[str, Callable[[tuple[int, ...], Array], Array]] = {
 OF_PLATFORM = {"tpu": "mosaic", "gpu": "triton", "cuda": "triton"}
 
 
+REFUSED = set[str]()  # names of implementations that are wrong on this process's devices
+
+
 def implementation(platform: str) -> str:
     """Return the name of the implementation for a platform of JAX."""
-    return OF_PLATFORM.get(platform, "reference")
+    name = OF_PLATFORM.get(platform, "reference")
+    return "reference" if name in REFUSED else name
+
+
+def refuse(platform: str) -> None:
+    """Have the reference take the place of a platform's kernel. Must be called before anything is traced."""
+    REFUSED.add(OF_PLATFORM.get(platform, ""))
 
 
 def unset(name: str, shape: tuple[int, ...], like: Array) -> Array:
