@@ -5,11 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import Array, lax
 
 from spmd_tx.models.experts.product import IMPLEMENTATIONS as PRODUCTS
 from spmd_tx.models.kv_cache import KvCache, write
+from spmd_tx.models.paged.attention import candidates
+from spmd_tx.worker import paged_self_test
 from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product
 from spmd_tx.worker.self_test import Sizes, implementation, problem_of
 from spmd_tx.worker.steps.sample import make_copy_pages
@@ -147,6 +150,9 @@ def checks_of(platform: str, attentions: list[str], is_small: bool) -> dict[str,
         f"attention, {name}": lambda name=name: problem_of(implementation(name, 0), heads, **rows)
         for name in attentions
     }
+    of_pages = msgspec.structs.replace(heads, page_size=PAGE)
+    for name in candidates(platform, heads.head_dim, PAGE, True):
+        found[f"pages, {name}"] = lambda name=name: paged_self_test.problem_of(name, of_pages)
     experts = ExpertSizes(experts=4, width=64, inner=32) if is_small else ExpertSizes(16, 2048, 768)
     products = {"cpu": ["reference"], "gpu": ["triton", "reference"], "tpu": ["mosaic", "reference"]}
     for name in products.get(platform, [*PRODUCTS]):

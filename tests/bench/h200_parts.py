@@ -16,6 +16,7 @@ from spmd_tx.models.attention import IMPLEMENTATIONS, candidates
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.experts.product import implementation as implementation_of_experts
+from spmd_tx.models.paged.attention import candidates as paged_candidates
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker import paged_self_test
@@ -166,7 +167,15 @@ def decode(meter: Meter, scale: Scale) -> None:
             made = (model, scale.dummy(model))
         dummy = made[1]
         declared = dummy.declared_cache(rows, context)
-        step = make_decode(dummy.model, dummy.mesh, dummy.declared_base, dummy.declared_bank, declared, steps)
+        step = make_decode(
+            dummy.model,
+            dummy.mesh,
+            dummy.declared_base,
+            dummy.declared_bank,
+            declared,
+            steps,
+            paged_attention=paged_candidates(jax.devices()[0].platform, dummy.model.head_dim, PAGE, True)[0],
+        )
         (state, tables, drawn), (after, *_) = (dummy.decode_rows(rows, context, steps) for _ in range(2))
         moved = decode_bytes(dummy.model, dummy.rank, rows, context)
         least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, rows, context), moved)

@@ -138,7 +138,7 @@ def test_cudnn_would_read_the_pages_of_all_layers_in_place(monkeypatch):
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91500)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
     q = jax.ShapeDtypeStruct((4, 8, 64), jnp.bfloat16)
-    pool = jax.ShapeDtypeStruct((3, 20, 16, 2, 64), jnp.bfloat16)
+    pool = jax.ShapeDtypeStruct((3, 20, 16, 2 * 64), jnp.bfloat16)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     tables, positions = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4, 8), (4,)))
     traced = jax.jit(attend_paged).trace(q, (pool, pool), number, tables, positions)
