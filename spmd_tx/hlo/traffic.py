@@ -28,8 +28,7 @@ IN_PLACE = ("dynamic-update-slice", "scatter")
 BEGINS = {"all-gather-start": 1, "collective-permute-start": 1, "copy-start": 0, "slice-start": 1}
 SEMAPHORES = 2  # the memory space of those with which a TPU waits for others
 DEEPEST = 6  # of views and fusions inside fusions that are looked through
-# Calls of Triton have no estimate, but the metadata of a kernel.
-ESTIMATE = re.compile(r'(?:"cost_estimate":|serialized_metadata = ")\s*(\{[^{}]*\})')
+ESTIMATE = re.compile(r'"cost_estimate":\s*(\{[^{}]*\})')
 ALIASES = re.compile(r"output_to_operand_aliasing=\{(.*?\))\s*\}")
 ALIAS = re.compile(r"\{(\d*)\}:\s*\((\d+)")
 
@@ -72,7 +71,7 @@ def _results(instruction: Instruction) -> tuple[Array, ...]:
 
 def estimate(instruction: Instruction) -> dict[str, float]:
     """Return what the author of a kernel has written down: flops, transcendentals and bytes_accessed."""
-    found = ESTIMATE.search(instruction.attributes.replace('\\"', '"').replace("\\22", '"'))
+    found = ESTIMATE.search(instruction.attributes.replace('\\"', '"'))
     if not found:
         return told_cost(instruction.source)
     try:

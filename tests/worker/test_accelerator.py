@@ -7,7 +7,6 @@ import pytest
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.experts import product
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator
 from spmd_tx.worker.accelerator import (
@@ -19,9 +18,7 @@ from spmd_tx.worker.accelerator import (
     run_self_test,
     try_out,
 )
-from spmd_tx.worker.expert_self_test import ExpertSizes
 from spmd_tx.worker.self_test import Sizes, Verdict
-from tests.support.model_shapes import QWEN3_30B_A3B
 
 SIZES = Sizes(["cudnn", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
 SETUP = Setup(
@@ -152,9 +149,8 @@ def test_on_a_tpu_one_chip_is_tried_and_no_flag_is_set(monkeypatch, tmp_path):
     model = tiny_model.write(tmp_path / "model")
     setup = msgspec.structs.replace(SETUP, model_dir=str(model), compilation_cache=str(tmp_path / "cache"))
     assert prepare_accelerator(setup, [2], lambda _: None).attention == "mosaic"
-    of_rows, of_pages = asked
-    assert of_rows == (str(tmp_path / "cache"), [], ["mosaic", "reference"], 0, "2")
-    assert of_pages[-2:] == (0, "2")
+    names = ["mosaic", "reference"], ["reference"]  # for pages of 4 tokens there is no kernel
+    assert asked == [(str(tmp_path / "cache"), [], each, 0, "2") for each in names]
     assert dict(os.environ) == before
 
 
@@ -256,41 +252,3 @@ def test_processes_that_chose_differently_take_the_slower_choice(monkeypatch):
     )
     assert agreed_attention("cudnn") == "cudnn_masked"
     assert agreed_attention("reference") == "reference"
-
-
-EXPERTS = ExpertSizes(experts=2, width=16, inner=8)
-
-
-@pytest.mark.parametrize(
-    "ended, answer, said",
-    [
-        (Ended(0, [Verdict("triton", None)], ""), "kernel", ""),
-        (Ended(0, [Verdict("triton", "the product is off by 3")], ""), "reference", "is off by 3"),
-        (Ended(-11, [], "segmentation fault"), "reference", "ended with -11: segmentation fault"),
-        (Ended(None, [], ""), "reference", "took more than"),
-    ],
-)
-def test_experts_have_the_kernel_only_if_it_is_right_and_keep_the_answer(
-    tmp_path, monkeypatch, caplog, ended, answer, said
-):
-    monkeypatch.setattr(accelerator, "machine", lambda: ["a GPU"])
-    runs = [ended]
-    for _ in range(2):
-        found = accelerator.settle_experts(str(tmp_path), [], EXPERTS, lambda flags, sizes: runs.pop())
-        assert found == answer
-    assert said in caplog.text
-
-
-def test_what_is_refused_is_replaced_by_the_reference(monkeypatch):
-    monkeypatch.setattr(product, "REFUSED", set())
-    product.refuse("cpu")
-    assert product.implementation("gpu") == "triton"
-    product.refuse("gpu")
-    assert product.implementation("gpu") == "reference"
-    assert product.implementation("tpu") == "mosaic"
-
-
-def test_experts_are_tried_with_the_sizes_of_one_device():
-    setup = msgspec.structs.replace(SETUP, ep=2, tp=2)
-    sizes = accelerator.expert_sizes_of(setup, QWEN3_30B_A3B, 3)
-    assert sizes == ExpertSizes(experts=64, width=2048, inner=384, device=3)

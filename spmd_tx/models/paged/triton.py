@@ -9,11 +9,13 @@ Dimension key as in queries.py; Q queries of a program, W tokens read at once, U
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
+from spmd_tx.hlo.hints import costs
 from spmd_tx.models.paged.queries import LOWEST, by_head, by_token, estimate, positions_by_head, result
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
@@ -50,11 +52,11 @@ def attend(
         in_specs=[_all_of(array.shape) for array in whole],
         out_specs=[_all_of(shape) for shape, _ in shapes],
         compiler_params=_options(queries),
-        metadata={name: str(value) for name, value in vars(cost).items()},  # Triton's calls have no estimate
         interpret=INTERPRET,
         name="paged_attention",
     )
-    highest_UBKR, total_UBKR, sum_UBKRE = call(*whole)
+    with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):  # XLA keeps no estimate of Triton's calls
+        highest_UBKR, total_UBKR, sum_UBKRE = call(*whole)
     share_UBKR = jnp.exp(highest_UBKR - jnp.max(highest_UBKR, axis=0, keepdims=True))
     total_BKR = jnp.sum(total_UBKR * share_UBKR, axis=0)
     sum_BKRE = jnp.sum(sum_UBKRE * share_UBKR[..., None], axis=0)
