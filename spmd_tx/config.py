@@ -35,6 +35,7 @@ PLAN_OPTIONS = (  # beside the model: what the memory plan depends on
     "num_processes",
     "max_lora_adapters",
     "max_lora_rank",
+    "expert_lora",
     "train_tokens",
     "sampler_slots",
     "decode_rows",
@@ -63,6 +64,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     max_lora_adapters: int = 8
     max_lora_rank: int = 32
+    # Whether all experts of a mixture share the factor that touches the model width; auto: as in data_dir, or
+    # else that they do.
+    expert_lora: Literal["auto", "shared-outer", "per-expert"] = "auto"
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -131,6 +135,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The sizes of the mesh; None while any of them has still to be chosen."""
         fsdp, ep, tp = self.parallel_sizes
         return None if fsdp == AUTO or ep == AUTO or tp == AUTO else (fsdp, ep, tp)
+
+    @property
+    def planned_expert_lora(self) -> str:
+        """The layout of adapters of experts in a new data directory."""
+        return "shared-outer" if self.expert_lora == AUTO else self.expert_lora
 
     @property
     def sizes_as_options(self) -> str:

@@ -106,7 +106,8 @@ def plan_for(config: ServerConfig, model: ModelConfig, devices: Devices) -> "Pla
 
     check_mesh(config, model)
     assert config.mesh is not None, "one of the meshes was chosen"
-    setup = with_attention(make_setup(config, None, context_length(config, model)), model, devices)
+    setup = make_setup(config, None, context_length(config, model), model.expert_lora)
+    setup = with_attention(setup, model, devices)
     return plan_on(open_mesh(devices, *config.mesh), setup, model, devices)
 
 

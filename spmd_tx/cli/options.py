@@ -36,6 +36,9 @@ HELP = {
         "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Any number of "
         "others wait in host memory or on disk.",
         "max_lora_rank": "Largest LoRA rank that a client may ask for.",
+        "expert_lora": "Factors of a mixture's experts: shared-outer ones share the factor that touches the "
+        "model width, as with hosted Tinker; per-expert ones share nothing, at a rank divided by the experts "
+        "per token. auto is what the data directory has, or else shared-outer.",
     },
     "Server": {
         "host": "Address to listen on; 0.0.0.0 is every address of this machine.",

@@ -110,7 +110,7 @@ def make(config: ServerConfig, devices: Devices) -> Planned:
     from spmd_tx.coordinator.agent.base_model import find_config
 
     directory = find_config(config.base_model)
-    model = read_model_config(directory)
+    model = read_model_config(directory, config.planned_expert_lora)
     if config.mesh is None:
         return _choose(config, model, devices)
     _check_count(config, devices)
@@ -129,7 +129,7 @@ def compile_for(config: ServerConfig, devices: Devices, wish: Wish, *, as_json: 
     """Compile for all meshes of the devices with the sizes that are given. Raises StartError."""
     from spmd_tx.coordinator.agent.base_model import find_config
 
-    model = read_model_config(find_config(config.base_model))
+    model = read_model_config(find_config(config.base_model), config.planned_expert_lora)
     if config.mesh is not None:
         _check_count(config, devices)
     meshes = list(_meshes(config, model, devices.count)) if config.mesh is None else [config.mesh]
@@ -177,7 +177,7 @@ def _planned(config: ServerConfig, model: ModelConfig, devices: Devices) -> Plan
     from spmd_tx.worker.memory.offline import plan_offline
 
     check_mesh(config, model)
-    setup = make_setup(config, None, context_length(config, model))
+    setup = make_setup(config, None, context_length(config, model), model.expert_lora)
 
     return Planned(config, devices, plan_offline(setup, model, devices))
 

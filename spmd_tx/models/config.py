@@ -1,14 +1,14 @@
 """The configuration of a model, from a Hugging Face ``config.json``. No JAX: the coordinator reads it too."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.channels import Glu, Mixture
-from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.layers import EXPERT_LORA, ExpertLora, Model
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.plain import plain_model
 from spmd_tx.models.declared.rope import Rope
@@ -35,38 +35,49 @@ class ModelConfig:
     n_experts: int = 0  # 0: every layer has one feed-forward block for all tokens
     experts_per_token: int = 0
     normalize_expert_weights: bool = False  # whether the chosen experts' weights sum to 1
+    expert_lora: ExpertLora = "shared-outer"  # the layout of adapters of experts (declared/layers.py)
     stated: Model | None = None  # None: the sizes say it all (declared/plain.py)
+
+    @property
+    def expert_rank_divisor(self) -> int:
+        """By how much the rank of factors of experts is less than the adapter's."""
+        return max(1, self.experts_per_token) if self.expert_lora == "per-expert" else 1
 
     @cached_property
     def declared(self) -> Model:
         """The declaration. Raises ValueError if one was stated that has other sizes."""
         if self.stated is None:
             return _plain(self)
-        if _config(self.stated) != self:
+        if _config(self.stated, self.expert_lora) != self:
             raise ValueError(f"the sizes of {self.architecture} are not those of its declaration")
         return self.stated
 
 
-def read_model_config(model_dir: Path) -> ModelConfig:
-    """Read ``config.json``.
+def layout_named(name: str) -> ExpertLora:
+    """Return a layout of adapters of experts by its name."""
+    return next(layout for layout in EXPERT_LORA if layout == name)
+
+
+def read_model_config(model_dir: Path, expert_lora: str = EXPERT_LORA[0]) -> ModelConfig:
+    """Read ``config.json``. ``expert_lora`` names the layout of adapters of experts.
 
     Raises StartError when the file is missing, or the model is not supported.
     """
     raw = _read_json(model_dir / "config.json")
     try:
-        return configured(declare(raw))
+        return configured(declare(raw), layout_named(expert_lora))
     except Refusal as problem:
         raise StartError(f"{model_dir}/config.json {problem}") from None
 
 
-def configured(model: Model) -> ModelConfig:
+def configured(model: Model, expert_lora: ExpertLora = "shared-outer") -> ModelConfig:
     """Return the configuration of a declared model."""
-    config = _config(model)
-    plain = _config(model, is_stated=False)
+    config = _config(model, expert_lora)
+    plain = replace(config, stated=None)
     return plain if _plain(plain) == model else config
 
 
-def _config(model: Model, *, is_stated: bool = True) -> ModelConfig:
+def _config(model: Model, expert_lora: ExpertLora) -> ModelConfig:
     """Return the sizes, which are those of the layers with attention and, if there are any, with experts."""
     mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Softmax)]
     mixtures = [layer.channel for layer in model.layers if isinstance(layer.channel, Mixture)]
@@ -88,7 +99,8 @@ def _config(model: Model, *, is_stated: bool = True) -> ModelConfig:
         n_experts=experts.experts if experts else 0,
         experts_per_token=experts.chosen if experts else 0,
         normalize_expert_weights=experts.route.normalise if experts else False,
-        stated=model if is_stated else None,
+        expert_lora=expert_lora,
+        stated=model,
     )
 
 

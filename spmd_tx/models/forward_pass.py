@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import Array, lax
 
-from spmd_tx.models.lora import ApplyLora, ExpertLora, TakeFactors
+from spmd_tx.models.lora import ApplyLora, ExpertAdapters, TakeFactors
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import TP
 
@@ -30,7 +30,7 @@ class Pass:
 
     attend: Attend
     apply_lora: ApplyLora
-    expert_lora: ExpertLora
+    expert_lora: ExpertAdapters
     sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
     remat: str | None = None  # one of REMAT_LEVELS; None: there is no backward pass
     stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel

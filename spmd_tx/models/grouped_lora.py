@@ -15,7 +15,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import Adapters, ApplyLora, Lora, lead
+from spmd_tx.models.lora import Adapters, ApplyLora, Lora, has_experts
 from spmd_tx.sharding.collectives import varying
 
 LEAST_ROWS, MOST_ROWS = 8, 16  # rows of a block
@@ -40,12 +40,13 @@ class Place(Lora[Any]):
 
 def places(model: ModelConfig, bank: Adapters[Array]) -> Adapters[Any]:
     """Replace the factors of dense maps by their places. Those of experts stay, to be applied otherwise."""
-    numbers = jnp.arange(model.n_layers, dtype=jnp.int32)
-    layers = {
-        name: factors if len(lead(model, name)) == 2 else Place(layer=numbers, name=name)
-        for name, factors in bank.layers.items()
-    }
-    return Adapters(layers, Place())
+
+    def place(name: str, factors: Lora[Array]) -> Any:
+        if has_experts(model, name):
+            return factors
+        return Place(layer=jnp.arange(factors.a.shape[0], dtype=jnp.int32), name=name)
+
+    return Adapters({name: place(name, factors) for name, factors in bank.layers.items()}, Place())
 
 
 def grouped_lora(bank: Adapters[Array], slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:

@@ -4,8 +4,9 @@ Adapters of all tenants are stacked along a slot axis, ranks below the maximum a
 and untrained groups are all zero. Where A and B are both zero, their gradients are exactly zero, so
 neither padding nor untrained groups need a mask.
 
-Every expert of a mixture has its own factors, whose rank is divided by the number of experts per
-token ("LoRA Without Regret", Schulman et al. 2025).
+All experts of a mixture share the factor that touches the model width, or each has both factors, whose rank
+is then divided by the number of experts per token ("LoRA Without Regret", Schulman et al. 2025): ExpertLora
+in declared/layers.py.
 
 Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O output width, B row, T token.
 """
@@ -40,7 +41,7 @@ LAYER_GROUPS: tuple[Group, ...] = ("attn", "mlp")
 class Lora(PyTreeNode, Generic[Leaf]):
     """Holds the two factors of one linear map: y = x W + scale · (x Aᵀ) B."""
 
-    a: Leaf  # [L, S, R, I]; the head has no L, experts have [L, X, S, R, I]
+    a: Leaf  # [L, S, R, I]; the head has no L, experts have [L, X, S, R, I] unless they share it
     b: Leaf  # [L, S, R, O]
 
 
@@ -77,17 +78,31 @@ def local_widths(model: ModelConfig, name: str, tp: int) -> tuple[int, int]:
     return declared.width_in // of_in, declared.width_out // of_out
 
 
-def lead(model: ModelConfig, name: str) -> tuple[int, ...]:
+def lead(model: ModelConfig, name: str) -> Lora[tuple[int, ...]]:
     """Return the leading dimensions of a map's factors: (layers,), (layers, experts), or ()."""
     found = model.declared.adapted[name]
-    if found.numbers is None:
-        return ()
-    return (len(found.numbers), found.map.experts) if found.map.experts else (len(found.numbers),)
+    return Lora(found.lead("a", model.expert_lora), found.lead("b", model.expert_lora))
+
+
+def has_experts(model: ModelConfig, name: str) -> bool:
+    """Say whether a map is one of each expert."""
+    return model.declared.adapted[name].map.experts > 0
 
 
 def rank_of(model: ModelConfig, name: str, rank: int) -> int:
     """Return the rank of one map's factors in an adapter of the given rank."""
-    return expert_rank(rank, model.experts_per_token) if len(lead(model, name)) == 2 else rank
+    return rank_in_experts(model, rank) if has_experts(model, name) else rank
+
+
+def rank_in_experts(model: ModelConfig, rank: int) -> int:
+    """Return the rank of the factors of experts in an adapter of the given rank."""
+    return expert_rank(rank, model.expert_rank_divisor)
+
+
+def shapes(model: ModelConfig, name: str, rank: int) -> Lora[tuple[int, ...]]:
+    """Return the shapes of one map's factors in an adapter of the given rank: [..., R, I] and [..., R, O]."""
+    (width_in, width_out), found, used = widths(model)[name], lead(model, name), rank_of(model, name, rank)
+    return Lora((*found.a, used, width_in), (*found.b, used, width_out))
 
 
 def adapter_weights(
@@ -96,19 +111,19 @@ def adapter_weights(
     """Declare ``slots`` adapters; with ``zero`` they are split over fsdp where the widths allow it (ZeRO)."""
     tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]
 
-    def factor(name: str, width: int, split: bool) -> Weight:
+    def factor(shape: tuple[int, ...], split: bool) -> Weight:
+        *many, used, width = shape
         is_even = width % (fsdp * (tp if split else 1)) == 0
         axes = ((TP,) if split else ()) + ((FSDP,) if zero and is_even else ())
-        many = lead(model, name)
         spec = P(*(None, EP)[: len(many)], None, None, axes or None)
-        return Weight((*many, slots, rank_of(model, name, rank), width), spec, dtype)
+        return Weight((*many, slots, used, width), spec, dtype)
 
     def pair(name: str) -> Lora[Weight]:
         declared = model.declared.adapted[name].map
-        splits = is_split(declared, tp)
+        splits, its = is_split(declared, tp), shapes(model, name, rank)
         return Lora(
-            factor(name, declared.width_in, splits and declared.split == "rows"),
-            factor(name, declared.width_out, splits and declared.split == "columns"),
+            factor(its.a, splits and declared.split == "rows"),
+            factor(its.b, splits and declared.split == "columns"),
         )
 
     return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
@@ -138,12 +153,48 @@ TakeFactors = Callable[[Named[Any]], Named[Any]]
 
 
 @dataclass(frozen=True)
-class ExpertLora:
-    """Says which adapters the rows of all devices of ep use in experts."""
+class Halves:
+    """Applies one factor of a pair alone, to each row that of its own adapter.
+
+    A half of a pair is a pair whose other factor is the unit matrix.
+    """
+
+    scaled: ApplyLora
+    unscaled: ApplyLora
+
+    def low(self, x_BTI: Array, a_SRI: Array) -> Array:
+        """Return scale · x Aᵀ, [B, T, R]."""
+        return self.scaled(x_BTI, Lora(a_SRI, _units(a_SRI)))
+
+    def high(self, h_BTR: Array, b_SRO: Array) -> Array:
+        """Return h B, [B, T, O]."""
+        return self.unscaled(h_BTR, Lora(_units(b_SRO), b_SRO))
+
+
+def _units(factor: Array) -> Array:
+    slots, rank = factor.shape[:2]
+    return jnp.broadcast_to(jnp.eye(rank, dtype=factor.dtype), (slots, rank, rank))
+
+
+@dataclass(frozen=True)
+class ExpertAdapters:
+    """Says which adapters rows use in experts: this device's, and those of all devices of ep."""
 
     slots_R: Int[Array, " R"]
     scale_S: Float[Array, " S"]
     apply: ApplyLora  # to all rows, where experts run over all of them
+    halves: Halves  # for this device's rows
+    all_halves: Halves  # for all rows
+
+
+def expert_adapters(
+    make: Callable[[Array, Array], ApplyLora], slots_B: Array, slots_R: Array, scale_S: Array
+) -> ExpertAdapters:
+    """Apply adapters in experts as ``make`` applies them to rows."""
+    ones = jnp.ones_like(scale_S)
+    apply = make(slots_R, scale_S)
+    own = Halves(make(slots_B, scale_S), make(slots_B, ones))
+    return ExpertAdapters(slots_R, scale_S, apply, own, Halves(apply, make(slots_R, ones)))
 
 
 def bank_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:

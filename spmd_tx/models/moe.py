@@ -16,6 +16,15 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.experts.factors import (
+    Factors,
+    expert_factors,
+    is_shared,
+    model_width,
+    output_width,
+    shared_factors,
+    split_input,
+)
 from spmd_tx.models.experts.grouped import Grouping, Kernels, run_experts
 from spmd_tx.models.experts.layout import Choices, layout
 from spmd_tx.models.forward_pass import Pass
@@ -55,16 +64,37 @@ def mixture(
     ``routed`` is what ``routing.route`` returned. With ``layer`` the kernels are those of all layers that are
     stacked, for which ``reads_stack`` must hold, and it is the number of this one among them.
     """
-    (depth, width), experts = kernels["up"].shape[-2:], routed[1].shape[2]
-    is_split = depth != h_BTD.shape[2]
-    is_small = experts * h_BTD.shape[2] * width * lax.axis_size(TP) < LEAST_GROUPED
-    if how.product == "reference" and h_BTD.shape[1] == 1:
-        is_small |= h_BTD.shape[0] * lax.axis_size(EP) <= FEW_ROWS
+    if not is_shared(lora):
+        return sum_scatter(_run(kernels, lora, h_BTD, routed, how, layer), EP, 0)
+    # What all experts share is computed once: their inputs are wider by x Aᵀ, and so are their outputs.
+    halves, own = how.expert_lora.halves, expert_factors(lora)
+    outer = {name: whole(factors) for name, factors in shared_factors(lora).items()}
+    low_BTQ = [halves.low(h_BTD, outer[name].a) for name in ("gate", "up")]
+    wide_BTI = jnp.concatenate([h_BTD, *low_BTQ], axis=2)
+    y_BTO = sum_scatter(_run(kernels, own, wide_BTI, routed, how, layer), EP, 0)
+    y_BTD, low_BTQ = jnp.split(y_BTO, [h_BTD.shape[2]], axis=2)
+    return y_BTD + halves.high(low_BTQ, outer["down"].b)
+
+
+def _run(
+    kernels: Kernels,
+    lora: Factors,
+    h_BTI: Array,
+    routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
+    how: "Pass",
+    layer: Int[Array, ""] | None,
+) -> Array:
+    """Return the sum [R, T, O] of this device's experts for the rows of all devices of ep."""
+    (depth, width), experts, d_model = kernels["up"].shape[-2:], routed[1].shape[2], model_width(lora, h_BTI)
+    is_split = depth != d_model
+    is_small = experts * d_model * width * lax.axis_size(TP) < LEAST_GROUPED
+    if how.product == "reference" and h_BTI.shape[1] == 1:
+        is_small |= h_BTI.shape[0] * lax.axis_size(EP) <= FEW_ROWS
     if is_small or (is_split and how.stationary):
-        return sum_scatter(_dense(kernels, lora, h_BTD, routed[1], how), EP, 0)
+        return _dense(kernels, lora, h_BTI, routed[1], how)
     # Recomputed in the backward pass: the rows of all devices of ep for all layers would not fit.
     run = jax.checkpoint(partial(_grouped, how), prevent_cse=False)
-    return sum_scatter(run(kernels, lora, h_BTD, routed, layer), EP, 0)
+    return run(kernels, lora, h_BTI, routed, layer)
 
 
 def is_small(model: ModelConfig) -> bool:
@@ -75,12 +105,12 @@ def is_small(model: ModelConfig) -> bool:
 def _grouped(
     how: "Pass",
     kernels: Kernels,
-    lora: dict[str, Lora[Array]],
+    lora: Factors,
     h_BTD: Array,
     routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
     layer: Int[Array, ""] | None,
 ) -> Array:
-    """Return the sum of this device's experts [R, T, D], each of which runs over its own tokens only."""
+    """Return the sum of this device's experts [R, T, O], each of which runs over its own tokens only."""
     lora = {name: whole(factors) for name, factors in lora.items()}
     choices_BTC, gates_BTX = routed
     chosen_BTC = in_ascending_order(choices_BTC, gates_BTX.shape[2])
@@ -113,9 +143,7 @@ def in_ascending_order(choices_BTC: Int[Array, "B T C"], experts: int) -> Int[Ar
     )
 
 
-def _dense(
-    kernels: Kernels, lora: dict[str, Lora[Array]], h_BTD: Array, gates_BTX: Array, how: "Pass"
-) -> Array:
+def _dense(kernels: Kernels, lora: Factors, h_BTD: Array, gates_BTX: Array, how: "Pass") -> Array:
     """Return the same of experts that run over all rows, a few experts at once."""
     h_RTD = gather_rows(h_BTD)
     gates_RTX = lax.all_to_all(gates_BTX, EP, split_axis=2, concat_axis=0, tiled=True)
@@ -127,10 +155,11 @@ def _dense(
     # Recomputed in the backward pass: the intermediates of all experts for all tokens would not fit.
     run = jax.checkpoint(partial(_group, how), prevent_cse=False)
 
-    def add_group(sum_RTD: Array, group: tuple[Kernels, dict[str, Lora[Array]], Array]) -> tuple[Array, None]:
-        return sum_RTD + run(h_RTD, group), None
+    def add_group(sum_RTO: Array, group: tuple[Kernels, Factors, Array]) -> tuple[Array, None]:
+        return sum_RTO + run(h_RTD, group), None
 
-    return lax.scan(add_group, varying(jnp.zeros_like(h_RTD)), groups)[0]
+    nothing = jnp.zeros((*h_RTD.shape[:2], output_width(lora, h_RTD)), h_RTD.dtype)
+    return lax.scan(add_group, varying(nothing), groups)[0]
 
 
 def _group_size(experts: int, elements: int) -> int:
@@ -141,19 +170,31 @@ def _group_size(experts: int, elements: int) -> int:
     return size
 
 
-def _group(how: "Pass", h_RTD: Array, group: tuple[Kernels, dict[str, Lora[Array]], Array]) -> Array:
+def _group(how: "Pass", h_RTD: Array, group: tuple[Kernels, Factors, Array]) -> Array:
     """Return the sum of a few experts. It depends on shapes and each token's own numbers alone."""
     y_GRTD = jax.vmap(partial(_expert, how, h_RTD))(*group)
     return jnp.sum(y_GRTD, axis=0)
 
 
-def _expert(how: "Pass", h_RTD: Array, w: Kernels, lora: dict[str, Lora[Array]], gate_RT: Array) -> Array:
+def _expert(how: "Pass", h_RTD: Array, w: Kernels, lora: Factors, gate_RT: Array) -> Array:
     """Run one expert over all rows. Where it was not chosen its input is zero, and so is its output."""
     is_chosen_RT1 = (gate_RT != 0)[..., None]
     x_RTD = jnp.where(is_chosen_RT1, h_RTD, jnp.zeros((), h_RTD.dtype))
     width = w["up"].shape[1]
+    if lora["gate"].a is None:
+        return _expert_of_shared(how, x_RTD, w, lora) * gate_RT[..., None]
     gate_RTF = silu(how.linear(x_RTD, w["gate"], width) + how.expert_lora.apply(x_RTD, lora["gate"]))
     up_RTF = how.linear(x_RTD, w["up"], width) + how.expert_lora.apply(x_RTD, lora["up"])
     y_RTF = gate_RTF * up_RTF
     y_RTD = how.linear(y_RTF, w["down"], h_RTD.shape[2]) + how.expert_lora.apply(y_RTF, lora["down"])
     return y_RTD * gate_RT[..., None]
+
+
+def _expert_of_shared(how: "Pass", x_RTI: Array, w: Kernels, lora: Factors) -> Array:
+    """Run one expert whose input has the shared factors' results, and whose output what they take."""
+    halves, width = how.expert_lora.all_halves, w["up"].shape[1]
+    x_RTD, low_gate, low_up = split_input(lora, x_RTI)
+    gate_RTF = silu(how.linear(x_RTD, w["gate"], width) + halves.high(low_gate, lora["gate"].b))
+    y_RTF = gate_RTF * (how.linear(x_RTD, w["up"], width) + halves.high(low_up, lora["up"].b))
+    base_RTD = how.linear(y_RTF, w["down"], x_RTD.shape[2])
+    return jnp.concatenate([base_RTD, halves.low(y_RTF, lora["down"].a)], axis=2)

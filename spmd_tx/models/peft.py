@@ -1,8 +1,13 @@
 """Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it.
 
-The experts of a mixture are separate linear maps, as in the model's checkpoint: expert N has the modules
-``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their rank, and
-so their scale alpha / rank, differs from the adapter's: ``rank_pattern`` in adapter_config.json gives it.
+Experts that share their outer factors are written as hosted Tinker writes them: ``mlp.experts.w1`` (gate),
+``w3`` (up) and ``w2`` (down) have a lora_A [experts or 1, rank, in] and a lora_B [experts or 1, out, rank],
+where 1 is the factor of all experts.
+
+Experts with factors of their own are separate linear maps, as in the model's checkpoint: expert N has the
+modules ``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their
+rank, and so their scale alpha / rank, differs from the adapter's: ``rank_pattern`` in adapter_config.json
+gives it.
 """
 
 import json
@@ -21,12 +26,13 @@ from spmd_tx.errors import MeshError
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import HEAD
 from spmd_tx.models.declared.maps import Group
-from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, lead, names, rank_of, widths
+from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, has_experts, names, rank_of, shapes, widths
 from spmd_tx.protocol.commands import AdapterSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ALIGNMENT = 8  # bytes, of the tensors in a safetensors file
 BUFFER_BYTES = 1 << 20
+SHARED_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}  # of maps whose outer factors experts share
 
 
 def write(
@@ -34,15 +40,15 @@ def write(
 ) -> None:
     """Write the folder durably and atomically, replacing an earlier one of that name.
 
-    Shapes are A [L, R, in] and B [L, R, out], the head's without L, experts' [L, X, ...]; rows beyond the
+    Shapes are A [L, R, in] and B [L, R, out], the head's without L, experts' own [L, X, ...]; rows beyond the
     adapter's rank are padding.
     """
     tensors: dict[str, np.ndarray] = {}
     for name in _trained(adapter, model):
         rank = rank_of(model, name, adapter.rank)
         for prefix, factors in _modules(model, name, _pair(adapters, name)):
-            tensors[f"{prefix}.lora_A.weight"] = factors.a[:rank]
-            tensors[f"{prefix}.lora_B.weight"] = factors.b[:rank].T
+            tensors[f"{prefix}.lora_A.weight"] = factors.a[..., :rank, :]
+            tensors[f"{prefix}.lora_B.weight"] = factors.b[..., :rank, :].swapaxes(-1, -2)
     config = json.dumps(_config(adapter, model, base_model), indent=2) + "\n"
     _write_folder(
         path,
@@ -68,10 +74,10 @@ def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Ada
                 for prefix, factors in _modules(model, name, _pair(adapters, name)):
                     a = tensors.get_tensor(f"{prefix}.lora_A.weight")
                     b = tensors.get_tensor(f"{prefix}.lora_B.weight")
-                    _check(file, prefix, a, (used, width_in))
-                    _check(file, prefix, b, (width_out, used))
-                    factors.a[:used] = a
-                    factors.b[:used] = b.T
+                    _check(file, prefix, a, (*factors.a.shape[:-2], used, width_in))
+                    _check(file, prefix, b, (*factors.b.shape[:-2], width_out, used))
+                    factors.a[..., :used, :] = a
+                    factors.b[..., :used, :] = b.swapaxes(-1, -2)
     except (SafetensorError, OSError) as problem:
         raise MeshError(f"cannot read {file}: {problem}") from problem
     return adapters
@@ -95,23 +101,33 @@ def _pair(adapters: Adapters[np.ndarray], name: str) -> Lora[np.ndarray]:
 def _modules(
     model: ModelConfig, name: str, factors: Lora[np.ndarray]
 ) -> Iterator[tuple[str, Lora[np.ndarray]]]:
-    """Yield PEFT's name of every linear map, one per layer (and expert) or the head's, and its factors."""
+    """Yield the name of every linear map, one per layer (and expert) or the head's, and views of its factors.
+
+    Experts that share a factor are one map with factors [experts or 1, ...].
+    """
     found = model.declared.adapted[name]
+    module = found.map.adapter_module
+    if found.map.experts and model.expert_lora == "shared-outer":
+        experts = module.partition("{expert}")[0]
+        for layer, number in enumerate(found.numbers or ()):
+            module = experts.format(layer=number) + SHARED_NAMES[found.map.name]
+            own = (factor[layer] for factor in (factors.a, factors.b))
+            yield f"base_model.model.{module}", Lora(*(x if x.ndim == 3 else x[None] for x in own))
+        return
     for index in np.ndindex(factors.a.shape[:-2]):
         numbers = {} if found.numbers is None else {"layer": found.numbers[index[0]], "expert": index[-1]}
-        module = found.map.adapter_module.format(**numbers)
-        yield f"base_model.model.{module}", Lora(factors.a[index], factors.b[index])
+        yield f"base_model.model.{module.format(**numbers)}", Lora(factors.a[index], factors.b[index])
 
 
 def _zeros(model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
     def pair(name: str) -> Lora[np.ndarray]:
-        shape = (*lead(model, name), rank_of(model, name, rank))
-        return Lora(*(np.zeros((*shape, width), np.float32) for width in widths(model)[name]))
+        its = shapes(model, name, rank)
+        return Lora(np.zeros(its.a, np.float32), np.zeros(its.b, np.float32))
 
     return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
 
 
-def _check(file: Path, prefix: str, factor: np.ndarray, expected: tuple[int, int]) -> None:
+def _check(file: Path, prefix: str, factor: np.ndarray, expected: tuple[int, ...]) -> None:
     if factor.shape != expected:
         raise MeshError(
             f"{file}: a factor of {prefix} has the shape {list(factor.shape)}; it must be {list(expected)}"
@@ -133,10 +149,11 @@ def _config(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> dict[s
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    if model.n_experts and adapter.train_mlp:
+    if model.n_experts and adapter.train_mlp and model.expert_lora == "per-expert":
         config["rank_pattern"] = {
             rf"mlp\.experts\.\d+\.{_last_part(model, name)}": rank_of(model, name, adapter.rank)
             for name in names(model, "mlp")
+            if has_experts(model, name)
         }
     return config
 

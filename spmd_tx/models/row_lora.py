@@ -36,11 +36,12 @@ class RowsLora(Lora[Any]):
     """Holds each row's own factors, [B, R, I] and [B, R, O]."""
 
 
-def whole(lora: Lora[Array]) -> Lora[Array]:
-    """Gather two factors, of all slots. In the backward pass, the devices' gradients are summed."""
+def whole(lora: Lora[Any]) -> Lora[Any]:
+    """Gather factors, of all slots; None stays None. In the backward pass, devices' gradients are summed."""
     if not isinstance(lora, StoredLora):
         return lora
-    return Lora(unshard(lora.a, lora.width_in), unshard(lora.b, lora.width_out))
+    a = None if lora.a is None else unshard(lora.a, lora.width_in)
+    return Lora(a, None if lora.b is None else unshard(lora.b, lora.width_out))
 
 
 @dataclass(frozen=True)

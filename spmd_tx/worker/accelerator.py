@@ -61,7 +61,8 @@ def prepare_accelerator(
     is_gpu = has_nvidia_gpu()
     if not is_gpu and not has_tpu():
         return msgspec.structs.replace(setup, attention="reference", paged_attention="reference")
-    model, first = read_model_config(Path(setup.model_dir)), device_ids[0] if device_ids else 0
+    model = read_model_config(Path(setup.model_dir), setup.expert_lora)
+    first = device_ids[0] if device_ids else 0
     folder = setup.kernel_choices or setup.compilation_cache
     if is_gpu:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_FRACTION)

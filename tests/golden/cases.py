@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd_tx.demo.tiny_model import Spec
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, lead, names, rank_of, widths
+from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.protocol.commands import AdapterSpec
 
 LOGITS = Path(__file__).parent / "transformers_logits.npz"
@@ -45,6 +45,7 @@ class Case:
     rows: tuple[int, ...]
     seed: int
     adapter: AdapterSpec | None = None
+    expert_lora: str = "shared-outer"
 
     @property
     def tokens(self) -> np.ndarray:
@@ -67,7 +68,15 @@ CASES = {
     "mixture": Case(MIXTURE, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=7),
     "unnormalized_mixture": Case(UNNORMALIZED, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=8),
     "mixture_adapter": Case(
-        MIXTURE, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=9, adapter=AdapterSpec(rank=7, alpha=6.0)
+        MIXTURE,
+        48,
+        (0, 1, 2, 15, 16, 30, 46, 47),
+        seed=9,
+        adapter=AdapterSpec(rank=7, alpha=6.0),
+        expert_lora="per-expert",
+    ),
+    "shared_mixture_adapter": Case(
+        MIXTURE, 48, (0, 1, 2, 15, 16, 30, 46, 47), seed=10, adapter=AdapterSpec(rank=7, alpha=6.0)
     ),
 }
 
@@ -77,8 +86,7 @@ def random_adapters(model: ModelConfig, adapter: AdapterSpec, seed: int) -> Adap
     random = np.random.default_rng(seed)
 
     def pair(name: str) -> Lora[np.ndarray]:
-        many = (*lead(model, name), rank_of(model, name, adapter.rank))
-        shapes = ((*many, width) for width in widths(model)[name])
-        return Lora(*(0.2 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
+        its = shapes(model, name, adapter.rank)
+        return Lora(*(0.2 * random.standard_normal(shape).astype(np.float32) for shape in (its.a, its.b)))
 
     return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair("head"))

@@ -24,11 +24,11 @@ def logits(case: Case, directory: Path) -> np.ndarray:
     how = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **how).eval()
     if case.adapter is not None:
-        ours = read_model_config(path)
+        ours = read_model_config(path, case.expert_lora)
         adapters = random_adapters(ours, case.adapter, case.seed)
         for_peft = case.adapter
         if ours.n_experts:
-            add_to_experts(model, adapters, case.adapter, ours.experts_per_token)
+            add_to_experts(model, adapters, case.adapter.expert_scale(ours.expert_rank_divisor))
             for_peft = msgspec.structs.replace(case.adapter, train_mlp=False)
         peft.write(directory / "adapter", adapters, for_peft, ours, str(path))
         model = PeftModel.from_pretrained(model, directory / "adapter").eval()
@@ -37,14 +37,15 @@ def logits(case: Case, directory: Path) -> np.ndarray:
     return answer[list(case.rows)].numpy()
 
 
-def add_to_experts(model, adapters, adapter, experts_per_token: int) -> None:
-    """W + alpha / r · B A for every expert, where r is the rank divided by the number of active experts."""
-    scale = adapter.alpha / max(1, adapter.rank // experts_per_token)
+def add_to_experts(model, adapters, scale: float) -> None:
+    """W + scale · B A for every expert; a factor that all experts share has no dimension of them."""
 
     def product(name: str, layer: int) -> torch.Tensor:
         a, b = (
             torch.from_numpy(factor[layer]) for factor in (adapters.layers[name].a, adapters.layers[name].b)
         )
+        experts = max(len(factor) for factor in (a, b) if factor.ndim == 3)
+        a, b = (factor.expand(experts, *factor.shape[-2:]) for factor in (a, b))
         return scale * torch.einsum("xro,xri->xoi", b, a)
 
     with torch.no_grad():

@@ -67,7 +67,10 @@ def mixture(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, h: A
     def expert(matrices: dict[str, Array], its_lora: dict[str, Any]) -> Array:
         return swiglu(SimpleNamespace(**matrices), its_lora, scale, h)
 
-    outputs = jax.vmap(expert)({name: getattr(w, name) for name in MLP}, {name: lora[name] for name in MLP})
+    mine = {name: lora[name] for name in MLP}
+    # Factors that all experts share have no dimension of experts.
+    axes = jax.tree.map(lambda leaf: 0 if leaf.ndim == 3 else None, mine)
+    outputs = jax.vmap(expert, in_axes=(0, axes))({name: getattr(w, name) for name in MLP}, mine)
     return jnp.einsum("te,etd->td", weights, outputs)
 
 

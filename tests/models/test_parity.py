@@ -29,7 +29,7 @@ TOLERANCE = 1e-5  # relative to the largest logit
 def logits(mesh, case, directory) -> np.ndarray:
     """[T, V] of the case's tokens, which stand in the last row of the batch."""
     path = tiny_model.write(directory / "model", case.spec)
-    model = read_model_config(path)
+    model = read_model_config(path, case.expert_lora)
     declared = weights(model, mesh, jnp.float32)
     base = huggingface.load(path, declared, mesh, lambda _: None)
     declared_adapters = adapter_weights(model, mesh, 2, MAX_RANK, jnp.float32, zero=True)
@@ -38,7 +38,7 @@ def logits(mesh, case, directory) -> np.ndarray:
     one = peft.read(directory / "adapter", spec, model, MAX_RANK)
     stack = jax.tree.map(lambda leaf: np.stack([np.full_like(leaf, 9.0), leaf], axis=-3), one)
     adapters = jax.tree.map(to_devices, stack, shardings(mesh, declared_adapters))
-    scales = spec.scale, spec.expert_scale(max(1, model.experts_per_token))
+    scales = spec.scale, spec.expert_scale(model.expert_rank_divisor)
     row_specs = (jax.P(DATA), jax.P(DATA), jax.P(DATA), jax.P(DATA))
 
     @jax.jit
@@ -68,7 +68,7 @@ def logits(mesh, case, directory) -> np.ndarray:
 @pytest.mark.parametrize(
     "name, shape",
     [(name, (1, 1, 1)) for name in CASES]
-    + [("adapter", (2, 1, 4)), ("tied_adapter", (2, 2, 2)), ("mixture_adapter", (2, 2, 2))],
+    + [("adapter", (2, 1, 4)), ("tied_adapter", (2, 2, 2)), ("shared_mixture_adapter", (2, 2, 2))],
     ids=str,
 )
 def test_logits_equal_those_of_transformers(tmp_path, name, shape):

@@ -11,7 +11,7 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.errors import MeshError
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, lead, names, rank_of, widths
+from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.protocol.commands import AdapterSpec
 
 SPEC = tiny_model.Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False)
@@ -32,16 +32,15 @@ def model(checkpoint):
 
 @pytest.fixture
 def mixture(tmp_path):
-    return read_model_config(tiny_model.write(tmp_path / "mixture", MIXTURE))
+    return read_model_config(tiny_model.write(tmp_path / "mixture", MIXTURE), "per-expert")
 
 
 def random_adapters(model, rank=MAX_RANK, seed=0):
     random = np.random.default_rng(seed)
 
     def pair(name):
-        many = (*lead(model, name), rank_of(model, name, rank))
-        shapes = ((*many, width) for width in widths(model)[name])
-        return Lora(*(0.3 * random.standard_normal(shape).astype(np.float32) for shape in shapes))
+        its = shapes(model, name, rank)
+        return Lora(*(0.3 * random.standard_normal(shape).astype(np.float32) for shape in (its.a, its.b)))
 
     return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair("head"))
 
@@ -141,6 +140,32 @@ def test_experts_are_modules_with_their_share_of_the_rank(tmp_path, mixture, ran
         peft.read(tmp_path / "adapter", adapter, mixture, MAX_RANK),
         expected_of(adapters, adapter),
     )
+
+
+def test_experts_that_share_outer_factors_are_written_as_hosted_ones(tmp_path, mixture):
+    model = dataclasses.replace(mixture, expert_lora="shared-outer")
+    adapters, adapter = random_adapters(model), AdapterSpec(rank=3)
+    peft.write(tmp_path / "adapter", adapters, adapter, model, "some/model")
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    experts, inner, width = MIXTURE.n_experts, MIXTURE.d_ff, MIXTURE.d_model
+    shapes = {
+        "w1": ((1, 3, width), (experts, inner, 3)),
+        "w3": ((1, 3, width), (experts, inner, 3)),
+        "w2": ((experts, 3, inner), (1, width, 3)),
+    }
+    for module, (of_a, of_b) in shapes.items():
+        prefix = f"base_model.model.model.layers.1.mlp.experts.{module}"
+        assert tensors[f"{prefix}.lora_A.weight"].shape == of_a
+        assert tensors[f"{prefix}.lora_B.weight"].shape == of_b
+    down = tensors["base_model.model.model.layers.1.mlp.experts.w2.lora_A.weight"]
+    np.testing.assert_array_equal(down, adapters.layers["down"].a[1, :, :3])
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert "rank_pattern" not in config
+    read = peft.read(tmp_path / "adapter", adapter, model, MAX_RANK)
+    for name, factors in read.layers.items():
+        for mine, given in ((factors.a, adapters.layers[name].a), (factors.b, adapters.layers[name].b)):
+            np.testing.assert_array_equal(mine[..., :3, :], given[..., :3, :])
+            assert not mine[..., 3:, :].any()
 
 
 def test_only_trained_modules_are_in_the_folder(tmp_path, model):

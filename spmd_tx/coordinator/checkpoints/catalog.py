@@ -54,9 +54,11 @@ class CheckpointCatalog:
         base_model: str,
         storage: DiskGuard,
         most_bytes: int = 0,
+        expert_lora: str | None = None,
     ) -> None:
-        """``most_bytes`` bounds the checkpoints of one owner; 0: no bound."""
+        """``most_bytes`` bounds the checkpoints of one owner; 0: no bound. ``expert_lora`` as in Manifest."""
         self._most_bytes = most_bytes
+        self._expert_lora = expert_lora
         self._database = database
         self._storage = storage
         self._store = store
@@ -182,6 +184,7 @@ class CheckpointCatalog:
             files=sizes,
             saved_by=options.request_id,
             owner=owner,
+            expert_lora=self._expert_lora,
         )
 
     async def _owner(self, run_id: str) -> str:
@@ -225,6 +228,12 @@ class CheckpointCatalog:
             raise InvalidRequest(
                 f"checkpoint {path} was trained on {manifest.base_model!r}, and this server serves "
                 f"{self._base_model!r}; use a checkpoint of this model"
+            )
+        layout = manifest.expert_lora or "per-expert"
+        if self._expert_lora and manifest.train_mlp and layout != self._expert_lora:
+            raise InvalidRequest(
+                f"checkpoint {path} has {layout} factors for experts, and this server has "
+                f"{self._expert_lora} ones; use another checkpoint, or a server with --expert-lora {layout}"
             )
         return found
 
@@ -296,11 +305,11 @@ async def open_checkpoints(
     storage: DiskGuard | None = None,
     store: CheckpointStore | None = None,
     most_bytes: int = 0,
+    expert_lora: str | None = None,
 ) -> CheckpointCatalog:
     """Open the catalog of a local directory, or of another ``store``."""
-    checkpoints = CheckpointCatalog(
-        database, store or LocalStore(directory), base_model, storage or DiskGuard(directory), most_bytes
-    )
+    store, storage = store or LocalStore(directory), storage or DiskGuard(directory)
+    checkpoints = CheckpointCatalog(database, store, base_model, storage, most_bytes, expert_lora)
     try:
         await checkpoints.reconcile()
     except ConnectionError as error:

@@ -51,6 +51,7 @@ from spmd_tx.coordinator.sampling.versions import Versions, open_versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
+from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.server.preflight import check_mesh, check_pages, context_length
@@ -112,7 +113,7 @@ class Parts:
 def open_model(config: ServerConfig) -> ServedModel:
     """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
     directory = find_model(config.base_model)
-    model = read_model_config(directory)
+    model = with_expert_lora(config, read_model_config(directory))
     check_mesh(config, model)
     return ServedModel(
         directory=directory,
@@ -127,7 +128,7 @@ async def open_parts(
 ) -> Parts:
     """Open the database and files, and connect everything; the stack closes them."""
     clock = asyncio.get_running_loop().time
-    stores = await open_stores(config, stack)
+    stores = await open_stores(config, model.config, stack)
     database = stores.database
     snapshots = Snapshots(database, config.data_dir / "snapshots", config.snapshot_seconds, clock=clock)
     quarantine = await open_quarantine(database, config.data_dir)
@@ -161,7 +162,7 @@ async def open_parts(
     return Parts(services, scheduler, hub, health, generations, given_up, uses)
 
 
-async def open_stores(config: ServerConfig, stack: AsyncExitStack) -> Stores:
+async def open_stores(config: ServerConfig, model: ModelConfig, stack: AsyncExitStack) -> Stores:
     """Open the database and the data directory, and delete what is too old; the stack closes them."""
     database = await open_database(config.database_url, config.data_dir)
     stack.push_async_callback(database.close)
@@ -178,6 +179,7 @@ async def open_stores(config: ServerConfig, stack: AsyncExitStack) -> Stores:
         disk,
         await asyncio.to_thread(open_store, config),
         config.bounds.checkpoint_bytes,
+        model.expert_lora if model.n_experts else None,
     )
     return Stores(database, disk, queue, reaper, catalog, checkpoints)
 
@@ -243,7 +245,7 @@ async def make_plan(mesh: MeshChoice, model: ServedModel, database: Database) ->
 
     def completed(config: ServerConfig) -> Plan:
         check_mesh(config, model.config)
-        setup = make_setup(config, model.directory, model.max_context)
+        setup = make_setup(config, model.directory, model.max_context, model.config.expert_lora)
         return replace(plan, setup=setup, devices=config.devices_per_process)
 
     async def settle(found: Sequence[HostDevices]) -> Plan:

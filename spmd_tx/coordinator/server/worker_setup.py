@@ -8,7 +8,7 @@ from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.protocol.setup import Setup
 
 
-def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -> Setup:
+def make_setup(config: ServerConfig, directory: Path | None, max_context: int, expert_lora: str) -> Setup:
     """``directory`` is the model's, None where it is only planned; ``max_context`` is in tokens."""
     assert config.mesh is not None, "the mesh has not been chosen yet"
     fsdp, ep, tp = config.mesh
@@ -25,6 +25,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int) -
         tp=tp,
         shard_base_weights=config.shard_base_weights,
         adapter_slots=config.max_lora_adapters,
+        expert_lora=expert_lora,
         bank_slots=bank_slots(config),
         max_rank=config.max_lora_rank,
         max_context=max_context,

@@ -5,14 +5,21 @@ a mixture of experts). Both say which arrays they need; a mixer also says what i
 is sampled.
 """
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from spmd_tx.models.declared.maps import Map, Parameter, Source, bias_of, linear
+from spmd_tx.models.declared.maps import Group, Map, Parameter, Source, bias_of, linear
 
 Array = Map | Parameter
+Factor = Literal["a", "b"]  # of an adapter: the one that takes the input, and the one that gives the output
+FACTORS: tuple[Factor, Factor] = ("a", "b")
+# The layout of adapters of experts. "shared-outer": all experts share the factor that touches the model
+# width, at full rank. "per-expert": each has both factors, and the rank is divided by the experts of a token.
+ExpertLora = Literal["shared-outer", "per-expert"]
+EXPERT_LORA: tuple[ExpertLora, ...] = ("shared-outer", "per-expert")
 LAYER = "model.layers.{layer}."
 EMBED = Source("model.embed_tokens.weight")
 FINAL_NORM = Source("model.norm.weight")
@@ -122,6 +129,19 @@ class Adapted:
     map: Map
     numbers: range | None  # None: it is in no layer
 
+    def lead(self, factor: Factor, layout: ExpertLora) -> tuple[int, ...]:
+        """Return the leading dimensions of a factor: (layers, experts), (layers,), or ()."""
+        if self.numbers is None:
+            return ()
+        is_shared = layout == "shared-outer" and factor == self.map.outer_factor
+        many = (self.map.experts,) if self.map.experts and not is_shared else ()
+        return (len(self.numbers), *many)
+
+    def numbers_per_rank(self, layout: ExpertLora) -> int:
+        """Return how many numbers both factors have for a rank of 1."""
+        of_a, of_b = (math.prod(self.lead(factor, layout)) for factor in FACTORS)
+        return of_a * self.map.width_in + of_b * self.map.width_out
+
 
 @dataclass(frozen=True)
 class Model:
@@ -176,6 +196,14 @@ class Model:
         }
         head = Map(HEAD, self.d_model, self.vocab_size, linear("lm_head"), "columns", "unembed")
         return found | {HEAD: Adapted(head, None)}
+
+    def adapter_numbers(self, layout: ExpertLora) -> dict[Group, int]:
+        """Return how many numbers an adapter has for a rank of 1, by the flags that train them."""
+        totals: dict[Group, int] = {"attn": 0, "mlp": 0, "unembed": 0}
+        for each in self.adapted.values():
+            assert each.map.group is not None
+            totals[each.map.group] += each.numbers_per_rank(layout)
+        return totals
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

@@ -57,6 +57,11 @@ class Map:
     module: str = ""  # its name in files of adapters where the source's will not do
 
     @property
+    def outer_factor(self) -> Literal["a", "b"]:
+        """The factor of an expert's map that touches the model width."""
+        return "b" if self.split == "rows" else "a"
+
+    @property
     def adapter_module(self) -> str:
         """The name of the module in files of adapters; "{layer}" and "{expert}" stand for their numbers."""
         return self.module or self.source.module

@@ -20,7 +20,7 @@ class Softmax:
     window: int = 0  # tokens that a token sees, itself among them; 0: all before it
     sinks: bool = False  # a learned logit of each head that takes part in the softmax and has no value
     gate: bool = False  # each head's output times a sigmoid, which q_proj gives beside the query
-    biases: frozenset[str] = frozenset()  # of "q", "k", "v", "o"
+    biases: tuple[str, ...] = ()  # of "q", "k", "v", "o"
     is_zero_centred: bool = False  # the norms of queries and keys multiply by 1 + weight
     module: str = "self_attn"
 

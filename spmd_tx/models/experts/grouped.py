@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from spmd_tx.hlo.hints import usual_turns
+from spmd_tx.models.experts.factors import Factors, model_width, output_width
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import grouped_product, unset
 from spmd_tx.models.layers import silu
@@ -31,8 +32,7 @@ TOGETHER = 8  # blocks of a group that are added in one turn of the loop
 # gate [X, D, F], up [X, D, F], down [X, F, D]; or those of all layers [L, X, ...], and then the layout counts
 # experts over all layers.
 Kernels = dict[str, Array]
-Factors = dict[str, Lora[Array]]  # of gate, up and down: [X, S, Q, I] and [X, S, Q, O]
-Pieces = dict[str, Array]  # the same; those of gate and up that take the input are one, [X, S, 2 Q, D]
+Pieces = dict[str, Array]  # the factors; those of gate and up that take the input are one, [X, S, 2 Q, D]
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,18 @@ def run_experts(
     scale_S: Array,
     place: Layout,
 ) -> Array:
-    """Return the weighted sum [R, T, D] of each token's experts on this device. Kernels get no gradient."""
-    kernels = _whole(kernels, h_RTD.shape[2])
+    """Return the weighted sum [R, T, D] of each token's experts on this device. Kernels get no gradient.
+
+    Inputs and outputs are wider where factors are shared (factors.py).
+    """
+    kernels = _whole(kernels, model_width(lora, h_RTD))
     chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, _pieces(lora))
 
     def add(number: Array, y_WD: Array) -> Array:
         run, inputs, _ = chunk(number)
         return _put(y_WD, run(*inputs), number)
 
-    y_WD = unset(how.product, (how.tiling.positions, h_RTD.shape[2]), h_RTD)
+    y_WD = unset(how.product, (how.tiling.positions, output_width(lora, h_RTD)), h_RTD)
     return _sum_of_choices(how, _for_chunks(how, place, add, y_WD), place)
 
 
@@ -72,7 +75,7 @@ def _forward(how: Grouping, *arguments: Any) -> tuple[Array, Any]:
 
 def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...]:
     kernels, lora, h_RTD, weight_RTC, scale_S, place = residuals
-    kernels, pieces = _whole(kernels, h_RTD.shape[2]), _pieces(lora)
+    kernels, pieces = _whole(kernels, model_width(lora, h_RTD)), _pieces(lora)
     chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, pieces)
     flat_slopes = slope_RTD.reshape(-1, slope_RTD.shape[2])
 
@@ -171,19 +174,33 @@ def _run(
         base: Any = grouped_product(how.product, x_PI, kernels[name], expert_M)
         return base + added.reshape(base.shape)
 
-    low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
+    if "input" in pieces:
+        low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
+    else:
+        width, rank = kernels["gate"].shape[-2], pieces["gate"].shape[1]
+        x_PD, low_gate, low_up = jnp.split(x_PD, [width, width + rank], axis=1)
+        low_gate, low_up = (each.reshape(blocks, -1, rank) for each in (low_gate, low_up))
     hidden_PF = silu(linear(x_PD, "gate", low_gate)) * linear(x_PD, "up", low_up) * weight_P[:, None]
-    return linear(hidden_PF, "down", low(hidden_PF, "hidden"))
+    low_down = low(hidden_PF, "hidden")
+    if "down" in pieces:
+        return linear(hidden_PF, "down", low_down)
+    base: Any = grouped_product(how.product, hidden_PF, kernels["down"], expert_M)
+    return jnp.concatenate([base, low_down.reshape(-1, low_down.shape[2])], axis=1)
 
 
 def _pieces(lora: Factors) -> Pieces:
     """Join the two factors that take an expert's input, which is then read once."""
+    if lora["gate"].a is None:
+        return {"hidden": lora["down"].a, "gate": lora["gate"].b, "up": lora["up"].b}
     first = jnp.concatenate([lora["gate"].a, lora["up"].a], axis=2)
     return {"input": first, "hidden": lora["down"].a} | {name: factors.b for name, factors in lora.items()}
 
 
 def _factors(pieces: Pieces) -> Factors:
     """Undo _pieces."""
+    if "input" not in pieces:
+        inner = {name: Lora(None, pieces[name]) for name in ("gate", "up")}
+        return inner | {"down": Lora(pieces["hidden"], None)}
     gate, up = jnp.split(pieces["input"], 2, axis=2)
     inputs = {"gate": gate, "up": up, "down": pieces["hidden"]}
     return {name: Lora(a, pieces[name]) for name, a in inputs.items()}

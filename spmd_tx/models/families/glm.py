@@ -20,7 +20,7 @@ def mixture(keys: Keys) -> Model:
         rope,
         eps,
         qk_norm=bool(keys.get("use_qk_norm", False)),
-        biases=frozenset("qkv") if keys.get("attention_bias", False) else frozenset(),
+        biases=("q", "k", "v") if keys.get("attention_bias", False) else (),
     )
     return Model(
         architecture=sizes["architecture"],

@@ -202,9 +202,16 @@ class StepMemory:
         return max(map(self._dense_widths, self.model.declared.places))
 
     def _dense_widths(self, place: Place) -> int:
-        """Return the sum of the widths of a layer's adapted maps, without those of experts."""
-        maps = [array for array in self.model.declared.arrays(place) if isinstance(array, Map)]
-        return sum(each.width_in + each.width_out for each in maps if each.group and not each.experts)
+        """Return the sum of the widths of a layer's factors that all tokens meet."""
+        widths = 0
+        for each in self.model.declared.arrays(place):
+            if not isinstance(each, Map) or each.group is None:
+                continue
+            if not each.experts:
+                widths += each.width_in + each.width_out
+            elif self.model.expert_lora == "shared-outer":
+                widths += self.model.d_model
+        return widths
 
     def _head_factors(self, rows: int) -> Amount:
         width = self.model.d_model + self.model.vocab_size / self._tp
@@ -223,7 +230,7 @@ class StepMemory:
         if fsdp > 1:
             total += 2 * self._adapter_numbers(HEAD)
             for name in lora.names(self.model, *lora.LAYER_GROUPS):
-                is_whole = rows >= used or self._is_of_experts(name)
+                is_whole = rows >= used or lora.has_experts(self.model, name)
                 total += 2 * self._adapter_numbers(name) / self.model.n_layers if is_whole else 0
         return used * total * FP32
 
@@ -232,12 +239,23 @@ class StepMemory:
         width_in, width_out = lora.widths(self.model)[name]
         is_by_rows = self.model.declared.adapted[name].map.split == "rows"
         of_row, of_column = (self._tp, 1) if is_by_rows else (1, self._tp)
-        one = lora.rank_of(self.model, name, self.max_rank) * (width_in / of_row + width_out / of_column)
-        split = self.mesh.shape[EP] if self._is_of_experts(name) else 1
-        return math.prod(lora.lead(self.model, name)) * one / split
+        rank, lead = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
+        return rank * (self._count(lead.a) * width_in / of_row + self._count(lead.b) * width_out / of_column)
 
-    def _is_of_experts(self, name: str) -> bool:
-        return len(lora.lead(self.model, name)) == 2
+    def _count(self, lead: tuple[int, ...]) -> float:
+        """Return how many factors with these leading dimensions a device has; ep splits experts."""
+        return math.prod(lead) / (self.mesh.shape[EP] if len(lead) == 2 else 1)
+
+    @cached_property
+    def _expert_factors(self) -> float:
+        """The numbers in an expert's own factors, of the largest adapter."""
+        rank, wide, inner = lora.rank_in_experts(self.model, self.max_rank), self.model.d_model, self._inner
+        return rank * 3 * (inner if self.model.expert_lora == "shared-outer" else wide + inner)
+
+    @cached_property
+    def _inner(self) -> float:
+        """The numbers of a token in an expert."""
+        return self.model.d_ff / self._tp
 
     def _experts(self, shape: Shape, bytes_per_number: int, *, trains: bool = False) -> Amount:
         """Return what the experts hold for the rows of all devices of ep.
@@ -253,13 +271,7 @@ class StepMemory:
         one = ep * shape.tokens * max(self.model.d_model, self.model.d_ff / self._tp)
         local = self.model.n_experts // ep
         together = min(local, max(1, GROUP_ELEMENTS // int(one)))
-        factors = (
-            ep
-            * shape.rows
-            * lora.rank_of(self.model, "up", self.max_rank)
-            * 3
-            * (self.model.d_model + self.model.d_ff / self._tp)
-        )
+        factors = ep * shape.rows * self._expert_factors
         gates = 4 * shape.tokens * self.model.n_experts * FP32
         return together * (bytes_per_number * one + 2 * self.itemsize * factors) + gates
 
@@ -273,8 +285,7 @@ class StepMemory:
         # The rows, and in training their gradients; what stands at all positions; what a chunk holds.
         of_rows = (2 if trains else 1) * rows * shape.length * wide
         of_chunk = tiling.chunk * (4 * wide + 10 * inner if trains else 3 * wide + 5 * inner)
-        rank = lora.rank_of(model, "up", self.max_rank)
-        factors = (4 if trains else 2) * tiling.chunk // tiling.block * rank * 3 * (wide + inner)
+        factors = (4 if trains else 2) * tiling.chunk // tiling.block * self._expert_factors
         numbers = of_rows + tiling.positions * wide + of_chunk + factors
         gates = 4 * shape.tokens * model.n_experts * FP32
         return numbers * self.itemsize + 4 * tiling.positions * FP32 + gates

@@ -209,10 +209,10 @@ class Calls:
 
     def _ranks(self, adapter: AdapterSpec) -> np.ndarray:
         """Return the ranks of linear maps and of experts."""
-        return np.array([adapter.rank, lora.rank_of(self._model, "up", adapter.rank)], np.int32)
+        return np.array([adapter.rank, lora.rank_in_experts(self._model, adapter.rank)], np.int32)
 
     def _scale(self, adapter: AdapterSpec) -> np.ndarray:
-        experts = adapter.expert_scale(max(1, self._model.experts_per_token))
+        experts = adapter.expert_scale(self._model.expert_rank_divisor)
         return np.array([adapter.scale, experts], np.float32)
 
 

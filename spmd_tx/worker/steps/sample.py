@@ -22,7 +22,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend, Pass
 from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
-from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, bank_lora, each_lora
+from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
 from spmd_tx.models.row_lora import row_lora
 from spmd_tx.models.sampling import draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
@@ -294,7 +294,7 @@ def _adapters(
     apply: Callable[[Array, Array], ApplyLora],
     *,
     grouped: bool,
-) -> tuple[Adapters[Any], tuple[ApplyLora, ExpertLora]]:
+) -> tuple[Adapters[Any], tuple[ApplyLora, ExpertAdapters]]:
     """Return the adapters in use, or the whole bank, and how they apply to rows and in experts."""
     w, scale_S2 = jax.tree.map(varying, bank.w), bank.scale
     if active is not None:
@@ -309,7 +309,7 @@ def _step(
     model: ModelConfig,
     base: Weights[Array],
     adapters: Adapters[Array],
-    loras: tuple[ApplyLora, ExpertLora],
+    loras: tuple[ApplyLora, ExpertAdapters],
     cache: KvCache,
     state: RowState,
     rows: DecodeRows,

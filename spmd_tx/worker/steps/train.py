@@ -23,7 +23,7 @@ from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.product import implementation
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.lora import Adapters, ApplyLora, ExpertLora, Lora
+from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, Lora, expert_adapters
 from spmd_tx.models.row_lora import StoredLora, row_lora, take_rows, whole
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
@@ -47,10 +47,10 @@ class Rows(PyTreeNode):
 
 def both_loras(
     apply: Callable[[Array, Array], ApplyLora], slots_B: Array, scale_S2: Array
-) -> tuple[ApplyLora, ExpertLora]:
+) -> tuple[ApplyLora, ExpertAdapters]:
     """Return how adapters apply to this device's rows, and in experts to the rows of all devices of ep."""
-    slots_R, scale_S = moe.gather_rows(slots_B), scale_S2[:, 1]
-    return apply(slots_B, scale_S2[:, 0]), ExpertLora(slots_R, scale_S, apply(slots_R, scale_S))
+    slots_R = moe.gather_rows(slots_B)
+    return apply(slots_B, scale_S2[:, 0]), expert_adapters(apply, slots_B, slots_R, scale_S2[:, 1])
 
 
 def product_of(mesh: Mesh) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.models.experts import kernels, layout
+from spmd_tx.models.experts.factors import expert_factors
 from spmd_tx.models.experts.grouped import Grouping, run_experts
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.lora import Lora
@@ -73,9 +74,9 @@ def run(product: str, rows, slots, lora=None):
     return jax.tree.map(np.asarray, both(matrices, lora or usual, *rows, jnp.asarray(slots, jnp.int32)))
 
 
-def expected(rows, slots):
+def expected(rows, slots, lora=None):
     """The same by plain formulas over all experts."""
-    matrices, lora = parameters()
+    matrices, usual = parameters()
     h, chosen, weights, slope = rows
 
     def loss(lora, h, weights):
@@ -91,7 +92,7 @@ def expected(rows, slots):
             total += weight * linear(hidden, "down", expert)
         return jnp.sum(total * slope), total
 
-    gradient, total = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(lora, h, weights)
+    gradient, total = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(lora or usual, h, weights)
     return jax.tree.map(np.asarray, (total, gradient))
 
 
@@ -139,3 +140,48 @@ def test_no_token_is_dropped_if_all_choose_the_same_experts(product):
         jax.tree.leaves(run(product, rows, slots)), jax.tree.leaves(expected(rows, slots)), strict=True
     ):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-4)
+
+
+OUTER = (("gate", "a"), ("up", "a"), ("down", "b"))  # factors that touch the model width
+
+
+def with_shared_outer(lora, whole):
+    """The factors, the outer ones being those of expert 0: repeated, or if not ``whole`` only once."""
+    shared = {name: getattr(lora[name], factor)[0] for name, factor in OUTER}
+    if whole:
+        shared = {name: jnp.broadcast_to(x, (EXPERTS, *x.shape)) for name, x in shared.items()}
+    return lora | {name: lora[name].replace(**{factor: shared[name]}) for name, factor in OUTER}
+
+
+@pytest.mark.parametrize("product", ["reference", pytest.param("mosaic", marks=pytest.mark.slow)])
+def test_shared_outer_factors_are_as_if_every_expert_had_them(product):
+    rows, slots = random_rows(11), jnp.array([2, 0, 1, 2])
+    matrices, usual = parameters()
+    h, chosen, weights, slope = rows
+    tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
+    how = Grouping(tiling, product, product == "reference")
+
+    def low(x, a):
+        return jnp.einsum("rti,rqi->rtq", x, a[slots]) * SCALES[slots][:, None, None]
+
+    @jax.jit
+    @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
+    def shared(lora, h, weights):
+        def loss(lora, h, weights):
+            place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
+            wide = jnp.concatenate([h, low(h, lora["gate"].a), low(h, lora["up"].a)], axis=-1)
+            y = run_experts(how, matrices, expert_factors(lora), wide, weights, SCALES, place)
+            total = y[..., :WIDTH] + jnp.einsum("rtq,rqo->rto", y[..., WIDTH:], lora["down"].b[slots])
+            return jnp.sum(total * slope), total
+
+        return jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(lora, h, weights)
+
+    gradient, y = shared(with_shared_outer(usual, whole=False), h, weights)
+    wanted_y, (wanted_lora, *wanted) = expected(rows, slots, with_shared_outer(usual, whole=True))
+    for name, factor in OUTER:
+        total = getattr(wanted_lora[name], factor).sum(axis=0)
+        wanted_lora[name] = wanted_lora[name].replace(**{factor: total})
+    for one, other in zip(
+        jax.tree.leaves((y, *gradient)), jax.tree.leaves((wanted_y, wanted_lora, *wanted)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=0, atol=3e-4)

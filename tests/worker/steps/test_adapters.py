@@ -1,6 +1,7 @@
 """Adapters are created from their seed alone, and are copied without loss and without effect on others."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 SEED = 2**40 + 5
 ALL = (True, True, True)
+PER_EXPERT = replace(MIXTURE, expert_lora="per-expert")
 FOURS = np.full(2, 4, np.float32)
 
 
@@ -89,12 +91,24 @@ def test_an_adapter_is_the_same_in_any_slot_on_any_server(model, setup, slot):
 
 
 def test_every_expert_gets_numbers_and_its_share_of_the_rank():
-    state = adapters(model=MIXTURE).created(rank=8)
+    state = adapters(model=PER_EXPERT).created(rank=8)
     ups = slot_of(state.w, 1).layers["up"].a
     assert ups.shape[:3] == (MIXTURE.n_layers, MIXTURE.n_experts, 8 // MIXTURE.experts_per_token)
     rows = {tuple(row.tolist()) for row in ups.reshape(-1, ups.shape[-1])}
     assert len(rows) == ups.shape[0] * ups.shape[1] * ups.shape[2]
     assert state.scale[1].tolist() == [4.0, 8.0]
+
+
+def test_experts_share_the_factor_that_touches_the_model_width():
+    state = adapters(model=MIXTURE).created(rank=8)
+    created = slot_of(state.w, 1).layers
+    layers, experts = (MIXTURE.n_layers,), (MIXTURE.n_layers, MIXTURE.n_experts)
+    assert [created[name].a.shape[:-2] for name in ("gate", "up", "down")] == [layers, layers, experts]
+    assert [created[name].b.shape[:-2] for name in ("gate", "up", "down")] == [experts, experts, layers]
+    assert created["down"].a.shape[-2] == 8
+    rows = {tuple(row.tolist()) for row in created["down"].a.reshape(-1, MIXTURE.d_ff)}
+    assert len(rows) == MIXTURE.n_layers * MIXTURE.n_experts * 8
+    assert state.scale[1].tolist() == [4.0, 4.0]
 
 
 @pytest.mark.parametrize("seed", [SEED + 1, SEED + 2**32, 5])

@@ -1,0 +1,37 @@
+"""Settles the layout of adapters of experts, which is the same for all adapters of a data directory."""
+
+from dataclasses import replace
+
+from spmd_tx.config import AUTO, ServerConfig
+from spmd_tx.durable_files import make_folder, write_file
+from spmd_tx.errors import StartError
+from spmd_tx.models.config import ModelConfig, layout_named
+
+RECORD = "expert_lora"  # file in the data directory
+BEFORE_RECORDS = "snapshots"  # folder in data directories; there it is alone where no layout was recorded
+
+
+def with_expert_lora(config: ServerConfig, model: ModelConfig) -> ModelConfig:
+    """Return the model with the layout of the data directory, or else the one that is asked for. Blocks.
+
+    Adapters of one layout cannot be brought into the other. Raises StartError where another one is asked for.
+    """
+    if not model.n_experts:
+        return model
+    record = config.data_dir / RECORD
+    known = None
+    if record.exists():
+        known = record.read_text().strip()
+    elif (config.data_dir / BEFORE_RECORDS).exists():
+        known = "per-expert"  # which was the only one
+    wanted = config.expert_lora
+    if known is not None and wanted not in (AUTO, known):
+        raise StartError(
+            f"--expert-lora is {wanted}, but the adapters in {config.data_dir} are {known}; "
+            "leave it out, or set another --data-dir"
+        )
+    chosen = known or config.planned_expert_lora
+    if not record.exists():
+        make_folder(config.data_dir)
+        write_file(record, f"{chosen}\n".encode())
+    return replace(model, expert_lora=layout_named(chosen))
