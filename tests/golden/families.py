@@ -28,7 +28,46 @@ _COMMON = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+_DENSE = _COMMON | _ATTENTION | {"num_hidden_layers": 2, "intermediate_size": 48}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _DENSE
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "mistral": _DENSE
+    | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+    | {"rope_theta": 10000.0},
+    "ministral3": _DENSE
+    | {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "sliding_window": None}
+    | {
+        "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+    },
+    "qwen2": _DENSE
+    | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+    | {"rope_theta": 1e6},
+    "qwen3_yarn": _DENSE
+    | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_scaling": _YARN}
+    | {"rope_theta": 10000.0, "max_position_embeddings": 64},
     "glm4_moe": _COMMON
     | _ATTENTION
     | {

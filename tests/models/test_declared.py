@@ -16,7 +16,19 @@ HOSTED = {
     "Qwen3-32B": (5_898_240, 2_490_368, 157_056),
     "Qwen3-4B": (1_327_104, 737_280, 154_496),
     "Qwen3-8B": (1_769_472, 958_464, 156_032),
+    "Llama-3.1-70B": (8_847_360, 4_096_000, 136_448),
+    "Llama-3.1-8B": (1_769_472, 851_968, 132_352),
+    "Llama-3.2-1B": (491_520, 212_992, 130_304),
+    "Llama-3.2-3B": (946_176, 573_440, 131_328),
 }
+
+
+def llama(layers: int, width: int, inner: int, heads: int, head_dim: int) -> dict:
+    return qwen3(layers, width, inner, heads, 8) | {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "head_dim": head_dim,
+    }
 
 
 def qwen3(layers: int, width: int, inner: int, heads: int, kv_heads: int, experts: int = 0) -> dict:
@@ -44,6 +56,10 @@ CONFIGS = {
     "Qwen3-32B": qwen3(64, 5120, 25600, 64, 8),
     "Qwen3-4B": qwen3(36, 2560, 9728, 32, 8),
     "Qwen3-8B": qwen3(36, 4096, 12288, 32, 8),
+    "Llama-3.1-70B": llama(80, 8192, 28672, 64, 128),
+    "Llama-3.1-8B": llama(32, 4096, 14336, 32, 128),
+    "Llama-3.2-1B": llama(16, 2048, 8192, 32, 64),
+    "Llama-3.2-3B": llama(28, 3072, 8192, 24, 128),
 }
 
 

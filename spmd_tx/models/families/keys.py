@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spmd_tx.models.declared.rope import Rope
-
 
 class Refusal(Exception):
     """Says what is wrong with a config.json, as a sentence without its subject: "lacks the key 'x'"."""
@@ -67,13 +65,3 @@ class Keys:
                 "num_experts_per_tok must lie between 1 and num_experts"
             )
         return experts, chosen
-
-    def rope(self) -> Rope:
-        """Return the rotary embedding. Transformers 5 nests what earlier versions wrote flat."""
-        nested = self.get("rope_parameters") or {}
-        scaling = self.get("rope_scaling") or nested
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        theta = nested.get("rope_theta") or self.need("rope_theta")
-        if kind != "default":
-            raise Refusal(f"sets the type of its rotary embedding to {kind!r}, which is not supported")
-        return Rope(float(theta))

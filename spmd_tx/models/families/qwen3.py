@@ -5,6 +5,7 @@ from typing import Any
 from spmd_tx.models.declared.layers import Model
 from spmd_tx.models.declared.plain import plain_model
 from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.rope import read_rope
 
 
 def dense(keys: Keys) -> Model:
@@ -32,4 +33,6 @@ def mixture(keys: Keys) -> Model:
 
 def _sizes(keys: Keys) -> dict[str, Any]:
     keys.refuse(use_sliding_window=False, attention_bias=False, hidden_act="silu")
-    return keys.sizes() | {"rope": keys.rope()}
+    sizes = keys.sizes()
+    rope = read_rope(keys, sizes["head_dim"])
+    return sizes | {"rope": rope, "max_positions": rope.most_positions(sizes["max_positions"])}

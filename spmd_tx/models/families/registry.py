@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spmd_tx.models.declared.layers import Model
-from spmd_tx.models.families import glm, qwen3
+from spmd_tx.models.families import glm, llama, qwen3
 from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import Keys, Refusal
 
@@ -13,6 +13,10 @@ Family = Callable[[Keys], Model]
 
 FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": glm.mixture,
+    "LlamaForCausalLM": llama.llama,
+    "Ministral3ForCausalLM": llama.mistral,
+    "MistralForCausalLM": llama.mistral,
+    "Qwen2ForCausalLM": llama.qwen2,
     "Qwen3ForCausalLM": qwen3.dense,
     "Qwen3MoeForCausalLM": qwen3.mixture,
 }
