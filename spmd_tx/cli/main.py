@@ -5,6 +5,7 @@ Docstrings of subcommands are their help texts, and short in their lines for tha
 
 import asyncio
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,14 +133,20 @@ def demo(
 def make_model(
     directory: Annotated[Path, typer.Argument(help="Folder to write to; created if it is missing.")],
     preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
+    family: Annotated[
+        str, typer.Option(help="Kind of the model: qwen3, llama, mistral, ministral3, qwen2 or glm4_moe.")
+    ] = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same bytes.")] = 0,
 ) -> None:
-    """Write a small random Qwen3 checkpoint in the Hugging Face layout."""
-    from spmd_tx.demo import tiny_model
+    """Write a small random checkpoint in the Hugging Face layout."""
+    from spmd_tx.demo import tiny_families, tiny_model
 
     if preset not in tiny_model.PRESETS:
         raise StartError(f"--preset is {preset!r}; presets: {', '.join(tiny_model.PRESETS)}")
-    typer.echo(tiny_model.write(directory, tiny_model.PRESETS[preset], seed))
+    families = ("qwen3", *tiny_families.FAMILIES)
+    if family not in families:
+        raise StartError(f"--family is {family!r}; families: {', '.join(families)}")
+    typer.echo(tiny_model.write(directory, replace(tiny_model.PRESETS[preset], family=family), seed))
 
 
 @app.command()

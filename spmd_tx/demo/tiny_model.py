@@ -1,4 +1,4 @@
-"""Writes small random Qwen3 checkpoints, with or without experts, in the Hugging Face layout."""
+"""Writes small random checkpoints, of Qwen3 or another family, in the Hugging Face layout."""
 
 import json
 import random
@@ -12,6 +12,9 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from spmd_tx.demo.tiny_families import FAMILIES, stored_shapes
+from spmd_tx.models.families.registry import declare
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)  # every byte is a token
@@ -33,6 +36,7 @@ WORDS = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
 class Spec:
     """Describes a checkpoint. The default sizes split evenly over up to 8 devices along every axis."""
 
+    family: str = "qwen3"  # or one of tiny_families.FAMILIES, which then says what experts there are
     n_layers: int = 2
     d_model: int = 64
     n_heads: int = 8
@@ -77,6 +81,8 @@ def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
 
 
 def _weight_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
+    if spec.family != "qwen3":
+        return stored_shapes(declare(_model_config(spec, {})))
     heads, kv_heads = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     layer = {
         "input_layernorm": (spec.d_model,),
@@ -109,7 +115,7 @@ def _weight_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
 def _random_weight(name: str, shape: tuple[int, ...], spec: Spec, seed: int) -> np.ndarray:
     # Seeded by name, so that a tensor does not depend on which others the spec asks for.
     noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
-    is_norm = len(shape) == 1
+    is_norm = "norm" in name
     weight = 1 + 0.1 * noise if is_norm else spec.std * noise
     return weight.astype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else np.float32)
 
@@ -134,8 +140,8 @@ def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
         **_architecture(spec),
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "bos_token_id": ids[END_OF_TEXT],
-        "eos_token_id": ids[TURN_END],
+        "bos_token_id": ids.get(END_OF_TEXT),
+        "eos_token_id": ids.get(TURN_END),
         "head_dim": spec.head_dim,
         "hidden_act": "silu",
         "hidden_size": spec.d_model,
@@ -154,10 +160,13 @@ def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
         "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": spec.vocab_size,
+        **FAMILIES.get(spec.family, {}),
     }
 
 
 def _architecture(spec: Spec) -> dict[str, Any]:
+    if spec.family != "qwen3":
+        return {"intermediate_size": spec.d_ff}
     if not spec.n_experts:
         return {
             "architectures": ["Qwen3ForCausalLM"],

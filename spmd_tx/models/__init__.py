@@ -1,1 +1,1 @@
-"""The mathematics of the models: Qwen3, LoRA, attention, paged keys and values, sampling from logits."""
+"""The mathematics of the models: layers, LoRA, attention, paged keys and values, sampling from logits."""

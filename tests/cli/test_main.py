@@ -206,6 +206,12 @@ def test_make_model_writes_a_checkpoint(run, tmp_path):
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
+def test_an_unknown_family_is_answered_with_the_known_ones(run, tmp_path):
+    result = run("make-model", str(tmp_path), "--family", "bloom")
+    assert result.code == 2
+    assert result.err.startswith("spmd-tx: --family is 'bloom'; families: qwen3, llama, mistral, ")
+
+
 def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):
     result = run("make-model", str(tmp_path), "--preset", "huge")
     assert (result.code, result.err) == (

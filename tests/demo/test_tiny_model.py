@@ -8,8 +8,12 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from spmd_tx.demo import tiny_model
+from spmd_tx.demo.tiny_families import FAMILIES
 from spmd_tx.demo.tiny_model import Spec
+from spmd_tx.models import huggingface
+from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
+from spmd_tx.sharding.mesh import make_mesh
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +84,12 @@ def test_special_tokens_are_single_ids_at_the_end_of_the_vocabulary(tiny):
 def test_a_vocabulary_without_room_for_every_byte_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a vocabulary of 100 is too small; it must be at least 259"):
         tiny_model.write(tmp_path, replace(Spec(), vocab_size=100))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tensors_of_every_family_are_those_that_its_declaration_reads(tmp_path, family):
+    path = tiny_model.write(tmp_path, Spec(family=family, tied=False))
+    model, mesh = read_model_config(path), make_mesh(1, 1, 1)
+    declared = weights(model, mesh, np.float32)
+    loaded = huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
+    assert loaded.embed.shape == (512, 64)

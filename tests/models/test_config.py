@@ -1,6 +1,7 @@
 """What a model directory must say of its model, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -59,3 +60,68 @@ def test_what_is_not_supported_is_refused(path, values, message):
 def test_services_that_hold_a_configuration_have_a_type_that_routes_can_check():
     """Litestar checks dependencies with msgspec, which has no unions of several dataclasses."""
     msgspec.json.Decoder(ModelConfig)
+
+
+def family(path, architecture, **values):
+    """A Llama, or what says so, with these keys besides."""
+    raw = {
+        "architectures": [architecture],
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+    }
+    (path / "config.json").write_text(json.dumps(raw | values))
+    return read_model_config(path)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(
+    "architecture, values, positions",
+    [
+        ("LlamaForCausalLM", {}, 4096),
+        ("MistralForCausalLM", {"sliding_window": 1024}, 1024),
+        ("Qwen2ForCausalLM", {"sliding_window": 1024, "use_sliding_window": False}, 4096),
+        ("LlamaForCausalLM", {"rope_theta": 1e6, "rope_scaling": YARN}, 8192),
+    ],
+)
+def test_a_model_has_as_many_positions_as_it_can_tell_apart(path, architecture, values, positions):
+    model = family(path, architecture, **values)
+    assert model.max_positions == positions
+    assert (model.head_dim, model.n_kv_heads) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    "architecture, values, message",
+    [
+        ("LlamaForCasualLM", {}, r"holds a LlamaForCasualLM; .*nearest: LlamaForCausalLM"),
+        ("StarForCausalLM", {"auto_map": {"AutoModel": "star.Star"}}, r"\(auto_map\) is never run"),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True}, "sets use_sliding_window to True"),
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "sets hidden_act to 'gelu'"),
+        (
+            "LlamaForCausalLM",
+            {"num_hidden_layers": "two"},
+            "num_hidden_layers to 'two', which must",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "'longrope', which is not",
+        ),
+    ],
+)
+def test_what_a_family_has_not_is_refused_by_its_key(path, architecture, values, message):
+    with pytest.raises(StartError, match=message):
+        family(path, architecture, **values)
+
+
+def test_sizes_that_are_not_those_of_the_declaration_are_an_error(path):
+    model = family(path, "LlamaForCausalLM")
+    assert model.declared.architecture == "LlamaForCausalLM"
+    with pytest.raises(ValueError, match="sizes of LlamaForCausalLM"):
+        _ = replace(model, d_model=128).declared

@@ -217,3 +217,14 @@ def test_an_index_that_names_the_wrong_file_is_refused(tmp_path):
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(StartError, match="has no tensor 'model"):
         load(path)
+
+
+def test_a_tensor_without_use_is_refused_before_anything_is_read(tmp_path):
+    path = tiny_model.write(tmp_path, SPEC)
+    rewrite(path, lambda tensors: tensors.update({"model.layers.7.self_attn.q_proj.bias": np.ones(4)}))
+    model, mesh = read_model_config(path), make_mesh(1, 1, 1)
+    declared, read = declare_weights(model, mesh, jnp.float32), []
+    with pytest.raises(StartError, match=r"1 tensors for which config.json has no use \('model\.layers\.7\."):
+        huggingface.load(path, declared, mesh, read.append, model.declared.unread)
+    assert not read
+    huggingface.load(path, declared, mesh, read.append, (r"model\.layers\.7\..*",))

@@ -23,7 +23,7 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
     split = [
         ("attention heads", model.n_heads),
         ("vocabulary entries", model.vocab_size),
-        ("feed-forward units", model.d_ff),
+        *(("feed-forward units", width) for width in _inner_widths(model)),
         ("tokens of the shortest row", SMALL_ROW),
     ]
     for what, count in split:
@@ -52,6 +52,12 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
             f"--num-processes is {config.num_processes}, but the mesh of {config.mesh_size} devices (the "
             "product of the three parallel sizes) cannot be split evenly; set it to a number that divides it"
         )
+
+
+def _inner_widths(model: ModelConfig) -> list[int]:
+    """Return the widths of all feed-forward blocks, experts among them."""
+    maps = [each.map for each in model.declared.adapted.values()]
+    return sorted({each.width_in for each in maps if each.group == "mlp" and each.split == "rows"})
 
 
 def check_hosts(config: ServerConfig, secret: str | None) -> None:

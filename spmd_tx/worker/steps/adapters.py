@@ -22,7 +22,6 @@ from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
 GROUPS = ("attn", "mlp", "unembed")  # in the order of the flags
-EXPERT_AXES = 2  # a stack for experts is [L, X, S, R, width]; others have one axis before S, or none
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,8 @@ def initial(
     key = jax.random.fold_in(jax.random.key(seed_2[0]), seed_2[1])
 
     def pair(name: str, factors: Lora[Array], is_trained: Array) -> Lora[Array]:
-        axis = factors.a.ndim - 3
-        rank = ranks_2[1 if axis == EXPERT_AXES else 0]
-        shape_a, shape_b = (x.shape[:axis] + x.shape[axis + 1 :] for x in (factors.a, factors.b))
+        rank = ranks_2[1 if lora.has_experts(model, name) else 0]
+        shape_a, shape_b = ((*x.shape[:-3], *x.shape[-2:]) for x in (factors.a, factors.b))
         is_used = is_trained & (jnp.arange(shape_a[-2]) < rank)
         a = jnp.where(
             is_used.reshape((1,) * (len(shape_a) - 2) + (-1, 1)), lora.init_a(name, shape_a, key), 0.0
