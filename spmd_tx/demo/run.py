@@ -24,6 +24,7 @@ STOP_TIMEOUT = 20.0  # seconds
 # Thresholds for the mean rewards of the first and the last five steps.
 FIRST_AT_MOST = 0.2
 LAST_AT_LEAST = 0.6
+ENOUGH_STEPS = 30  # to reach it; fewer are not judged by it
 FLAT_WITHIN = 0.1  # with learning rate 0
 
 
@@ -96,7 +97,7 @@ def judge(rewards: list[float], learning_rate: float) -> str | None:
         return f"the reward of the first five steps is {first:.2f}; it should be at most {FIRST_AT_MOST}"
     if learning_rate == 0 and abs(last - first) > FLAT_WITHIN:
         return f"the reward went from {first:.2f} to {last:.2f} although the learning rate is 0"
-    if learning_rate > 0 and last < LAST_AT_LEAST:
+    if learning_rate > 0 and len(rewards) >= ENOUGH_STEPS and last < LAST_AT_LEAST:
         return f"the reward of the last five steps is {last:.2f}; it should have reached {LAST_AT_LEAST}"
     return None
 

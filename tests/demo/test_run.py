@@ -28,9 +28,13 @@ def step(number=0, reward=None, phase="reinforce"):
     ],
 )
 def test_the_demo_fails_when_the_reward_does_not_go_as_it_should(first, last, learning_rate, complaint):
-    verdict = run.judge([first] * 5 + [last] * 5, learning_rate)
+    verdict = run.judge([first] * 15 + [last] * 15, learning_rate)
     assert (verdict is None) == (complaint is None)
     assert complaint is None or complaint in verdict
+
+
+def test_a_short_demo_need_not_reach_what_a_long_one_does():
+    assert run.judge([0.1] * 10, 0.006) is None
 
 
 def test_the_curve_has_a_bar_per_step():
