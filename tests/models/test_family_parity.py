@@ -20,6 +20,8 @@ from spmd_tx.sharding.weight import abstract, specs
 from spmd_tx.worker.steps.train import both_loras, own_adapters, segment_attend
 from tests.golden.families import CONFIGS, LENGTH, LOGITS, ROWS, tokens, write
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TOLERANCE = 1e-5  # relative to the largest logit
 PADDED = 64
 ALIKE = ("mistral", "qwen3_yarn")  # other families have all their parts

@@ -12,6 +12,8 @@ from spmd_tx.models.latent_attention import absorb, compress, expand, expand_res
 from spmd_tx.models.layers import rms_norm
 from tests.golden.parts import LATENT, PARTS, TOKENS
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 GOLDEN = np.load(PARTS)
 TOLERANCE = 1e-5  # relative to the largest result
 

@@ -27,6 +27,8 @@ from tests.golden import delta_model
 from tests.golden.delta_cases import NUMBERS
 from tests.golden.delta_model import CONFIG, LENGTHS, RANK, SCALE, TEXT, rows_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 MODEL = configured(qwen3_5.dense(Keys(CONFIG)))
 TOLERANCE = 1e-5  # relative to the largest logit
 PAGE_SIZE, SLOT = 16, 2

@@ -12,8 +12,6 @@ from spmd_tx.models import sampling
 from spmd_tx.models.sampling import BLOCK
 from spmd_tx.sharding.mesh import TP, make_mesh
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 DRAWS = 4096
 SMALL, LARGE = 40, 2 * BLOCK + 276  # vocabularies below one block, and of two blocks and a part
 
@@ -38,7 +36,10 @@ WAYS = {"whole": whole, "split over two": draw_on(2), "split over four": draw_on
 draw = whole
 
 
-@pytest.fixture(autouse=True, params=[*WAYS])
+@pytest.fixture(
+    autouse=True,
+    params=["whole", "split over two", pytest.param("split over four", marks=pytest.mark.slow)],
+)
 def way(request, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "draw", WAYS[request.param])
     return request.param

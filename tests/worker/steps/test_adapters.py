@@ -63,10 +63,15 @@ class Adapters:
         return to_numpy(self.steps.create(self.state(), np.int32(slot), halves, ranks, scales, groups))
 
 
-adapters = functools.cache(Adapters)
+def adapters(shape=(1, 1, 1), max_rank=8, bank_dtype=jnp.float32, model=MODEL) -> Adapters:
+    """One of each for all tests: its steps stay compiled."""
+    return _adapters(shape, max_rank, bank_dtype, model)
 
 
-@pytest.fixture(params=MODELS)
+_adapters = functools.cache(Adapters)
+
+
+@pytest.fixture(params=["dense", "mixture", pytest.param("grouped", marks=pytest.mark.slow)])
 def model(request):
     return MODELS[request.param]
 
