@@ -167,7 +167,13 @@ def _stacked_experts(model: ModelConfig, place: Place, base: Weights[Array], how
     channel, w = place.layer.channel, base.layers.part(place.prefix)
     if not isinstance(channel, Mixture) or not moe.reads_stack(w.up, model.d_model, channel.experts, how):
         return None
-    return {name: w[name] for name in EXPERTS}
+    return _experts(w)
+
+
+def _experts(w: Named[Array]) -> moe.Kernels:
+    """Return the experts' matrices, and their biases where they have some."""
+    names = (*EXPERTS, *(f"{name}_bias" for name in EXPERTS))
+    return {name: w[name] for name in names if name in w}
 
 
 def _run_cycle(
@@ -297,9 +303,9 @@ def _mixture(
     w = layer.w
     bias_X, correction_X = (getattr(w, name, None) for name in ("router_bias", "correction"))
     routed = route(channel.route, channel.chosen, w.router, h_BTD, replayed_BTC, bias_X, correction_X)
-    kernels, number = layer.stack or ({name: w[name] for name in EXPERTS}, None)
+    kernels, number = layer.stack or (_experts(w), None)
     lora = {name: layer.lora[name] for name in EXPERTS}
-    y_BTD = moe.mixture(kernels, lora, h_BTD, routed, layer.how, number)
+    y_BTD = moe.mixture(kernels, lora, h_BTD, routed, layer.how, number, channel.activation)
     if channel.shared is not None:
         hidden_BTF = _gated(layer, channel.shared, h_BTD)
         shared_BTD = layer.linear(hidden_BTF, channel.shared.prefix + "down", layer.model.d_model)

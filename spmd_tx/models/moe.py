@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from spmd_tx.models.activations import gated
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.factors import (
     Factors,
@@ -28,7 +29,6 @@ from spmd_tx.models.experts.factors import (
 from spmd_tx.models.experts.grouped import Grouping, Kernels, run_experts
 from spmd_tx.models.experts.layout import Choices, layout
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.layers import silu
 from spmd_tx.models.lora import Lora
 from spmd_tx.models.row_lora import whole
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
@@ -58,25 +58,29 @@ def mixture(
     routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
     how: "Pass",
     layer: Int[Array, ""] | None = None,
+    activation: str = "silu",
 ) -> Array:
     """Return the experts' weighted sum, to be summed over tp. The experts are split over ep.
 
-    ``routed`` is what ``routing.route`` returned. With ``layer`` the kernels are those of all layers that are
-    stacked, for which ``reads_stack`` must hold, and it is the number of this one among them.
+    ``routed`` is what ``routing.route`` returned; the activation is one of activations.ACTIVATIONS. With
+    ``layer`` the kernels are those of all layers that are stacked, for which ``reads_stack`` must hold; it
+    is the number of this one among them.
     """
+    run = partial(_run, activation, kernels)
     if not is_shared(lora):
-        return sum_scatter(_run(kernels, lora, h_BTD, routed, how, layer), EP, 0)
+        return sum_scatter(run(lora, h_BTD, routed, how, layer), EP, 0)
     # What all experts share is computed once: their inputs are wider by x Aᵀ, and so are their outputs.
     halves, own = how.expert_lora.halves, expert_factors(lora)
     outer = {name: whole(factors) for name, factors in shared_factors(lora).items()}
     low_BTQ = [halves.low(h_BTD, outer[name].a) for name in ("gate", "up")]
     wide_BTI = jnp.concatenate([h_BTD, *low_BTQ], axis=2)
-    y_BTO = sum_scatter(_run(kernels, own, wide_BTI, routed, how, layer), EP, 0)
+    y_BTO = sum_scatter(run(own, wide_BTI, routed, how, layer), EP, 0)
     y_BTD, low_BTQ = jnp.split(y_BTO, [h_BTD.shape[2]], axis=2)
     return y_BTD + halves.high(low_BTQ, outer["down"].b)
 
 
 def _run(
+    activation: str,
     kernels: Kernels,
     lora: Factors,
     h_BTI: Array,
@@ -91,9 +95,9 @@ def _run(
     if how.product == "reference" and h_BTI.shape[1] == 1:
         is_small |= h_BTI.shape[0] * lax.axis_size(EP) <= FEW_ROWS
     if is_small or (is_split and how.stationary):
-        return _dense(kernels, lora, h_BTI, routed[1], how)
+        return _dense(activation, kernels, lora, h_BTI, routed[1], how)
     # Recomputed in the backward pass: the rows of all devices of ep for all layers would not fit.
-    run = jax.checkpoint(partial(_grouped, how), prevent_cse=False)
+    run = jax.checkpoint(partial(_grouped, activation, how), prevent_cse=False)
     return run(kernels, lora, h_BTI, routed, layer)
 
 
@@ -103,6 +107,7 @@ def is_small(model: ModelConfig) -> bool:
 
 
 def _grouped(
+    activation: str,
     how: "Pass",
     kernels: Kernels,
     lora: Factors,
@@ -125,7 +130,7 @@ def _grouped(
     place = layout(tiling, mine_RTC, how.expert_lora.slots_R, local, slots)
     if layer is not None:
         place = place.replace(expert_N=place.expert_N + layer * local)
-    grouping = Grouping(tiling, how.product, by_tile)
+    grouping = Grouping(tiling, how.product, by_tile, activation)
     return run_experts(grouping, kernels, lora, h_RTD, weight_RTC, how.expert_lora.scale_S, place)
 
 
@@ -143,7 +148,9 @@ def in_ascending_order(choices_BTC: Int[Array, "B T C"], experts: int) -> Int[Ar
     )
 
 
-def _dense(kernels: Kernels, lora: Factors, h_BTD: Array, gates_BTX: Array, how: "Pass") -> Array:
+def _dense(
+    activation: str, kernels: Kernels, lora: Factors, h_BTD: Array, gates_BTX: Array, how: "Pass"
+) -> Array:
     """Return the same of experts that run over all rows, a few experts at once."""
     h_RTD = gather_rows(h_BTD)
     gates_RTX = lax.all_to_all(gates_BTX, EP, split_axis=2, concat_axis=0, tiled=True)
@@ -153,7 +160,7 @@ def _dense(kernels: Kernels, lora: Factors, h_BTD: Array, gates_BTX: Array, how:
     size = _group_size(local, max(h_RTD.size, h_RTD.size // h_RTD.shape[2] * kernels["up"].shape[2]))
     groups = jax.tree.map(lambda x: x.reshape(local // size, size, *x.shape[1:]), experts)
     # Recomputed in the backward pass: the intermediates of all experts for all tokens would not fit.
-    run = jax.checkpoint(partial(_group, how), prevent_cse=False)
+    run = jax.checkpoint(partial(_group, activation, how), prevent_cse=False)
 
     def add_group(sum_RTO: Array, group: tuple[Kernels, Factors, Array]) -> tuple[Array, None]:
         return sum_RTO + run(h_RTD, group), None
@@ -170,31 +177,42 @@ def _group_size(experts: int, elements: int) -> int:
     return size
 
 
-def _group(how: "Pass", h_RTD: Array, group: tuple[Kernels, Factors, Array]) -> Array:
+def _group(activation: str, how: "Pass", h_RTD: Array, group: tuple[Kernels, Factors, Array]) -> Array:
     """Return the sum of a few experts. It depends on shapes and each token's own numbers alone."""
-    y_GRTD = jax.vmap(partial(_expert, how, h_RTD))(*group)
+    y_GRTD = jax.vmap(partial(_expert, activation, how, h_RTD))(*group)
     return jnp.sum(y_GRTD, axis=0)
 
 
-def _expert(how: "Pass", h_RTD: Array, w: Kernels, lora: Factors, gate_RT: Array) -> Array:
+def _expert(activation: str, how: "Pass", h_RTD: Array, w: Kernels, lora: Factors, gate_RT: Array) -> Array:
     """Run one expert over all rows. Where it was not chosen its input is zero, and so is its output."""
     is_chosen_RT1 = (gate_RT != 0)[..., None]
     x_RTD = jnp.where(is_chosen_RT1, h_RTD, jnp.zeros((), h_RTD.dtype))
-    width = w["up"].shape[1]
     if lora["gate"].a is None:
-        return _expert_of_shared(how, x_RTD, w, lora) * gate_RT[..., None]
-    gate_RTF = silu(how.linear(x_RTD, w["gate"], width) + how.expert_lora.apply(x_RTD, lora["gate"]))
-    up_RTF = how.linear(x_RTD, w["up"], width) + how.expert_lora.apply(x_RTD, lora["up"])
-    y_RTF = gate_RTF * up_RTF
-    y_RTD = how.linear(y_RTF, w["down"], h_RTD.shape[2]) + how.expert_lora.apply(y_RTF, lora["down"])
+        return _expert_of_shared(activation, how, x_RTD, w, lora) * gate_RT[..., None]
+    width, apply = w["up"].shape[1], how.expert_lora.apply
+    gate_RTF = _linear(how, x_RTD, w, "gate", width) + apply(x_RTD, lora["gate"])
+    up_RTF = _linear(how, x_RTD, w, "up", width) + apply(x_RTD, lora["up"])
+    y_RTF = gated(activation, gate_RTF, up_RTF)
+    y_RTD = _linear(how, y_RTF, w, "down", h_RTD.shape[2]) + apply(y_RTF, lora["down"])
     return y_RTD * gate_RT[..., None]
 
 
-def _expert_of_shared(how: "Pass", x_RTI: Array, w: Kernels, lora: Factors) -> Array:
+def _expert_of_shared(activation: str, how: "Pass", x_RTI: Array, w: Kernels, lora: Factors) -> Array:
     """Run one expert whose input has the shared factors' results, and whose output what they take."""
     halves, width = how.expert_lora.all_halves, w["up"].shape[1]
     x_RTD, low_gate, low_up = split_input(lora, x_RTI)
-    gate_RTF = silu(how.linear(x_RTD, w["gate"], width) + halves.high(low_gate, lora["gate"].b))
-    y_RTF = gate_RTF * (how.linear(x_RTD, w["up"], width) + halves.high(low_up, lora["up"].b))
-    base_RTD = how.linear(y_RTF, w["down"], x_RTD.shape[2])
+    gate_RTF = _linear(how, x_RTD, w, "gate", width) + halves.high(low_gate, lora["gate"].b)
+    up_RTF = _linear(how, x_RTD, w, "up", width) + halves.high(low_up, lora["up"].b)
+    y_RTF = gated(activation, gate_RTF, up_RTF)
+    base_RTD = _linear(how, y_RTF, w, "down", x_RTD.shape[2])
     return jnp.concatenate([base_RTD, halves.low(y_RTF, lora["down"].a)], axis=2)
+
+
+def _linear(how: "Pass", x: Array, w: Kernels, name: str, width: int) -> Array:
+    """Apply an expert's matrix, and its bias if there is one."""
+    y, bias = how.linear(x, w[name], width), w.get(f"{name}_bias")
+    if bias is None:
+        return y
+    if name == "down":  # one of the devices whose results are summed adds it
+        bias = jnp.where(lax.axis_index(TP) == 0, bias, jnp.zeros((), bias.dtype))
+    return y + bias[None, None]

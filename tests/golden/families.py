@@ -89,6 +89,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "rope_theta": 10000.0,
     },
+    "gpt_oss": _COMMON
+    | _ATTENTION
+    | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 9,
+        "intermediate_size": 24,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "attention_bias": True,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 8,
+        },
+    },
 }
 
 
@@ -96,10 +119,10 @@ def tokens(name: str) -> np.ndarray:
     return np.random.default_rng(zlib.crc32(name.encode())).integers(0, VOCABULARY, LENGTH, dtype=np.int32)
 
 
-def write(directory: Path, name: str) -> Path:
-    """Write a model as Hugging Face has it, in fp32."""
+def write(directory: Path, name: str, **keys: Any) -> Path:
+    """Write a model as Hugging Face has it, in fp32; ``keys`` are of its config.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    raw = CONFIGS[name]
+    raw = CONFIGS[name] | keys
     (directory / "config.json").write_text(json.dumps(raw))
     weights = {tensor: _random(tensor, shape) for tensor, shape in tensor_shapes(declare(raw)).items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

@@ -81,7 +81,8 @@ class Mixture:
             bias: Source | None,
             split: Literal["columns", "rows"],
         ) -> Map:
-            return Map(name, *widths, source, split, "mlp", experts=self.experts, bias=bias)
+            adapters = f"{module}.{ALL_EXPERTS}{name}_proj" if source.stacked else ""
+            return Map(name, *widths, source, split, "mlp", experts=self.experts, bias=bias, module=adapters)
 
         arrays: list[Array] = [
             map_of("gate", (d_model, self.width), found.gate, found.gate_bias, "columns"),

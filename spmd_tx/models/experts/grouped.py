@@ -12,25 +12,26 @@ F feed-forward width, Q rank, I input width, O output width, L layer.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from spmd_tx.hlo.hints import usual_turns
+from spmd_tx.models.activations import gated
 from spmd_tx.models.experts.factors import Factors, model_width, output_width
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import grouped_product, unset
-from spmd_tx.models.layers import silu
 from spmd_tx.models.lora import Lora
 from spmd_tx.sharding.collectives import varying
-from spmd_tx.sharding.mesh import FSDP
+from spmd_tx.sharding.mesh import FSDP, TP
 
 TOGETHER = 8  # blocks of a group that are added in one turn of the loop
 
 # gate [X, D, F], up [X, D, F], down [X, F, D]; or those of all layers [L, X, ...], and then the layout counts
 # experts over all layers.
+# Some models also have gate_bias and so on, [X, F] or [X, D].
 Kernels = dict[str, Array]
 Pieces = dict[str, Array]  # the factors; those of gate and up that take the input are one, [X, S, 2 Q, D]
 
@@ -42,6 +43,7 @@ class Grouping:
     tiling: Tiling
     product: str  # of product.IMPLEMENTATIONS
     by_tile: bool  # whether a chunk is one tile
+    activation: str = "silu"  # of activations.ACTIVATIONS
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -107,7 +109,7 @@ def _whole(kernels: Kernels, width: int) -> Kernels:
     axes = {"gate": -2, "up": -2, "down": -1}  # of the model width
     return {
         name: kernel
-        if kernel.shape[axes[name]] == width
+        if name not in axes or kernel.shape[axes[name]] == width
         else lax.all_gather(kernel, FSDP, axis=axes[name] % kernel.ndim, tiled=True)
         for name, kernel in kernels.items()
     }
@@ -171,8 +173,20 @@ def _run(
 
     def linear(x_PI: Array, name: str, low_NJQ: Array) -> Array:
         added = jnp.einsum("NJQ,NQO->NJO", low_NJQ, pieces[name])
-        base: Any = grouped_product(how.product, x_PI, kernels[name], expert_M)
-        return base + added.reshape(base.shape)
+        base_PO = base(x_PI, name)
+        return base_PO + added.reshape(base_PO.shape)
+
+    def base(x_PI: Array, name: str) -> Array:
+        y_PO = cast(Array, grouped_product(how.product, x_PI, kernels[name], expert_M))
+        bias_XO = kernels.get(f"{name}_bias")
+        if bias_XO is None:
+            return y_PO
+        bias_MO = bias_XO.reshape(-1, y_PO.shape[1])[expert_M]
+        bias_PO = jnp.repeat(bias_MO, y_PO.shape[0] // bias_MO.shape[0], axis=0)
+        if name != "down":
+            return y_PO + bias_PO
+        is_first = lax.axis_index(TP) == 0  # of the devices whose results are summed
+        return y_PO + jnp.where(is_first, bias_PO * weight_P[:, None], jnp.zeros((), y_PO.dtype))
 
     if "input" in pieces:
         low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
@@ -180,12 +194,12 @@ def _run(
         width, rank = kernels["gate"].shape[-2], pieces["gate"].shape[1]
         x_PD, low_gate, low_up = jnp.split(x_PD, [width, width + rank], axis=1)
         low_gate, low_up = (each.reshape(blocks, -1, rank) for each in (low_gate, low_up))
-    hidden_PF = silu(linear(x_PD, "gate", low_gate)) * linear(x_PD, "up", low_up) * weight_P[:, None]
+    hidden_PF = gated(how.activation, linear(x_PD, "gate", low_gate), linear(x_PD, "up", low_up))
+    hidden_PF *= weight_P[:, None]
     low_down = low(hidden_PF, "hidden")
     if "down" in pieces:
         return linear(hidden_PF, "down", low_down)
-    base: Any = grouped_product(how.product, hidden_PF, kernels["down"], expert_M)
-    return jnp.concatenate([base, low_down.reshape(-1, low_down.shape[2])], axis=1)
+    return jnp.concatenate([base(hidden_PF, "down"), low_down.reshape(-1, low_down.shape[2])], axis=1)
 
 
 def _pieces(lora: Factors) -> Pieces:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spmd_tx.models.declared.layers import Model
-from spmd_tx.models.families import glm, llama, qwen3
+from spmd_tx.models.families import glm, gpt_oss, llama, qwen3
 from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import Keys, Refusal
 
@@ -13,6 +13,7 @@ Family = Callable[[Keys], Model]
 
 FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": glm.mixture,
+    "GptOssForCausalLM": gpt_oss.mixture,
     "LlamaForCausalLM": llama.llama,
     "Ministral3ForCausalLM": llama.mistral,
     "MistralForCausalLM": llama.mistral,

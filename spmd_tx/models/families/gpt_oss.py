@@ -1,0 +1,81 @@
+"""gpt-oss (OpenAI 2025): attention with sinks, windows in every second layer, and experts with biases."""
+
+from spmd_tx.models.declared.channels import ExpertSources, Mixture
+from spmd_tx.models.declared.encoding import Mxfp4
+from spmd_tx.models.declared.layers import LAYER, LM_HEAD, Layer, Model, Norm, in_cycles
+from spmd_tx.models.declared.maps import Source
+from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.route import Route
+from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.rope import read_rope
+
+EXPERTS, ROUTER = f"{LAYER}mlp.experts.", f"{LAYER}mlp.router.bias"
+CLAMP = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # those of activations.clamped_swiglu
+
+
+def mixture(keys: Keys) -> Model:
+    """Declare a GptOssForCausalLM, with its experts in MXFP4 or as they are."""
+    for key, value in CLAMP.items():
+        if keys.get(key, value) != value:
+            raise Refusal(f"sets {key} to {keys.get(key)!r}; supported is {value}")
+    sizes = keys.sizes()
+    norm = Norm(sizes["rms_norm_eps"])
+    rope = read_rope(keys, sizes["head_dim"])
+    experts, chosen = keys.experts()
+    width = keys.count("intermediate_size")
+    channel = Mixture(
+        experts,
+        chosen,
+        width,
+        Route("softmax", chosen_first=True),
+        activation="clamped_swiglu",
+        sources=_experts(width, is_packed=bool(keys.get("quantization_config"))),
+        router="router",
+        router_bias=Source(ROUTER),
+    )
+
+    def layer(kind: str) -> Layer:
+        mixer = Softmax(
+            sizes["n_heads"],
+            sizes["n_kv_heads"],
+            sizes["head_dim"],
+            rope,
+            norm.eps,
+            window=keys.count("sliding_window") if kind == "sliding_attention" else 0,
+            sinks=True,
+            biases=("q", "k", "v", "o") if keys.get("attention_bias", True) else (),
+        )
+        return Layer(mixer, channel, norm)
+
+    return Model(
+        architecture=sizes["architecture"],
+        vocab_size=sizes["vocab_size"],
+        d_model=sizes["d_model"],
+        stack=in_cycles(tuple(layer(kind) for kind in _kinds(keys))),
+        norm=norm,
+        max_positions=rope.most_positions(sizes["max_positions"]),
+        head=None if sizes["tied_embeddings"] else LM_HEAD,
+    )
+
+
+def _kinds(keys: Keys) -> list[str]:
+    n_layers = keys.count("num_hidden_layers")
+    kinds = keys.get("layer_types") or ["sliding_attention", "full_attention"] * n_layers
+    if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise Refusal(f"sets layer_types to {kinds!r}; supported are sliding_attention and full_attention")
+    return kinds[:n_layers]
+
+
+def _experts(width: int, *, is_packed: bool) -> ExpertSources:
+    """Return where the experts are: gate and up in turns, as [out, in] if they are packed, else [in, out]."""
+    encoding = Mxfp4() if is_packed else None
+    both = Source(f"{EXPERTS}gate_up_proj", transposed=is_packed, stacked=True, encoding=encoding)
+    biases = Source(f"{EXPERTS}gate_up_proj_bias", stacked=True)
+    return ExpertSources(
+        gate=both.every(2, 0, 2 * width),
+        up=both.every(2, 1, 2 * width),
+        down=Source(f"{EXPERTS}down_proj", transposed=is_packed, stacked=True, encoding=encoding),
+        gate_bias=biases.every(2, 0, 2 * width),
+        up_bias=biases.every(2, 1, 2 * width),
+        down_bias=Source(f"{EXPERTS}down_proj_bias", stacked=True),
+    )

@@ -1,0 +1,52 @@
+"""Every family behind the real SDK: trained, and sampled with the log-probabilities that training has."""
+
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from spmd_tx.demo import tiny_model
+from tests.golden import families
+from tests.sdk.examples import (
+    CONTEXT,
+    SECONDS,
+    VOCABULARY,
+    batch,
+    drawn,
+    logprobs_of,
+    random_tokens,
+    sample,
+    supervised,
+    train,
+)
+from tests.sdk.server import BASE_MODEL, serving
+
+pytestmark = pytest.mark.slow
+
+PROMPT = random_tokens(70, seed=0)  # longer than a window, and than a page
+STEP = types.AdamParams(learning_rate=0.02)
+SIZES = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+
+
+@pytest.fixture(scope="module", params=families.CONFIGS)
+def server(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    model = tiny_model.write(path / "model", tiny_model.Spec(vocab_size=VOCABULARY, max_positions=CONTEXT))
+    families.write(model, request.param, **SIZES)
+    with serving(model, path / "data", tensor_parallel_size=2) as server:
+        server.wait_until_ready()
+        yield server
+
+
+def test_samples_have_the_probabilities_that_training_computes(server):
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        losses = [train(trainer, batch(seed=3), adam=STEP) for _ in range(3)]
+        assert losses[-1] < losses[0]
+        sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+        prompt = PROMPT
+        for seed in range(2):  # the second one continues the first behind a prefix
+            answer = sample(sampler, prompt, drawn(max_tokens=24, seed=seed))
+            trained = logprobs_of(trainer, [supervised([*prompt, *answer.tokens])])[-24:]
+            np.testing.assert_allclose(answer.logprobs, trained, rtol=0, atol=2e-4)
+            prompt = [*prompt, *answer.tokens]
