@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
+from spmd_tx.models import latent_attention as latent
 from spmd_tx.models import moe, state_pool
 from spmd_tx.models.activations import gated
 from spmd_tx.models.attention import saves_attention
@@ -26,6 +27,7 @@ from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Cycle, Norm, Place
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.delta_layer import mix
@@ -192,8 +194,8 @@ def _run_cycle(
             w, lora, index, replayed_BTC, number = one
             where = None if stack is None else (stack, number)
             layer = LayerPass(model, place, w, how.take_factors(lora), how, where)
-            mixer = delta_rule if isinstance(place.layer.mixer, DeltaRule) else attention
-            x_BTD, cache = mixer(layer, x_BTD, positions_BT, index, cache)
+            run_mixer = MIXERS[type(place.layer.mixer)]
+            x_BTD, cache = run_mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
             chosen.append(choices_BTC)
         return (x_BTD, cache), tuple(chosen)
@@ -261,6 +263,34 @@ def _attend(layer: LayerPass, index: Array, qkv: tuple[Array, Array, Array], cac
     return y_BTNE, cache.replace(pages=pages)
 
 
+def latent_attention(
+    layer: LayerPass, x_BTD: Array, positions_BT: Array, index: Array, cache: Any
+) -> tuple[Array, Any]:
+    """Run a block of latent attention with its residual: over pages while sampling, else over whole keys."""
+    mixer, w, how = layer.place.layer.mixer, layer.w, layer.how
+    assert isinstance(mixer, Latent)
+    h_BTD = layer.norm(x_BTD, "attention_norm")
+    if mixer.q_rank:
+        low_BTR = rms_norm(layer.columns(h_BTD, "q_a"), w.q_a_norm, mixer.eps)
+        q_BTH = layer.columns(low_BTR, "q_b")
+    else:
+        q_BTH = layer.columns(h_BTD, "q")
+    q_BTNE = q_BTH.reshape(*q_BTH.shape[:2], -1, mixer.query_width)
+    q_BTNE = checkpoint_name(latent.place_queries(mixer, q_BTNE, positions_BT), "query")
+    pages_BTC = latent.compress(mixer, layer.columns(h_BTD, "kv_a"), w.kv_a_norm, positions_BT)
+    pages_BTC = checkpoint_name(pages_BTC, "key")
+    if cache is None:
+        keys, values = latent.expand(mixer, pages_BTC, w.kv_b)
+        y_BTNE, _ = how.attend(index, q_BTNE, keys, values, None, scale=mixer.scale)
+    else:
+        page = pages_BTC[:, :, None]
+        absorbed = latent.absorb(mixer, q_BTNE, w.kv_b)
+        y_BTNE, cache = how.attend(index, absorbed, page, page, cache)
+        y_BTNE = latent.expand_result(mixer, y_BTNE[..., : mixer.kv_rank], w.kv_b)
+    y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
+    return checkpoint_name(x_BTD + layer.rows(y_BTH, "o"), "after_attention"), cache
+
+
 def delta_rule(
     layer: LayerPass, x_BTD: Array, positions_BT: Array, index: Array, cache: Any
 ) -> tuple[Array, Any]:
@@ -276,6 +306,14 @@ def delta_rule(
     if slots is not None:
         cache = cache.replace(states=state_pool.write(cache.states, index, slots.targets_B, after))
     return checkpoint_name(x_BTD + layer.rows(y_BTI, "out"), "after_attention"), cache
+
+
+# How the layers of each kind of mixer run.
+MIXERS: dict[type, Callable[..., tuple[Array, Any]]] = {
+    Softmax: attention,
+    Latent: latent_attention,
+    DeltaRule: delta_rule,
+}
 
 
 def feed_forward(layer: LayerPass, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.channels import Glu, Mixture
+from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import EXPERT_LORA, ExpertLora, Model
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.plain import plain_model
@@ -79,7 +80,7 @@ def configured(model: Model, expert_lora: ExpertLora = "shared-outer") -> ModelC
 
 def _config(model: Model, expert_lora: ExpertLora) -> ModelConfig:
     """Return the sizes, which are those of the layers with attention and, if there are any, with experts."""
-    mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Softmax)]
+    mixers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Softmax | Latent)]
     mixtures = [layer.channel for layer in model.layers if isinstance(layer.channel, Mixture)]
     widths = [layer.channel.width for layer in model.layers if isinstance(layer.channel, Glu)]
     mixer, experts = mixers[0], mixtures[0] if mixtures else None

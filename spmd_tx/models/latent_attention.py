@@ -52,11 +52,15 @@ def expand(
 def absorb(
     latent: Latent, q_BTNE: Float[Array, "B T N E"], kv_b_RH: Float[Array, "R H"]
 ) -> Float[Array, "B T N C"]:
-    """Return queries for pages: their scores with pages are those of ``q_BTNE`` with the expanded keys."""
+    """Return queries for pages: their scores with pages are those of ``q_BTNE`` with the expanded keys.
+
+    Attention divides scores by the root of the pages' width; these queries make up for it.
+    """
     plain, rotated = q_BTNE[..., : latent.nope], q_BTNE[..., latent.nope :]
     keys_RNE = _by_head(latent, kv_b_RH)[..., : latent.nope]
-    absorbed = product("BTNE,RNE->BTNR", plain, keys_RNE).astype(q_BTNE.dtype)
-    return jnp.concatenate([absorbed, rotated], axis=-1)
+    absorbed = product("BTNE,RNE->BTNR", plain, keys_RNE)
+    absorbed = jnp.concatenate([absorbed, rotated.astype(jnp.float32)], axis=-1)
+    return (absorbed * (latent.scale * latent.width**0.5)).astype(q_BTNE.dtype)
 
 
 def expand_result(

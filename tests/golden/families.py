@@ -37,6 +37,24 @@ _YARN = {
     "beta_fast": 4.0,
     "beta_slow": 1.0,
 }
+_LATENT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "rope_interleave": True,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _DENSE
     | {
@@ -88,6 +106,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "partial_rotary_factor": 0.5,
         "rope_theta": 10000.0,
+    },
+    "deepseek_v3": _COMMON
+    | _LATENT
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 24,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
+    "glm4_moe_lite": _COMMON
+    | _LATENT
+    | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "q_lora_rank": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.8,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
     "gpt_oss": _COMMON
     | _ATTENTION

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 TOLERANCE = 1e-5  # relative to the largest logit
 PADDED = 64
-ALIKE = ("mistral", "qwen3_yarn")  # other families have all their parts
+ALIKE = ("mistral", "qwen3_yarn", "glm4_moe_lite")  # other families have all their parts
 
 
 def logits(mesh, name, directory) -> np.ndarray:

@@ -66,7 +66,7 @@ def test_pages_alone_give_what_transformers_does(name):
     queries, key = absorb(latent, queries, w["kv_b_proj"]), pages[:, :, None]
     value = key[..., : latent.kv_rank]
     segments = jnp.ones((1, TOKENS), jnp.int32)
-    y = attend_segments(queries, key, value, segments, scale=latent.scale)
+    y = attend_segments(queries, key, value, segments)
     check(name, expand_result(latent, y, w["kv_b_proj"]), w["o_proj"])
 
 

@@ -32,12 +32,17 @@ class Latent:
         return self.nope + self.rope_width
 
     @property
+    def kv_heads(self) -> int:
+        """How many heads pages have."""
+        return 1
+
+    @property
     def scale(self) -> float:
         """What scores are multiplied by."""
         return self.query_width**-0.5 * self.rope.score_factor
 
     @property
-    def page_width(self) -> int:
+    def width(self) -> int:
         """How many numbers a page keeps of a token."""
         return self.kv_rank + self.rope_width
 
@@ -67,7 +72,7 @@ class Latent:
             found.append(Map("q", d_model, queries, q, "columns", "attn", heads=self.heads))
         return (
             *found,
-            Map("kv_a", d_model, self.page_width, kv_a, group="attn", bias=bias("kv_a_proj_with_mqa")),
+            Map("kv_a", d_model, self.width, kv_a, group="attn", bias=bias("kv_a_proj_with_mqa")),
             norm("kv_a_norm", self.kv_rank, "kv_a_layernorm"),
             Map("kv_b", self.kv_rank, expanded, kv_b, "columns", heads=self.heads),
             Map("o", values, d_model, linear(f"{module}.o_proj"), "rows", "attn", bias=bias("o_proj")),
@@ -76,7 +81,7 @@ class Latent:
     @property
     def per_token(self) -> tuple[Kept, ...]:
         """One vector for all heads, the same on every device of tp."""
-        return (Kept("latent", (self.page_width,)),)
+        return (Kept("latent", (self.width,)),)
 
     @property
     def per_sequence(self) -> tuple[Kept, ...]:

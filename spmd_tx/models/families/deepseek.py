@@ -1,12 +1,41 @@
-"""What DeepSeek-V3 (DeepSeek-AI 2024) shares with later families: router, shared expert, dense layers."""
+"""DeepSeek-V3 (DeepSeek-AI 2024), and what later families have of it: router, shared expert, dense layers."""
 
 from spmd_tx.models.declared.channels import Glu, Mixture
-from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Mixer, Norm, Stack
+from spmd_tx.models.declared.latent import Latent
+from spmd_tx.models.declared.layers import LM_HEAD, Channel, Cycle, Layer, Mixer, Model, Norm, Stack
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.rope import read_rope
 
 CORRECTION = Source("model.layers.{layer}.mlp.gate.e_score_correction_bias")
+
+
+def latent(keys: Keys) -> Model:
+    """Declare a DeepseekV3ForCausalLM or a Glm4MoeLiteForCausalLM."""
+    keys.refuse(hidden_act="silu")
+    norm, width = Norm(float(keys.need("rms_norm_eps"))), keys.count("qk_rope_head_dim")
+    rope = read_rope(keys, width, rotated=width, is_interleaved=bool(keys.get("rope_interleave", True)))
+    mixer = Latent(
+        heads=keys.count("num_attention_heads"),
+        q_rank=keys.get("q_lora_rank") or 0,
+        kv_rank=keys.count("kv_lora_rank"),
+        nope=keys.count("qk_nope_head_dim"),
+        rope_width=width,
+        value=keys.count("v_head_dim"),
+        rope=rope,
+        biases=bool(keys.get("attention_bias", False)),
+    )
+    return Model(
+        architecture=keys.raw["architectures"][0],
+        vocab_size=keys.count("vocab_size"),
+        d_model=keys.count("hidden_size"),
+        stack=stack(keys, mixer, norm),
+        norm=norm,
+        max_positions=rope.most_positions(keys.count("max_position_embeddings")),
+        head=None if keys.get("tie_word_embeddings", False) else LM_HEAD,
+        ignored=unread(keys),
+    )
 
 
 def mixture(keys: Keys) -> Mixture:

@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spmd_tx.models.declared.layers import Model
-from spmd_tx.models.families import glm, gpt_oss, llama, qwen3
+from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3
 from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import Keys, Refusal
 
 Family = Callable[[Keys], Model]
 
 FAMILIES: dict[str, Family] = {
+    "DeepseekV3ForCausalLM": deepseek.latent,
     "Glm4MoeForCausalLM": glm.mixture,
+    "Glm4MoeLiteForCausalLM": deepseek.latent,
     "GptOssForCausalLM": gpt_oss.mixture,
     "LlamaForCausalLM": llama.llama,
     "Ministral3ForCausalLM": llama.mistral,
