@@ -113,6 +113,19 @@ def worker(
     raise typer.Exit(asyncio.run(remote_agent.run(options)))
 
 
+Family = Annotated[
+    str, typer.Option(help="Kind of the model: qwen3, llama, mistral, ministral3, qwen2 or glm4_moe.")
+]
+
+
+def _check_family(family: str) -> None:
+    from spmd_tx.demo import tiny_families
+
+    families = ("qwen3", *tiny_families.FAMILIES)
+    if family not in families:
+        raise StartError(f"--family is {family!r}; families: {', '.join(families)}")
+
+
 @app.command()
 def demo(
     learning_rate: Annotated[
@@ -122,30 +135,28 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the model, the server's data and the plot.")] = Path(
         "demo"
     ),
+    family: Family = "qwen3",
 ) -> None:
     """Start a server, train a tiny model with it, and plot the reward."""
     from spmd_tx.demo import run
 
-    raise typer.Exit(run.run(learning_rate, steps, out))
+    _check_family(family)
+    raise typer.Exit(run.run(learning_rate, steps, out, family))
 
 
 @app.command()
 def make_model(
     directory: Annotated[Path, typer.Argument(help="Folder to write to; created if it is missing.")],
     preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
-    family: Annotated[
-        str, typer.Option(help="Kind of the model: qwen3, llama, mistral, ministral3, qwen2 or glm4_moe.")
-    ] = "qwen3",
+    family: Family = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write a small random checkpoint in the Hugging Face layout."""
-    from spmd_tx.demo import tiny_families, tiny_model
+    from spmd_tx.demo import tiny_model
 
     if preset not in tiny_model.PRESETS:
         raise StartError(f"--preset is {preset!r}; presets: {', '.join(tiny_model.PRESETS)}")
-    families = ("qwen3", *tiny_families.FAMILIES)
-    if family not in families:
-        raise StartError(f"--family is {family!r}; families: {', '.join(families)}")
+    _check_family(family)
     typer.echo(tiny_model.write(directory, replace(tiny_model.PRESETS[preset], family=family), seed))
 
 

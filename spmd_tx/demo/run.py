@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -28,7 +29,7 @@ ENOUGH_STEPS = 30  # to reach it; fewer are not judged by it
 FLAT_WITHIN = 0.1  # with learning rate 0
 
 
-def run(learning_rate: float, steps: int, out: Path) -> int:
+def run(learning_rate: float, steps: int, out: Path, family: str) -> int:
     """Run the demo and return its exit code: 0 if the reward went as it should."""
     for package in ("tinker", "grain", "matplotlib"):
         if importlib.util.find_spec(package) is None:
@@ -40,7 +41,8 @@ def run(learning_rate: float, steps: int, out: Path) -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning advises installing PyTorch
     console = Console(markup=False, highlight=False)
     started = time.monotonic()
-    model = tiny_model.write(out / "model").resolve()
+    spec = replace(tiny_model.PRESETS["tiny"], family=family)
+    model = tiny_model.write(out / "model", spec).resolve()
     log = ServerLog(out / "server.log")
     try:
         with serving(str(model), log, console) as url, Display(console, log.status) as display:
