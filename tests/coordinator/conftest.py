@@ -158,7 +158,7 @@ async def run_services(data_dir: Path, database_url: str | None = None) -> Async
         base_model=BASE_MODEL, host="server", data_dir=data_dir, database_url=database_url, max_lora_rank=16
     )
     async with AsyncExitStack() as stack:
-        stores = await open_stores(config, stack)
+        stores = await open_stores(config, TINY_MODEL, stack)
         scheduler = FakeScheduler(stores.queue, stores.catalog, stores.checkpoints)
         model = tiny_served_model(data_dir / "model")
         running = [
