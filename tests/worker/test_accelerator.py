@@ -176,7 +176,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     gpu = FakeGpu(wrong=["cudnn", "triton"], unknown=[accelerator.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr(accelerator, "read_model_config", lambda _: model)
+    monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
     monkeypatch.setattr(
         accelerator, "run_self_test", lambda _, flags, sizes: tried.append(sizes) or gpu(flags, sizes)
     )
@@ -222,7 +222,7 @@ def test_choices_of_kernels_are_kept_apart_from_the_cache_and_have_a_name(tmp_pa
 def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
-    monkeypatch.setattr(accelerator, "read_model_config", lambda _: model)
+    monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
     monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes: FakeGpu()(flags, sizes))
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")

@@ -42,8 +42,8 @@ def trained(dummy):
 def decoded(dummy):
     cache = dummy.declared_cache(ROWS, LENGTH)
     step = make_decode(TINY, dummy.mesh, dummy.declared_base, dummy.declared_bank, cache, STEPS)
-    state, rows = dummy.decode_rows(ROWS, LENGTH, STEPS)
-    args = (state, state, rows, np.zeros(1, np.int32), np.int32(0), np.int32(STEPS))
+    state, tables, rows = dummy.decode_rows(ROWS, LENGTH, STEPS)
+    args = (state, state, tables, rows, np.zeros(1, np.int32), np.int32(0), np.int32(STEPS))
     return traced(step, dummy, (dummy.declared_base, dummy.declared_bank, cache), *args)
 
 
