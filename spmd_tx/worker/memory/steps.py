@@ -226,17 +226,20 @@ class StepMemory:
         fsdp = self.mesh.shape[FSDP]
         used = min(self.adapter_slots, rows * fsdp * self.mesh.shape[EP])
         copies = 1 if used == self.adapter_slots else 2  # those in use are taken out of all
-        total = copies * sum(self._adapter_numbers(name) for name in lora.widths(self.model)) / fsdp
+        total = copies * sum(self._adapter_numbers.values()) / fsdp
         if fsdp > 1:
-            total += 2 * self._adapter_numbers(HEAD)
+            total += 2 * self._adapter_numbers[HEAD]
             for name in lora.names(self.model, *lora.LAYER_GROUPS):
                 is_whole = rows >= used or lora.has_experts(self.model, name)
-                total += 2 * self._adapter_numbers(name) / self.model.n_layers if is_whole else 0
+                total += 2 * self._adapter_numbers[name] / self.model.n_layers if is_whole else 0
         return used * total * FP32
 
-    def _adapter_numbers(self, name: str) -> Amount:
-        """Return the numbers of one adapter's factors of a map, on a device, if fsdp does not split them."""
-        width_in, width_out = lora.widths(self.model)[name]
+    @cached_property
+    def _adapter_numbers(self) -> dict[str, float]:
+        """The numbers of one adapter's factors of each map, on a device, if fsdp does not split them."""
+        return {name: self._numbers_of(name, *widths) for name, widths in lora.widths(self.model).items()}
+
+    def _numbers_of(self, name: str, width_in: int, width_out: int) -> float:
         is_by_rows = self.model.declared.adapted[name].map.split == "rows"
         of_row, of_column = (self._tp, 1) if is_by_rows else (1, self._tp)
         rank, lead = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
