@@ -26,13 +26,14 @@ pytestmark = pytest.mark.slow
 PROMPT = random_tokens(70, seed=0)  # longer than a window, and than a page
 STEP = types.AdamParams(learning_rate=0.02)
 SIZES = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+WINDOWS = {"mistral": {"sliding_window": CONTEXT}}  # it is served up to its window only
 
 
 @pytest.fixture(scope="module", params=families.CONFIGS)
 def server(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param)
     model = tiny_model.write(path / "model", tiny_model.Spec(vocab_size=VOCABULARY, max_positions=CONTEXT))
-    families.write(model, request.param, **SIZES)
+    families.write(model, request.param, **SIZES, **WINDOWS.get(request.param, {}))
     with serving(model, path / "data", tensor_parallel_size=2) as server:
         server.wait_until_ready()
         yield server
