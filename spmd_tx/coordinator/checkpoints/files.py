@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
@@ -29,6 +30,7 @@ STAGED = "staged"  # suffix of a folder that is being written
 FORMAT = 1  # raise it when older versions cannot read the files; all earlier formats must stay readable
 STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
 TRIES = 100  # far more often than a checkpoint can be overwritten while it is linked
+PAUSE = 0.02  # seconds between tries: while the names are not exchanged at once, the folder is away
 
 Ignore = Callable[[str, list[str]], set[str]]  # as shutil.copytree takes it
 
@@ -240,7 +242,8 @@ def share(path: CheckpointPath, folder: Path, partial: Path) -> Manifest:
 
 def _copy(path: CheckpointPath, folder: Path, partial: Path, ignore: Ignore) -> Manifest:
     """Link or copy the files, and start again if the checkpoint is overwritten meanwhile."""
-    for _ in range(TRIES):
+    for number in range(TRIES):
+        time.sleep(PAUSE if number else 0)
         shutil.rmtree(partial, ignore_errors=True)
         before = read_manifest(folder)
         try:

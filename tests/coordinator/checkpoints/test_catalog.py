@@ -2,6 +2,7 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from threading import Timer
 
 import msgspec
 import pytest
@@ -54,6 +55,17 @@ async def test_a_name_is_used_twice_only_on_demand(checkpoints):
     await save(checkpoints, content=b"new", overwrite=True)
     folder, _ = await checkpoints.open(PATH)
     assert (folder / "inner" / "shard.bin").read_bytes() == b"new"
+
+
+async def test_who_links_between_the_two_renames_of_an_overwrite_waits_for_the_second(checkpoints, tmp_path):
+    await save(checkpoints)
+    folder, _ = await checkpoints.open(PATH)
+    away = folder.rename(folder.with_name(".away"))
+    back = Timer(0.2, away.rename, [folder])
+    back.start()
+    files.link(PATH, folder, tmp_path / "link")
+    back.join()
+    assert (tmp_path / "link" / "inner" / "shard.bin").read_bytes() == b"weights"
 
 
 async def test_an_interrupted_overwrite_leaves_the_old_checkpoint(checkpoints, database, tmp_path):
