@@ -8,8 +8,6 @@ bool, text (one of the words), dims (an int, a list of ints or null), dtype, ind
 
 from dataclasses import dataclass
 
-REQUIRED, OPTIONAL = "required", "optional"
-
 
 @dataclass(frozen=True)
 class Parameter:

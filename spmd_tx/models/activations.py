@@ -39,14 +39,3 @@ ACTIVATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "gelu_tanh": partial(_times_up, _gelu_tanh),
     "clamped_swiglu": clamped_swiglu,
 }
-
-
-def relu_squared(x: Array) -> Array:
-    """Return the square of what is positive, for blocks without a gate (So et al. 2021)."""
-    return jnp.square(jax.nn.relu(x))
-
-
-def split_interleaved(x: Array) -> tuple[Array, Array]:
-    """Return gate and up of a fused projection whose outputs alternate: gate, up, gate, up."""
-    pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
-    return pairs[..., 0], pairs[..., 1]

@@ -62,10 +62,6 @@ class Tensor:
     def is_floating(self) -> bool:
         return category(self.dtype) == "f"
 
-    @property
-    def is_ragged(self) -> bool:
-        return any(isinstance(dim, Length) for dim in self.shape)
-
 
 @dataclass(frozen=True)
 class Number:
