@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 from spmd_tx.models import latent_attention as latent
-from spmd_tx.models import moe, state_pool
+from spmd_tx.models import lora, moe, state_pool
 from spmd_tx.models.activations import gated
 from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.base_weights import Weights
@@ -38,6 +38,7 @@ from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.models.named import Named
 from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
+from spmd_tx.models.stack_product import reads_stack, stack_product
 from spmd_tx.models.state_pool import Keep
 from spmd_tx.sharding.mesh import TP
 
@@ -76,13 +77,16 @@ class LayerPass:
     w: Named[Array]
     lora: Named[Lora[Array]]
     how: Pass
-    stack: tuple[moe.Kernels, Array] | None = (
-        None  # of experts, if they are read there, and this layer's number
-    )
+    stack: moe.Kernels  # matrices that are read where those of all repetitions are stacked,
+    number: Array | None  # and which of them is this layer's; None: there are none
 
     def linear(self, x: Array, name: str, width_out: int) -> Array:
         """Apply a map without its bias."""
-        y = self.how.linear(x, self.w[name], width_out)
+        if name in self.stack:
+            assert self.number is not None
+            y = stack_product(x[:, 0], self.stack[name], self.number)[:, None]
+        else:
+            y = self.how.linear(x, self.w[name], width_out)
         return y + self.how.apply_lora(x, self.lora[name]) if name in self.lora else y
 
     def norm(self, x: Array, name: str) -> Array:
@@ -91,7 +95,8 @@ class LayerPass:
 
     def columns(self, x_BTI: Array, name: str) -> Array:
         """Apply a map whose outputs tp splits; return this device's [B, T, O]."""
-        y_BTO = self.linear(x_BTI, name, self.w[name].shape[1])
+        width = (self.stack[name] if name in self.stack else self.w[name]).shape[-1]
+        y_BTO = self.linear(x_BTI, name, width)
         return y_BTO + self.w[f"{name}_bias"][None, None] if f"{name}_bias" in self.w else y_BTO
 
     def rows(self, x_BTI: Array, name: str) -> Array:
@@ -119,7 +124,7 @@ def backbone(
     for cycle in model.declared.stack:
         its_own = places[: len(cycle.layers)]
         del places[: len(cycle.layers)]
-        stacks = [_stacked_experts(model, place, base, how) for place in its_own]
+        stacks = [_stacked(model, place, base, adapters, tokens_BT.shape[0], how) for place in its_own]
         run = _run_cycle(model, its_own, stacks, positions_BT, how)
         if how.remat is not None:
             run = rematerialised(run, how.remat)
@@ -148,11 +153,11 @@ def _inputs(
     base: Weights[Array],
     adapters: Adapters[Array],
     replayed_LBTC: Array | None,
-    stack: moe.Kernels | None,
+    stack: moe.Kernels,
 ) -> tuple[Any, ...]:
     """Return what the loop takes for a place of a cycle, with a leading dimension of the repetitions."""
-    w = base.layers.part(place.prefix).without(stack or ())
-    lora = Named(adapters.layers).part(place.prefix)
+    w = base.layers.part(place.prefix).without(stack)
+    factors = Named(adapters.layers).part(place.prefix)
     numbers = place.numbers
     index = jnp.arange(len(numbers))
     if (kept := model.declared.kept_numbers(place)) != tuple(numbers):
@@ -161,18 +166,31 @@ def _inputs(
         index = numbers.start + numbers.step * index
     if replayed_LBTC is not None and len(numbers) < replayed_LBTC.shape[0]:
         replayed_LBTC = replayed_LBTC[numbers.start : numbers.stop : numbers.step]
-    return w, lora, index, replayed_LBTC, None if stack is None else jnp.arange(len(numbers))
+    return w, factors, index, replayed_LBTC, jnp.arange(len(numbers)) if stack else None
 
 
-def _stacked_experts(model: ModelConfig, place: Place, base: Weights[Array], how: Pass) -> moe.Kernels | None:
-    """Return the experts' matrices of all repetitions, if they are read where they are stacked."""
+def _stacked(
+    model: ModelConfig,
+    place: Place,
+    base: Weights[Array],
+    adapters: Adapters[Array],
+    rows: int,
+    how: Pass,
+) -> moe.Kernels:
+    """Return the matrices of all repetitions that are read where they are stacked."""
     channel, w = place.layer.channel, base.layers.part(place.prefix)
-    if not isinstance(channel, Mixture) or not moe.reads_stack(w.up, model.d_model, channel.experts, how):
-        return None
-    return _experts(w)
+    found = dict[str, Array]()
+    if isinstance(channel, Mixture) and moe.reads_stack(w.up, model.d_model, channel.experts, how):
+        found |= _experts(w)
+    tp = lax.axis_size(TP)
+    for name in Named(adapters.layers).part(place.prefix) if how.stationary else ():
+        is_whole = w[name].shape[1:] == lora.local_widths(model, place.name(name), tp)
+        if is_whole and reads_stack(how.product, w[name].shape, rows):
+            found[name] = w[name]
+    return found
 
 
-def _experts(w: Named[Array]) -> moe.Kernels:
+def _experts(w: Named[Array] | moe.Kernels) -> moe.Kernels:
     """Return the experts' matrices, and their biases where they have some."""
     names = (*EXPERTS, *(f"{name}_bias" for name in EXPERTS))
     return {name: w[name] for name in names if name in w}
@@ -181,7 +199,7 @@ def _experts(w: Named[Array]) -> moe.Kernels:
 def _run_cycle(
     model: ModelConfig,
     places: list[Place],
-    stacks: list[moe.Kernels | None],
+    stacks: list[moe.Kernels],
     positions_BT: Array,
     how: Pass,
 ) -> Callable[..., Any]:
@@ -191,9 +209,8 @@ def _run_cycle(
         x_BTD, cache = carry
         chosen = list[Array | None]()
         for place, stack, one in zip(places, stacks, inputs, strict=True):
-            w, lora, index, replayed_BTC, number = one
-            where = None if stack is None else (stack, number)
-            layer = LayerPass(model, place, w, how.take_factors(lora), how, where)
+            w, factors, index, replayed_BTC, number = one
+            layer = LayerPass(model, place, w, how.take_factors(factors), how, stack, number)
             run_mixer = MIXERS[type(place.layer.mixer)]
             x_BTD, cache = run_mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
@@ -341,9 +358,9 @@ def _mixture(
     w = layer.w
     bias_X, correction_X = (getattr(w, name, None) for name in ("router_bias", "correction"))
     routed = route(channel.route, channel.chosen, w.router, h_BTD, replayed_BTC, bias_X, correction_X)
-    kernels, number = layer.stack or (_experts(w), None)
-    lora = {name: layer.lora[name] for name in EXPERTS}
-    y_BTD = moe.mixture(kernels, lora, h_BTD, routed, layer.how, number, channel.activation)
+    kernels, number = (_experts(layer.stack), layer.number) if "up" in layer.stack else (_experts(w), None)
+    factors = {name: layer.lora[name] for name in EXPERTS}
+    y_BTD = moe.mixture(kernels, factors, h_BTD, routed, layer.how, number, channel.activation)
     if channel.shared is not None:
         hidden_BTF = _gated(layer, channel.shared, h_BTD)
         shared_BTD = layer.linear(hidden_BTF, channel.shared.prefix + "down", layer.model.d_model)

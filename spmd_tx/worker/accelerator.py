@@ -78,8 +78,8 @@ def prepare_accelerator(
     progress("trying attention to pages")
     of_page = settle(folder, choice.flags, of_pages(setup, model, sizes, is_gpu=is_gpu), try_one)
     experts = setup.experts
-    if model.n_experts and experts == "auto":
-        progress("trying the kernel of experts")
+    if (model.n_experts or is_gpu) and experts == "auto":
+        progress("trying kernels of products")
         of_experts = expert_sizes_of(setup, model, sizes.device)
         experts = settle_experts(folder, choice.flags, of_experts, try_one)
     if is_gpu:
@@ -131,7 +131,7 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) ->
 
 
 def settle_experts(folder: str, flags: Sequence[str], sizes: ExpertSizes, run: RunSelfTest) -> str:
-    """Return "kernel" if that of experts is right on this machine, else "reference", and store the answer."""
+    """Return "kernel" if products are right on this machine, else "reference", and store the answer."""
     key = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
     kept = Path(folder) / f"experts-{hashlib.sha256(key).hexdigest()[:16]}.json"
     if kept.exists():
@@ -139,7 +139,7 @@ def settle_experts(folder: str, flags: Sequence[str], sizes: ExpertSizes, run: R
     ended = run(flags, sizes)
     problem = ended.verdicts[0].problem if ended.verdicts else _end(ended)
     if problem is not None:
-        log.warning("the kernel of experts is not used: %s", problem)
+        log.warning("kernels of products are not used: %s", problem)
     answer = "kernel" if problem is None else "reference"
     _keep(kept, answer)
     return answer
@@ -258,13 +258,13 @@ def of_pages(setup: Setup, model: ModelConfig, sizes: Sizes, *, is_gpu: bool) ->
 
 
 def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSizes:
-    """Return the sizes of a mixture's experts on one device."""
+    """Return the sizes of a mixture's experts on one device, or else of two layers."""
     channels = (place.layer.channel for place in model.declared.places)
-    mixture = next(channel for channel in channels if isinstance(channel, Mixture))
+    mixture = next((channel for channel in channels if isinstance(channel, Mixture)), None)
     return ExpertSizes(
-        experts=mixture.experts // setup.ep,
+        experts=2 if mixture is None else mixture.experts // setup.ep,
         width=model.d_model,
-        inner=mixture.width // setup.tp,
+        inner=(model.d_ff if mixture is None else mixture.width) // setup.tp,
         dtype="float32" if setup.dtype == "float32" else "bfloat16",
         device=device,
     )

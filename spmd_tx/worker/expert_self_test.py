@@ -1,4 +1,4 @@
-"""Compares a product of grouped rows with the matrices of their experts with the reference, on the device.
+"""Compares kernels of products with the reference, on the device: those of experts, and of stacked layers.
 
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.experts.product import grouped_product, implementation
+from spmd_tx.models.stack_product import LEAST_ROWS, MOST_ROWS, reads_stack, stack_product
 from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.self_test import MOST_ERROR, Verdict, worst_error
 
@@ -26,9 +27,9 @@ TILE, TILES = 128, 12  # as training has them
 
 
 class ExpertSizes(msgspec.Struct, frozen=True):
-    """Holds the sizes of the experts on one device."""
+    """Holds the sizes of the experts on one device, or of the feed-forward blocks of some layers."""
 
-    experts: int
+    experts: int  # or layers
     width: int  # of the model
     inner: int
     dtype: str = "bfloat16"
@@ -60,6 +61,31 @@ def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
     return None
 
 
+def problem_of_stack(sizes: ExpertSizes) -> str | None:
+    """Say the same of the product with one layer's matrix, where it is stacked."""
+    random, layer = np.random.default_rng(0), sizes.experts - 1
+    mesh = Mesh(np.array(jax.local_devices()[sizes.device]).reshape(1, 1, 1), AXES)
+    run = jax.jit(jax.shard_map(stack_product, mesh=mesh, in_specs=(P(), P(), P()), out_specs=P()))
+    for depth, width in ((sizes.width, sizes.inner), (sizes.inner, sizes.width)):
+        w_LIO = _random(random, sizes.dtype, sizes.experts, depth, width)
+        for rows in (1, LEAST_ROWS, MOST_ROWS):
+            if not reads_stack("triton", w_LIO.shape, rows):
+                continue
+            x_BI = _random(random, sizes.dtype, rows, depth)
+            got, again = (np.asarray(run(x_BI, w_LIO, np.int32(layer))) for _ in range(2))
+            what = f"product of {rows} rows with a stacked matrix"
+            wanted = np.asarray(x_BI, np.float32) @ np.asarray(w_LIO[layer], np.float32)
+            error = worst_error(got, wanted)
+            if not error <= MOST_ERROR:  # also true for NaN
+                return f"the {what} is off by {error:.2g}"
+            if got.tobytes() != again.tobytes():
+                return f"the {what} differs between two runs"
+            beside = _random(random, sizes.dtype, rows, depth).at[0].set(x_BI[0])
+            if np.asarray(run(beside, w_LIO, np.int32(layer)))[0].tobytes() != got[0].tobytes():
+                return f"the {what} depends on other rows"
+    return None
+
+
 def _jitted(name: str, transposed: bool, device: int) -> jax.stages.Wrapped:
     """Return the product as the steps use it: inside shard_map, on one device."""
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
@@ -85,11 +111,13 @@ def _random(random: np.random.Generator, dtype: str, *shape: int) -> Array:
 
 
 def main(argument: str) -> None:
-    """Try the kernel of this process's platform."""
+    """Try the kernels of this process's platform."""
     sizes = msgspec.json.decode(argument.encode(), type=ExpertSizes)
     name = implementation(jax.default_backend())
     try:
         problem = problem_of_product(name, sizes)
+        if problem is None and name == "triton":
+            problem = problem_of_stack(sizes)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)

@@ -13,7 +13,7 @@ from spmd_tx.models.experts.product import IMPLEMENTATIONS as PRODUCTS
 from spmd_tx.models.kv_cache import KvCache, write
 from spmd_tx.models.paged.attention import candidates
 from spmd_tx.worker import paged_self_test
-from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product
+from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack
 from spmd_tx.worker.self_test import Sizes, implementation, problem_of
 from spmd_tx.worker.steps.sample import make_copy_pages
 from tests.bench.dummy import PAGE, Dummy
@@ -157,4 +157,6 @@ def checks_of(platform: str, attentions: list[str], is_small: bool) -> dict[str,
     products = {"cpu": ["reference"], "gpu": ["triton", "reference"], "tpu": ["mosaic", "reference"]}
     for name in products.get(platform, [*PRODUCTS]):
         found[f"experts, {name}"] = lambda name=name: problem_of_product(name, experts)
+    if platform == "gpu":
+        found["stacked layers"] = lambda: problem_of_stack(experts)
     return found

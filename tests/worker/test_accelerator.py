@@ -18,6 +18,7 @@ from spmd_tx.worker.accelerator import (
     run_self_test,
     try_out,
 )
+from spmd_tx.worker.expert_self_test import ExpertSizes
 from spmd_tx.worker.self_test import Sizes, Verdict
 
 SIZES = Sizes(["cudnn", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
@@ -51,6 +52,9 @@ class FakeGpu:
         self.runs = []
 
     def __call__(self, flags, sizes):
+        if isinstance(sizes, ExpertSizes):
+            wrong = "the product is off by 1" if "product" in self.wrong else None
+            return Ended(0, [Verdict("triton", wrong)], "")
         self.runs.append((list(flags), sizes.implementations))
         if known := [flag for flag in flags if flag in self.unknown]:
             return Ended(1, [], f"F0101 parse_flags: Unknown flags in XLA_FLAGS: {' '.join(known)}\n")
@@ -173,7 +177,7 @@ def test_a_machine_is_described_without_a_gpu():
 
 def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
     model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
-    gpu = FakeGpu(wrong=["cudnn", "triton"], unknown=[accelerator.OVERLAPPED[1]])
+    gpu = FakeGpu(wrong=["cudnn", "triton", "product"], unknown=[accelerator.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
@@ -183,19 +187,23 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path))
-    assert prepare_accelerator(here, [3, 4], lambda _: None).paged_attention == "reference"
+    setup = prepare_accelerator(here, [3, 4], lambda _: None)
+    assert (setup.paged_attention, setup.experts) == ("reference", "reference")
     gpu.wrong = ["cudnn"]
     tried.clear()
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert (setup.attention, setup.paged_attention) == ("cudnn_masked", "triton")
+    assert (setup.attention, setup.paged_attention, setup.experts) == ("cudnn_masked", "triton", "kernel")
     ours = f"{accelerator.REPRODUCIBLE[0]} {accelerator.OVERLAPPED[0]}"
     assert os.environ["XLA_FLAGS"] == f"{ours} --xla_of_the_user=1"
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
-    assert (tried[0].heads, tried[0].kv_heads, tried[0].device) == (4, 1, 3)
-    assert [each.page_size for each in tried if each.page_size] == [4]
+    attention, *_, pages, products = tried
+    assert (attention.heads, attention.kv_heads, attention.device) == (4, 1, 3)
+    assert pages.page_size == 4
+    assert (products.width, products.inner, products.device) == (64, 64, 3)
     assert "attention 'cudnn' is not used: output is off by 1" in caplog.text
     assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
+    assert "kernels of products are not used: the product is off by 1" in caplog.text
 
 
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):
@@ -228,7 +236,7 @@ def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeyp
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     folders = {name: str(tmp_path / name) for name in ("kernel_choices", "compilation_cache")}
     prepare_accelerator(msgspec.structs.replace(SETUP, **folders), None, lambda _: None)
-    assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"] * 2
+    assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"] * 3
     assert not (tmp_path / "compilation_cache").exists()
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from spmd_tx.models.experts import product
 from spmd_tx.worker import expert_self_test
-from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product
+from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack
 
 SIZES = ExpertSizes(experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
@@ -43,3 +43,25 @@ def test_the_reference_passes():
 def test_what_is_wrong_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setitem(product.IMPLEMENTATIONS, "reference", wrong)
     assert str(problem_of_product("reference", SIZES)).startswith(problem)
+
+
+def takes_the_first_layer(x, w, layer):
+    return x @ w[0]
+
+
+def mixes_rows(x, w, layer):
+    return (x @ w[layer]) * (1 + 0.01 * jnp.sign(x[-1:, :1]).astype(x.dtype))
+
+
+@pytest.mark.parametrize(
+    "product_of_stack, problem",
+    [
+        (lambda x, w, layer: x @ w[layer], "None"),
+        (takes_the_first_layer, "the product of 1 rows with a stacked matrix is off by"),
+        (mixes_rows, "the product of 16 rows with a stacked matrix depends on other rows"),
+    ],
+    ids=["right", "takes_the_first_layer", "mixes_rows"],
+)
+def test_what_is_wrong_with_a_stack_is_noticed(product_of_stack, problem, monkeypatch):
+    monkeypatch.setattr(expert_self_test, "stack_product", product_of_stack)
+    assert str(problem_of_stack(ExpertSizes(experts=3, width=16, inner=32))).startswith(problem)

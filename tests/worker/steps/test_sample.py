@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from spmd_tx.models import backbone
 from spmd_tx.models.sampling import draw
 from tests.models import reference
 from tests.support.tiny_engine import (
@@ -75,6 +76,28 @@ def test_the_sampler_agrees_with_the_trainer_and_with_one_device(sampler):
         assert len(one.tokens) == sample.max_tokens
         trainer = trainer_logprobs(sampler.engine, sample, one.tokens)[len(sample.prompt) - 1 :]
         np.testing.assert_allclose(one.logprobs, trainer, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "shape, kind",
+    [((1, 1, 2), "dense"), pytest.param((1, 2, 2), "mixture", marks=pytest.mark.slow)],
+    ids=["dense", "experts"],
+)
+def test_a_decode_may_read_matrices_where_all_layers_stack_them(shape, kind, monkeypatch):
+    found = list[tuple[int, ...]]()
+
+    def product_of_stack(x, w, layer):
+        found.append(w.shape)
+        return x @ w[layer]
+
+    monkeypatch.setattr(backbone, "reads_stack", lambda product, shape, rows: len(shape) == 3)
+    monkeypatch.setattr(backbone, "stack_product", product_of_stack)
+    sampler = TinySampler(tiny_engine(shape, kind=kind), np.float32)
+    drawn = run(sampler, stand(SAMPLES, shards=sampler.data_shards))
+    assert len(found) == {"mixture": 4, "dense": 7}[kind]
+    for one, expected in zip(drawn, on_one_device(kind), strict=True):
+        assert np.array_equal(one.tokens, expected.tokens)
+        np.testing.assert_allclose(one.logprobs, expected.logprobs, rtol=0, atol=TOLERANCE)
 
 
 def test_in_bfloat16_the_sampler_stays_close_to_the_trainer():

@@ -1,0 +1,63 @@
+"""The product with a stacked matrix; its kernel runs as a plain program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models import stack_product as module
+from spmd_tx.models.stack_product import reads_stack, stack_product
+
+LAYERS, LAYER = 3, 1
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setattr(module, "INTERPRET", True)
+    monkeypatch.setattr(module, "LEAST_PART", 64)
+
+
+def random_arrays(rows: int, depth: int, width: int, dtype: str, seed: int = 0):
+    random = np.random.default_rng(seed)
+    x, w = random.normal(size=(rows, depth)), random.normal(size=(LAYERS, depth, width))
+    return jnp.asarray(x, dtype), jnp.asarray(w, dtype)
+
+
+@pytest.mark.parametrize("rows, depth, width", [(5, 256, 128), (16, 96, 48), (33, 192, 16)])
+@pytest.mark.parametrize("dtype, error", [("float32", 1e-4), ("bfloat16", 0.3)])
+def test_rows_are_multiplied_by_the_matrix_of_their_layer(rows, depth, width, dtype, error):
+    x, w = random_arrays(rows, depth, width, dtype)
+    others = w.at[0].set(jnp.nan).at[2].set(jnp.nan)
+    found = stack_product(x, others, jnp.int32(LAYER))
+    assert found.dtype == x.dtype
+    wanted = np.asarray(x, np.float64) @ np.asarray(w[LAYER], np.float64)
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, 0, error)
+
+
+def test_no_row_changes_a_bit_of_another():
+    x, w = random_arrays(5, 256, 128, "float32")
+    others, _ = random_arrays(5, 256, 128, "float32", seed=1)
+    before, after = (stack_product(each, w, jnp.int32(LAYER)) for each in (x, others.at[3].set(x[3])))
+    assert np.array_equal(before[3], after[3])
+    assert not np.array_equal(before[2], after[2])
+
+
+@pytest.mark.parametrize(
+    "product, shape, rows, wanted",
+    [
+        ("triton", (36, 4096, 1024), 128, True),
+        ("triton", (36, 4096, 1024), 129, False),  # limited by arithmetic
+        ("triton", (36, 4096, 1000), 128, False),  # no columns that a program can have
+        ("mosaic", (36, 4096, 1024), 128, False),  # XLA for TPUs reads stacks in place
+        ("reference", (36, 4096, 1024), 128, False),
+    ],
+)
+def test_only_gpus_use_it_for_few_rows(product, shape, rows, wanted):
+    assert reads_stack(product, shape, rows) == wanted
+
+
+def test_a_gpu_would_run_one_kernel(monkeypatch):
+    monkeypatch.setattr(module, "INTERPRET", False)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((128, 4096), (36, 4096, 1024))]
+    traced = jax.jit(stack_product).trace(*shapes, jax.ShapeDtypeStruct((), jnp.int32))
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton") == 1
