@@ -18,6 +18,7 @@ from spmd_tx.cli.options import DEFAULTS, HELP, DatabaseUrl, DataDir, read_limit
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.config import ServerConfig
+from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
 from spmd_tx.processes import private
 
@@ -113,17 +114,7 @@ def worker(
     raise typer.Exit(asyncio.run(remote_agent.run(options)))
 
 
-Family = Annotated[
-    str, typer.Option(help="Kind of the model: qwen3, llama, mistral, ministral3, qwen2 or glm4_moe.")
-]
-
-
-def _check_family(family: str) -> None:
-    from spmd_tx.demo import tiny_families
-
-    families = ("qwen3", *tiny_families.FAMILIES)
-    if family not in families:
-        raise StartError(f"--family is {family!r}; families: {', '.join(families)}")
+Family = Annotated[str, typer.Option(help=f"Kind of the model: {', '.join(tiny_families.FAMILIES)}.")]
 
 
 @app.command()
@@ -140,8 +131,7 @@ def demo(
     """Start a server, train a tiny model with it, and plot the reward."""
     from spmd_tx.demo import run
 
-    _check_family(family)
-    raise typer.Exit(run.run(learning_rate, steps, out, family))
+    raise typer.Exit(run.run(learning_rate, steps, out, tiny_families.family_named(family)))
 
 
 @app.command()
@@ -156,8 +146,8 @@ def make_model(
 
     if preset not in tiny_model.PRESETS:
         raise StartError(f"--preset is {preset!r}; presets: {', '.join(tiny_model.PRESETS)}")
-    _check_family(family)
-    typer.echo(tiny_model.write(directory, replace(tiny_model.PRESETS[preset], family=family), seed))
+    spec = replace(tiny_model.PRESETS[preset], family=tiny_families.family_named(family))
+    typer.echo(tiny_model.write(directory, spec, seed))
 
 
 @app.command()

@@ -1,44 +1,106 @@
 """What config.json says of small random models of each family, and the tensors that follow from it."""
 
+from collections.abc import Iterator
 from typing import Any
 
+from spmd_tx.errors import StartError
 from spmd_tx.models.declared.layers import Model
 from spmd_tx.models.declared.maps import Map, Parameter, Source
 
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 512, "factor": 4.0}
-# Beside the sizes, by the name of the family; Qwen3 is made from a Spec (tiny_model.py).
+YARN = {**ROPE, "rope_type": "yarn"}
+LATENT = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "rope_interleave": True,
+}
+SIGMOID_ROUTER = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+# Beside the sizes, by the model_type that config.json names.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "rope_theta": 10000.0,
-        "rope_scaling": {**ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    },
-    "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
-    "ministral3": {
-        "architectures": ["Ministral3ForCausalLM"],
-        "model_type": "ministral3",
-        "rope_parameters": {**ROPE, "rope_type": "yarn", "llama_4_scaling_beta": 0.1},
-    },
-    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
-    "glm4_moe": {
-        "architectures": ["Glm4MoeForCausalLM"],
-        "model_type": "glm4_moe",
-        "first_k_dense_replace": 1,
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
         "moe_intermediate_size": 32,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
+        "num_experts": 8,
         "num_experts_per_tok": 2,
         "norm_topk_prob": True,
+    },
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "rope_scaling": {**ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    },
+    "mistral": {"architectures": ["MistralForCausalLM"]},
+    "ministral3": {
+        "architectures": ["Ministral3ForCausalLM"],
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1},
+    },
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
+    "glm4_moe": {
+        **SIGMOID_ROUTER,
+        "architectures": ["Glm4MoeForCausalLM"],
         "use_qk_norm": True,
         "attention_bias": True,
         "partial_rotary_factor": 0.5,
     },
+    "glm4_moe_lite": {**LATENT, **SIGMOID_ROUTER, "architectures": ["Glm4MoeLiteForCausalLM"]},
+    "deepseek_v3": {
+        **LATENT,
+        **SIGMOID_ROUTER,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "sliding_window": 128,
+        "intermediate_size": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rope_scaling": {**YARN, "truncate": False},
+    },
+}
+# What people call models whose family has another name.
+ALIASES = {
+    "glm45": "glm4_moe",
+    "glm46": "glm4_moe",
+    "glm47flash": "glm4_moe_lite",
+    "kimik2": "deepseek_v3",
+    "llama3": "llama",
+    "qwen25": "qwen2",
+    "qwen36": "qwen3_5",
+    "qwen38": "qwen3_5",
 }
 
 
+def family_named(name: str) -> str:
+    """Return the family that a user means: "Qwen3.5" is "qwen3_5". Raises StartError."""
+    known = {_letters(family): family for family in FAMILIES}
+    known |= {alias: family for alias, family in ALIASES.items() if family in FAMILIES}
+    found = known.get(_letters(name))
+    if found is None:
+        raise StartError(f"--family is {name!r}; families: {', '.join(FAMILIES)}")
+    return found
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
 def stored_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a checkpoint of the model, as they are stored."""
+    """Return the tensors of a checkpoint by its declaration, as they are stored."""
     table = (model.vocab_size, model.d_model)
     shapes: dict[str, tuple[int, ...]] = {model.embed.name: table, model.final_norm.name: (model.d_model,)}
     if model.head is not None:
@@ -46,20 +108,20 @@ def stored_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     for place in model.places:
         for array in model.arrays(place):
             for number in place.numbers:
-                for name, shape in _tensors(array, number):
+                for name, shape in _tensors(array, number):  # several arrays may be parts of one tensor
                     shapes[name] = tuple(map(max, shape, shapes.get(name, shape)))
     return shapes
 
 
-def _tensors(array: Map | Parameter, layer: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the tensors of one layer's array, as far as it reads them."""
+def _tensors(array: Map | Parameter, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors of one layer's array, as far as it reads them."""
+    shape = array.shape if isinstance(array, Parameter) else (array.width_in, array.width_out)
     experts = array.experts if isinstance(array, Map) else 0
-    shape = (array.width_in, array.width_out) if isinstance(array, Map) else array.shape
     shape = _stored(array.source, shape)
-    if array.source.stacked and experts:
+    if experts and array.source.stacked:
         shape, experts = (experts, *shape), 0
-    name = array.source.name
-    return [(name.format(layer=layer, expert=expert), shape) for expert in range(experts or 1)]
+    for expert in range(experts or 1):
+        yield array.source.name.format(layer=layer, expert=expert), shape
 
 
 def _stored(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:

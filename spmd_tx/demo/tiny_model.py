@@ -1,4 +1,4 @@
-"""Writes small random checkpoints, of Qwen3 or another family, in the Hugging Face layout."""
+"""Writes small random checkpoints of every family in the Hugging Face layout."""
 
 import json
 import random
@@ -36,7 +36,7 @@ WORDS = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
 class Spec:
     """Describes a checkpoint. The default sizes split evenly over up to 8 devices along every axis."""
 
-    family: str = "qwen3"  # or one of tiny_families.FAMILIES, which then says what experts there are
+    family: str = "qwen3"  # of tiny_families.FAMILIES; the others say there what experts they have
     n_layers: int = 2
     d_model: int = 64
     n_heads: int = 8
@@ -80,48 +80,16 @@ def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
     return path
 
 
-def _weight_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
-    if spec.family != "qwen3":
-        return stored_shapes(declare(_model_config(spec, {})))
-    heads, kv_heads = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    layer = {
-        "input_layernorm": (spec.d_model,),
-        "post_attention_layernorm": (spec.d_model,),
-        "self_attn.q_proj": (heads, spec.d_model),
-        "self_attn.k_proj": (kv_heads, spec.d_model),
-        "self_attn.v_proj": (kv_heads, spec.d_model),
-        "self_attn.o_proj": (spec.d_model, heads),
-        "self_attn.q_norm": (spec.head_dim,),
-        "self_attn.k_norm": (spec.head_dim,),
-    }
-    feed_forward = {
-        "gate_proj": (spec.d_ff, spec.d_model),
-        "up_proj": (spec.d_ff, spec.d_model),
-        "down_proj": (spec.d_model, spec.d_ff),
-    }
-    blocks = [f"mlp.experts.{expert}" for expert in range(spec.n_experts)] or ["mlp"]
-    layer |= {f"{block}.{name}": shape for block in blocks for name, shape in feed_forward.items()}
-    if spec.n_experts:
-        layer["mlp.gate"] = (spec.n_experts, spec.d_model)
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, spec.d_model)}
-    for index in range(spec.n_layers):
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
-    shapes["model.norm.weight"] = (spec.d_model,)
-    if not spec.tied:
-        shapes["lm_head.weight"] = (spec.vocab_size, spec.d_model)
-    return shapes
-
-
 def _random_weight(name: str, shape: tuple[int, ...], spec: Spec, seed: int) -> np.ndarray:
     # Seeded by name, so that a tensor does not depend on which others the spec asks for.
     noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
-    is_norm = "norm" in name
-    weight = 1 + 0.1 * noise if is_norm else spec.std * noise
+    weight = 1 + 0.1 * noise if "norm" in name else spec.std * noise
     return weight.astype(ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else np.float32)
 
 
 def _write_weights(path: Path, spec: Spec, seed: int) -> None:
-    tensors = {name: _random_weight(name, shape, spec, seed) for name, shape in _weight_shapes(spec).items()}
+    shapes = stored_shapes(declare(_model_config(spec, {})))
+    tensors = {name: _random_weight(name, shape, spec, seed) for name, shape in shapes.items()}
     if spec.n_shards == 1:
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         return
@@ -137,7 +105,8 @@ def _write_weights(path: Path, spec: Spec, seed: int) -> None:
 
 def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
     return {
-        **_architecture(spec),
+        "model_type": spec.family,
+        "intermediate_size": spec.d_ff,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": ids.get(END_OF_TEXT),
@@ -160,29 +129,21 @@ def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
         "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": spec.vocab_size,
-        **FAMILIES.get(spec.family, {}),
+        **_of_family(spec),
     }
 
 
-def _architecture(spec: Spec) -> dict[str, Any]:
-    if spec.family != "qwen3":
-        return {"intermediate_size": spec.d_ff}
-    if not spec.n_experts:
-        return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "intermediate_size": spec.d_ff,
-        }
+def _of_family(spec: Spec) -> dict[str, Any]:
+    if spec.family != "qwen3" or not spec.n_experts:
+        return FAMILIES[spec.family]
     return {
-        "architectures": ["Qwen3MoeForCausalLM"],
+        **FAMILIES["qwen3_moe"],
         "model_type": "qwen3_moe",
         "intermediate_size": 3 * spec.d_ff,  # of layers without experts, of which there are none
         "moe_intermediate_size": spec.d_ff,
         "num_experts": spec.n_experts,
         "num_experts_per_tok": spec.experts_per_token,
         "norm_topk_prob": spec.normalize_expert_weights,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
     }
 
 

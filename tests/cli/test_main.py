@@ -209,7 +209,7 @@ def test_make_model_writes_a_checkpoint(run, tmp_path):
 def test_an_unknown_family_is_answered_with_the_known_ones(run, tmp_path):
     result = run("make-model", str(tmp_path), "--family", "bloom")
     assert result.code == 2
-    assert result.err.startswith("spmd-tx: --family is 'bloom'; families: qwen3, llama, mistral, ")
+    assert result.err.startswith("spmd-tx: --family is 'bloom'; families: qwen3, qwen3_moe, llama, ")
 
 
 def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):

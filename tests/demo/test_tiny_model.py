@@ -8,11 +8,13 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.demo.tiny_families import FAMILIES
+from spmd_tx.demo.tiny_families import FAMILIES, family_named
 from spmd_tx.demo.tiny_model import Spec
+from spmd_tx.errors import StartError
 from spmd_tx.models import huggingface
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.families import registry
 from spmd_tx.sharding.mesh import make_mesh
 
 
@@ -93,3 +95,29 @@ def test_the_tensors_of_every_family_are_those_that_its_declaration_reads(tmp_pa
     declared = weights(model, mesh, np.float32)
     loaded = huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
     assert loaded.embed.shape == (512, 64)
+
+
+def test_there_is_a_tiny_model_of_every_family_that_is_served():
+    tiny = {
+        registry.FAMILIES[architecture] for raw in FAMILIES.values() for architecture in raw["architectures"]
+    }
+    assert tiny == set(registry.FAMILIES.values())
+
+
+@pytest.mark.parametrize(
+    "name, family",
+    [
+        ("qwen3_moe", "qwen3_moe"),
+        ("Qwen2.5", "qwen2"),
+        ("gpt-oss", "gpt_oss"),
+        ("GLM-4.7-Flash", "glm4_moe_lite"),
+        ("Kimi-K2", "deepseek_v3"),
+    ],
+)
+def test_families_have_the_names_that_people_use(name, family):
+    assert family_named(name) == family
+
+
+def test_an_unknown_family_is_answered_with_those_there_are():
+    with pytest.raises(StartError, match="--family is 'bert'; families: qwen3, "):
+        family_named("bert")

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from spmd_tx.models.declared.layers import Model
-from spmd_tx.models.declared.maps import Map, Parameter, Source
+from spmd_tx.demo.tiny_families import stored_shapes
 from spmd_tx.models.families.registry import declare
 
 LOGITS = Path(__file__).parent / "transformers_families.npz"
@@ -174,39 +173,9 @@ def write(directory: Path, name: str, **keys: Any) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     raw = CONFIGS[name] | keys
     (directory / "config.json").write_text(json.dumps(raw))
-    weights = {tensor: _random(tensor, shape) for tensor, shape in tensor_shapes(declare(raw)).items()}
+    weights = {tensor: _random(tensor, shape) for tensor, shape in stored_shapes(declare(raw)).items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
-
-
-def tensor_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a checkpoint by its declaration, as they are stored."""
-    table = (model.vocab_size, model.d_model)
-    shapes: dict[str, tuple[int, ...]] = {model.embed.name: table, model.final_norm.name: (model.d_model,)}
-    if model.head is not None:
-        shapes[model.head.name] = table
-    for place in model.places:
-        for array in model.arrays(place):
-            for number in place.numbers:
-                _add(shapes, array, number)
-    return shapes
-
-
-def _add(shapes: dict[str, tuple[int, ...]], array: Map | Parameter, layer: int) -> None:
-    shape = array.shape if isinstance(array, Parameter) else (array.width_in, array.width_out)
-    experts = array.experts if isinstance(array, Map) else array.shape[0] if array.experts_first else 0
-    shape = _stored(array.source, shape)
-    if experts and array.source.stacked and isinstance(array, Map):
-        shape = (experts, *shape)
-    for expert in range(experts or 1):
-        name = array.source.name.format(layer=layer, expert=expert)
-        shapes[name] = tuple(map(max, shape, shapes.get(name, shape)))
-
-
-def _stored(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if source.rows is not None:
-        shape = (*shape[:-1], source.rows[1])
-    return (*shape[:-2], shape[-1], shape[-2]) if source.transposed else shape
 
 
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
