@@ -7,14 +7,17 @@ however wide the tables are, and whatever else its row or other rows hold.
 Dimension key as in kv_cache.py; W tokens in a block of pages, G query heads per key-value head.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.sharding.collectives import varying
 
 BLOCK_PAGES = 8  # pages read at once for one token per row
 SEVERAL_PAGES = 16  # the same for several tokens per row
+USUAL_TOKENS = 2048  # that a row is taken to have where costs are estimated
 LOWEST = -1e30  # a large finite number, as in attention.attend_keys
 
 
@@ -145,7 +148,9 @@ def attend_pages(
     last = jnp.max(positions_BT)
     lowest = jnp.min(jnp.where(positions_BT < 0, last, positions_BT))  # of the tokens that see anything
     first = jnp.maximum(lowest - window + 1, 0) // width if window else 0
-    _, total, summed = lax.fori_loop(first, last // width + 1, block, start)
+    usual = min(USUAL_TOKENS, window + t if window else USUAL_TOKENS, tables_BN.shape[1] * page_size)
+    with jax.named_scope(usual_turns(-(-usual // width))):
+        _, total, summed = lax.fori_loop(first, last // width + 1, block, start)
     y_BKGTE = (summed / jnp.maximum(total, 1.0)[..., None]).reshape(q_BKGTE.shape)
     return y_BKGTE.transpose(0, 3, 1, 2, 4).reshape(b, t, n, e).astype(q_BTNE.dtype)
 

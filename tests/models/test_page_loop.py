@@ -1,5 +1,6 @@
 """All ways to attend to pages are one function, and none sees what is behind a row's last token."""
 
+import re
 from functools import partial
 
 import jax
@@ -7,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.hlo.hints import told_turns
 from spmd_tx.models.attention import attend_keys
 from spmd_tx.models.kv_cache import KvCache, continue_attend, decode_attend
+from spmd_tx.models.page_loop import attend_pages
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
 PAGES, PAGE_SIZE, HEADS, GROUP, WIDTH = 60, 4, 2, 3, 8
@@ -125,3 +128,20 @@ def test_in_a_loop_neither_stale_pages_nor_wider_tables_change_a_bit(stale):
         expected = attend_several(first)
         assert np.array_equal(attend_several(first, stale=stale), expected)
         assert np.array_equal(attend_several(first, table=100), expected)
+
+
+@pytest.mark.parametrize("sight, turns", [({}, 8), ({"window": 200}, 1), ({"window": 300}, 2)])
+def test_a_program_tells_how_many_blocks_are_usually_read(sight, turns):
+    """Blocks have 256 tokens, and rows usually 2,048."""
+    shapes = [(2, 1, 2, 8), (2, 600, 16, 8), (2, 600, 16, 8), (), (2, 256), (2, 1)]
+    dtypes = [jnp.float32] * 3 + [jnp.int32] * 3
+    q, keys, values, layer, tables, positions = map(jax.ShapeDtypeStruct, shapes, dtypes)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(AXES))
+    def run(q, keys, values, layer, tables, positions):
+        return attend_pages(q, (keys, values), layer, tables, positions, **sight)
+
+    hlo = run.lower(q, keys, values, layer, tables, positions).compile().as_text()
+    told = map(told_turns, re.findall(r'op_name="([^"]*)"', hlo))
+    assert set(told) - {None} == {turns}

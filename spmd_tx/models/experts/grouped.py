@@ -264,4 +264,7 @@ def _fold_by_group(sums: Pieces, parts: Pieces, place: Layout, number: Array) ->
             sums = jax.tree.map(plus, sums, parts)
         return sums
 
-    return lax.fori_loop(0, (jnp.max(end_G - first_G) + TOGETHER - 1) // TOGETHER, add, sums)
+    turns = (jnp.max(end_G - first_G) + TOGETHER - 1) // TOGETHER
+    equal_share = -(-blocks // first_G.size)
+    with jax.named_scope(usual_turns(-(-equal_share // TOGETHER))):
+        return lax.fori_loop(0, turns, add, sums)

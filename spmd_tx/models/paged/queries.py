@@ -10,8 +10,9 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
+from spmd_tx.models.page_loop import USUAL_TOKENS
+
 LOWEST = -1e30  # a large finite number, as in attention.attend_keys
-USUAL_TOKENS = 2048  # that a row is taken to have where costs are estimated
 
 
 def by_head(q_BTNE: Float[Array, "B T N E"], heads: int, multiple: int) -> Float[Array, "B K R E"]:
