@@ -9,6 +9,7 @@ from spmd_tx.hlo.collectives import Collective, collective
 from spmd_tx.hlo.module import Computation, Instruction, Module, parse
 
 SORTS = ("__cub$", "cub::", "__cub_")  # beginnings of custom calls that sort
+Shape = tuple[str, tuple[int, ...]]  # dtype and dimensions
 SMALLEST_SORT = 4096  # numbers; smaller sorts take no time
 
 
@@ -26,7 +27,8 @@ class Operation:
     written_bytes: float = 0.0
     collective: Collective | None = None
     sorted_numbers: int = 0  # where it sorts
-    written: tuple[tuple[str, tuple[int, ...]], ...] = ()  # arrays of main memory that it writes as a whole
+    given: tuple[Shape, ...] = ()  # arrays that it may read
+    written: tuple[Shape, ...] = ()  # arrays of main memory that it writes as a whole
     frame: int = 0  # where the traced program made it (frames.py); 0: unknown
 
     @property
@@ -141,6 +143,11 @@ class _Walk:
             written_bytes=written,
             collective=_beside(instruction, next((each for each in exchanged if each is not None), None)),
             sorted_numbers=max((_sorted_numbers(each) for _, each in inside), default=0),
+            given=tuple(
+                (array.dtype, array.dims)
+                for operand in computation.operands(instruction)
+                for array in operand.arrays
+            ),
             written=tuple(traffic.written_elements(self.module, instruction)),
             frame=instruction.frame,
         )

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from spmd_tx.hlo.arrays import bits_of
-from spmd_tx.hlo.cost import Cost, cost_of
+from spmd_tx.hlo.cost import Cost, Operation, cost_of
 from spmd_tx.hlo.frames import frames_of
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.aot.parts import seconds_by_part
@@ -29,6 +29,14 @@ HLO_DTYPES = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "int32": "
 
 Progress = Callable[[str], None]
 Place = tuple[str, tuple[int, ...]]  # dtype, and dimensions in ascending order, those of 1 left out
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Names an array of the worker's state, or one layer of it."""
+
+    name: str
+    stacks: frozenset[int] = frozenset()  # elements of those that it may be a layer of; empty: it is whole
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ def compile_programs(
 
 
 def _compiled(
-    plan: Plan, target: Target, program: Program, state: dict[Place, str]
+    plan: Plan, target: Target, program: Program, state: dict[Place, Kept]
 ) -> tuple[ProgramReport, str]:
     each, began = program.wanted, time.monotonic()
     kind = each.kind if program.is_main else "other"
@@ -140,21 +148,25 @@ def collectives(cost: Cost, hosts: Sequence[int]) -> list[CollectiveReport]:
     return sorted(found.values(), key=lambda each: -each.sent_bytes)
 
 
-def state_arrays(plan: Plan, mesh: Mesh) -> dict[Place, str]:
+def state_arrays(plan: Plan, mesh: Mesh) -> dict[Place, Kept]:
     """Return the large frozen arrays and caches of a worker on one device, and one layer of each.
 
     A decode that reads its layers in a loop may copy each of them first.
     """
-    found: dict[Place, str] = {}
+    found: dict[Place, Kept] = {}
     declared = declare(plan)
     state = abstract(mesh, {"base": declared.base, "bank": declared.bank, "cache": declared.cache})
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         name = ".".join(str(getattr(key, "name", getattr(key, "key", key))) for key in path)
         dims, item = leaf.sharding.shard_shape(leaf.shape), jnp.dtype(leaf.dtype)
-        dtype = HLO_DTYPES.get(item.name, "")
-        for part, what in ((dims, name), (dims[1:], f"one layer of {name}")):
-            if math.prod(part) * item.itemsize >= LARGE and (part == dims or "layers" in name):
-                found.setdefault(_place(dtype, part), what)
+        dtype, size = HLO_DTYPES.get(item.name, ""), math.prod(dims) * item.itemsize
+        if size >= LARGE:
+            found.setdefault(_place(dtype, dims), Kept(name))
+        if "layers" in name and size >= LARGE * dims[0]:
+            place, stack = _place(dtype, dims[1:]), frozenset({math.prod(dims)})
+            layer = found.setdefault(place, Kept(f"one layer of {name}", stack))
+            if layer.stacks:  # else a whole array has these dimensions, too
+                found[place] = replace(layer, stacks=layer.stacks | stack)
     return found
 
 
@@ -162,21 +174,26 @@ def _place(dtype: str, dims: Sequence[int]) -> Place:
     return dtype, tuple(sorted(size for size in dims if size > 1))
 
 
-def copies(cost: Cost, state: dict[Place, str]) -> list[CopyReport]:
+def copies(cost: Cost, state: dict[Place, Kept]) -> list[CopyReport]:
     """Return the arrays of the state that a program writes anew as a whole, most bytes first."""
     found: dict[tuple[str, str], CopyReport] = {}
     for each in cost.operations:
         for dtype, dims in each.written:
-            name = state.get(_place(dtype, dims))
-            if name is None:
+            kept = state.get(_place(dtype, dims))
+            if kept is None or not _may_read(each, kept):
                 continue
             size = each.times * math.prod(dims) * bits_of(dtype) / 8
-            key = (name, each.op)
+            key = (kept.name, each.op)
             before = found.get(key)
             found[key] = CopyReport(
-                array=name,
+                array=kept.name,
                 operation=each.op,
                 count=each.times + (before.count if before else 0),
                 bytes=size + (before.bytes if before else 0),
             )
     return sorted(found.values(), key=lambda each: -each.bytes)
+
+
+def _may_read(operation: Operation, kept: Kept) -> bool:
+    """Say whether an operation has the stack of a layer; activations may have a layer's dimensions, too."""
+    return not kept.stacks or any(math.prod(dims) in kept.stacks for _, dims in operation.given)

@@ -124,7 +124,10 @@ def test_copies_of_the_cache_and_of_stacked_weights_are_found(monkeypatch):
         cost(
             operation([("f32", pool)], times=3),
             operation([("f32", transposed)]),
-            operation([("f32", gate[1:])], times=2),
+            operation([("f32", gate[1:])], times=2, given=(("f32", gate), ("s32", ()))),
+            operation(
+                [("f32", gate[1:])], times=7, given=(("f32", gate[1:]),)
+            ),  # activations of the same size
             operation([("f32", (5, 7, 11))]),
         ),
         arrays,
@@ -132,5 +135,6 @@ def test_copies_of_the_cache_and_of_stacked_weights_are_found(monkeypatch):
     told = {each.array: (each.count, each.bytes) for each in found}
     assert {"cache.keys", "base.layers.gate", "one layer of base.layers.gate"} <= told.keys()
     assert told["cache.keys"][0] == 3
+    assert told["one layer of base.layers.gate"][0] == 2
     assert told["base.layers.gate"] == (1, 4 * gate[0] * gate[1] * gate[2])
     assert len(told) == 3
