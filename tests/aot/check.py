@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spmd_tx.models.config import ModelConfig, read_model_config
 from tests.support.model_shapes import REAL as REAL_MODELS
 
 FILE = Path(__file__).with_name("budgets.toml")
@@ -30,6 +31,7 @@ LARGEST = {"train": "largest train", "prefill": "largest prefill", "decode": "wi
 USUAL_ADAPTERS = 8
 # The same source and versions give the same programs, but for the order in which XLA tries things.
 TOLERANCE = 1.01
+CONFIGS = Path(__file__).with_name("configs")  # of models whose sizes are not all that declares them
 
 
 class NotCompiled(Exception):
@@ -94,6 +96,11 @@ class Line:
             f"{self.case}, {self.program}: {self.figure} {_shown(self.found)}, budget {_shown(self.most)}"
             f"{before}: {self.verdict}"
         )
+
+
+def model_named(name: str) -> ModelConfig:
+    """Return a model that cases name: by its sizes, or from a config.json. Raises StartError."""
+    return REAL_MODELS.get(name) or read_model_config(CONFIGS / name)
 
 
 def read(text: str) -> list[Case]:
@@ -185,6 +192,7 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     from spmd_tx.worker.aot.compile import compile_programs, programs_of
     from spmd_tx.worker.aot.target import answering_for, target_for
     from spmd_tx.worker.memory.accelerators import parse_devices
+    from tests.aot.reports import Reports, write_reports
 
     config = ServerConfig(
         base_model=case.model,
@@ -193,7 +201,7 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
         sampler_slots=case.adapters,
     ).with_mesh(case.mesh)
     devices = parse_devices(case.devices, None)
-    plan = plan_for(config, REAL_MODELS[case.model], devices)
+    plan = plan_for(config, model_named(case.model), devices)
     target = target_for(plan, devices)
     wanted = [role for role in case.budgets if not roles or role in roles]
     programs = by_role(programs_of(plan, target.mesh))
@@ -202,16 +210,17 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     if missing:
         raise NotCompiled(f"{case.name} has no program for {', '.join(sorted(missing))}")
     folder = None if hlo is None else hlo / case.name.replace(" ", "_").replace(":", "_")
-    found: dict[str, dict[str, float]] = {}
+    reports: dict[str, Any] = {}
     with answering_for(devices):
         unique = list({program.name: program for program in programs.values()}.values())
-        reports = compile_programs(plan, target, unique, _say, folder)
-        for report in reports:
+        for report in compile_programs(plan, target, unique, _say, folder):
             if report.error is not None:
                 raise NotCompiled(f"{case.name}, {report.name} could not be compiled: {report.error}")
-            found |= {role: figures_of(report) for role, each in programs.items() if each.name == report.name}
+            reports |= {role: report for role, each in programs.items() if each.name == report.name}
             _say(f"  {report.compile_seconds:.0f} s, roofline {1e3 * report.roofline_seconds:.2f} ms")
-    return found
+    if folder is not None:
+        write_reports(folder, Reports(case=case.name, programs=reports))
+    return {role: figures_of(report) for role, report in reports.items()}
 
 
 def main() -> int:
@@ -220,7 +229,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that a case's name must have, as qwen3-4b")
     parser.add_argument("--roles", default="", help=f"some of: {', '.join(ROLES)}")
     parser.add_argument("--write", action="store_true", help="write the values of today into the file")
-    parser.add_argument("--hlo", type=Path, help="folder for the optimized HLO")
+    parser.add_argument(
+        "--hlo",
+        type=Path,
+        help="folder for the optimized HLO and the reports that page.py reads",
+    )
     options = parser.parse_args()
     cases = read(FILE.read_text())
     chosen = [

@@ -1,0 +1,35 @@
+"""What is kept of a case, and the table that the documentation gets of it."""
+
+from spmd_tx.worker.aot.report import ProgramReport
+from tests.aot.check import read
+from tests.aot.page import lines
+from tests.aot.reports import Reports, read_reports, write_reports
+
+NAME = "qwen3-8b 8xh100 8,1,1 8192"
+(CASE,) = read(f'["{NAME}"."train"]\nsorts = 0\n')
+
+
+def program(name, **figures):
+    return ProgramReport(name=name, kind="train", **figures)
+
+
+def test_a_line_has_a_programs_figures():
+    figures = {"flops": 1.5e14, "bytes_moved": 7e11, "roofline_seconds": 0.5, "expected_seconds": 0.8}
+    found = Reports(case=NAME, programs={"train": program("train mlp 4x2048", tokens=65536, **figures)})
+    assert lines([CASE], {NAME: found}) == [
+        ["qwen3-8b", "8 x h100", "8, 1, 1", "train mlp 4x2048", "150", "700", "500", "81,920"]
+    ]
+
+
+def test_programs_that_are_not_usual_have_no_line():
+    found = Reports(case=NAME, programs={"largest train": program("train full 1x8192")})
+    assert lines([CASE], {NAME: found}) == []
+
+
+def test_roles_that_are_not_compiled_again_are_kept(tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    write_reports(folder, Reports(case=NAME, programs={"train": program("old"), "decode": program("kept")}))
+    write_reports(folder, Reports(case=NAME, programs={"train": program("new")}))
+    programs = read_reports(tmp_path)[NAME].programs
+    assert {role: each.name for role, each in programs.items()} == {"train": "new", "decode": "kept"}
