@@ -1,7 +1,20 @@
+import gc
 import os
+import sys
 
 # A test must not depend on the shell it runs in: options of the server also come from these variables.
 for name in [name for name in os.environ if name.startswith(("SPMD_TX_", "TINKER_"))]:
     del os.environ[name]
 
-pytest_plugins = ["tests.support.databases", "tests.support.disks"]
+# Tests start hundreds of processes, and each would compile all modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what lives to the end: modules and thousands of tests."""
+    gc.collect()
+    gc.freeze()
+
+
+pytest_plugins = ["tests.support.databases", "tests.support.disks", "tests.support.distribution"]

@@ -1,0 +1,81 @@
+"""Deals files to the processes of `make test`: the longest first, and those that share to one process."""
+
+from typing import Any
+
+import pytest
+
+# Files that use one server, or the same traced programs, which each process would make for itself.
+TOGETHER = {
+    "server": (
+        "tests/sdk/test_guides.py",
+        "tests/sdk/test_processes.py",
+        "tests/sdk/test_bad_input.py",
+        "tests/sdk/test_bad_requests.py",
+        "tests/sdk/test_checkpoints.py",
+        "tests/sdk/test_custom_losses.py",
+        "tests/sdk/test_downloads.py",
+        "tests/sdk/test_losses.py",
+        "tests/sdk/test_old_clients.py",
+        "tests/sdk/test_openai.py",
+        "tests/sdk/test_prefix_cache.py",
+        "tests/sdk/test_sampling.py",
+        "tests/sdk/test_sampling_clients.py",
+        "tests/sdk/test_sampling_scores.py",
+        "tests/sdk/test_sessions.py",
+        "tests/sdk/test_stable_reinforce.py",
+        "tests/sdk/test_training.py",
+    ),
+    "tiny engine": (
+        "tests/models/test_against_reference.py",
+        "tests/models/test_losses_against_reference.py",
+        "tests/sharding/test_collectives.py",
+        "tests/worker/steps/test_adapters.py",
+        "tests/worker/steps/test_experts.py",
+        "tests/worker/steps/test_optimizer.py",
+        "tests/worker/steps/test_prompt_scores.py",
+        "tests/worker/steps/test_remat.py",
+        "tests/worker/steps/test_sample.py",
+        "tests/worker/steps/test_swap.py",
+    ),
+}
+GROUP_OF = {file: name for name, files in TOGETHER.items() for file in files}
+
+# One that starts last runs alone at the end, on one core.
+LONG = (
+    *GROUP_OF,
+    "tests/worker/programs/test_aside.py",
+    "tests/chaos/test_crashes.py",
+    "tests/conformance/test_conformance.py",
+    "tests/worker/test_company.py",
+    "tests/worker/test_engine.py",
+    "tests/coordinator/server/test_serve.py",
+    "tests/sdk/test_warm_up.py",
+    "tests/sdk/test_batch_invariance.py",
+    "tests/worker/test_tenants.py",
+    "tests/worker/test_batch_invariance.py",
+)
+PLACES = {file: place for place, file in enumerate(LONG)}
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: PLACES.get(file_of(item.nodeid), len(PLACES)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        """Treats files that share as one."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = file_of(nodeid)
+            return GROUP_OF.get(file, file)
+
+    return Scheduling(config, log)
