@@ -50,7 +50,7 @@ async def run_queue(
 
 
 ROUTES = Path(__file__).parent / "http"
-ON_BOTH = "test_isolation.py", "test_checkpoints.py", "test_sessions.py"  # those with most SQL of their own
+ON_BOTH = ("test_isolation.py",)  # the one with most SQL of its own
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are chosen by their marks

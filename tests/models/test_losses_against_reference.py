@@ -30,6 +30,8 @@ from tests.support.tiny_engine import (
     tiny_engine,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 MESHES = [((1, 1, 1), "dense", False), ((2, 2, 2), "dense", False)]
 TRAINED = (0, 1)
 

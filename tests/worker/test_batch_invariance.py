@@ -47,7 +47,7 @@ ADAPTER = AdapterSpec(rank=32)  # smaller ones have sums so short that their pla
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(((1, 1, 1), "dense"), id="one device"),
+        pytest.param(((1, 1, 1), "dense"), id="one device", marks=pytest.mark.slow),
         pytest.param(((2, 1, 2), "dense"), id="fsdp and tp"),
         pytest.param(((1, 2, 1), "mixture"), id="experts", marks=pytest.mark.slow),
     ],

@@ -35,7 +35,7 @@ LOSSES = ["cross_entropy", "importance_sampling", "ppo", "cispo"]
 @pytest.fixture(
     scope="module",
     params=[
-        ((1, 1, 1), SPEC),
+        pytest.param(((1, 1, 1), SPEC), marks=pytest.mark.slow),
         pytest.param(((2, 1, 2), SPEC), marks=pytest.mark.slow),
         pytest.param(((4, 1, 1), SPEC), marks=pytest.mark.slow),
         ((2, 2, 1), MIXTURE),

@@ -215,7 +215,7 @@ def test_a_program_that_somebody_waits_for_does_not_wait_for_the_child(start):
     assert worker.outcome() == (1, None)
 
 
-@pytest.mark.parametrize("is_at_work", [False, True])
+@pytest.mark.parametrize("is_at_work", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir, is_at_work):
     script = (
         "import sys, time; from pathlib import Path; from tests.support import engine_setup;"
@@ -234,7 +234,13 @@ def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir,
     assert not child.is_running()
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:1000], lambda content: content[:-1] + b"?"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content: content[:1000], marks=pytest.mark.slow),
+        lambda content: content[:-1] + b"?",
+    ],
+)
 def test_a_damaged_file_is_compiled_and_written_again(start, kept, tmp_path, damage, caplog):
     shutil.copytree(kept, tmp_path / "cache")
     for file in (tmp_path / "cache").glob("program-*"):

@@ -86,7 +86,14 @@ def expected(model=MODEL):
 
 
 @pytest.mark.parametrize(
-    "setup, slot", [({}, 3), ({"max_rank": 16}, 1), ({"max_rank": 4}, 1), ({"shape": (2, 2, 2)}, 0)], ids=str
+    "setup, slot",
+    [
+        ({}, 3),
+        ({"max_rank": 16}, 1),
+        pytest.param({"max_rank": 4}, 1, marks=pytest.mark.slow),
+        ({"shape": (2, 2, 2)}, 0),
+    ],
+    ids=str,
 )
 def test_an_adapter_is_the_same_in_any_slot_on_any_server(model, setup, slot):
     for name, factor in factors_of(adapters(**setup, model=model).created(slot=slot), slot).items():

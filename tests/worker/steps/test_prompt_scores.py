@@ -23,7 +23,9 @@ TARGETS[:, 0] = PROMPT.prompt[1:]
 TARGETS[3, 1], TARGETS[4, 1] = 255, 0
 
 
-@pytest.fixture(scope="module", params=[(1, 1, 1), (2, 1, 4)], ids=mesh_name)
+@pytest.fixture(
+    scope="module", params=[pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 1, 4)], ids=mesh_name
+)
 def sampler(request):
     return tiny_sampler(request.param).reset()
 

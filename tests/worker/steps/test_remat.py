@@ -29,7 +29,7 @@ def rows():
         pytest.param((1, 1, 1), "dense", "none", marks=pytest.mark.slow),
         pytest.param((1, 1, 1), "dense", "light", marks=pytest.mark.slow),
         ((1, 1, 1), "dense", "mlp"),
-        ((2, 2, 2), "mixture", "mlp"),
+        pytest.param((2, 2, 2), "mixture", "mlp", marks=pytest.mark.slow),
     ],
 )
 def test_every_level_leads_to_the_same_gradients(shape, kind, level):

@@ -62,7 +62,10 @@ def on_one_device(kind: str = "dense"):
     return run(tiny_sampler(kind=kind).reset(), stand(SAMPLES))
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=engine_name)
+SAMPLERS = [pytest.param(each, marks=pytest.mark.slow) if "grouped" in each else each for each in ENGINES]
+
+
+@pytest.fixture(scope="module", params=SAMPLERS, ids=engine_name)
 def sampler(request):
     shape, kind, split_base = request.param
     return tiny_sampler(shape, kind=kind, split_base=split_base).reset()
@@ -353,7 +356,7 @@ def test_devices_that_draw_differently_all_take_the_token_of_the_first(monkeypat
     assert len(tokens) == 1
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 1, 2)], ids=mesh_name)
+@pytest.mark.parametrize("shape", [(1, 1, 4), pytest.param((2, 1, 2), marks=pytest.mark.slow)], ids=mesh_name)
 def test_on_accelerators_tokens_are_the_same_though_no_device_has_whole_logits(monkeypatch, shape):
     monkeypatch.setattr("spmd_tx.worker.steps.sample.platform", lambda mesh: "tpu")
     sampler = TinySampler(tiny_engine(shape), np.float32)
