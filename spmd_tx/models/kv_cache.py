@@ -18,6 +18,7 @@ from jaxtyping import Int
 from spmd_tx.models.attention import segment_attention
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend
+from spmd_tx.models.page_loop import Pools
 from spmd_tx.models.paged.attention import paged_attention
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
@@ -32,7 +33,11 @@ class KvCache(PyTreeNode):
     """
 
     keys: Any
-    values: Any
+    values: Any  # None: the keys are the values, too, as in latent attention
+
+    @property
+    def pools(self) -> Pools:
+        return self.keys, self.values
 
 
 def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
@@ -41,11 +46,13 @@ def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int,
     of_data = pages * mesh.shape[FSDP] * mesh.shape[EP]
     shape = (model.declared.n_paged, of_data, page_size, heads * model.head_dim)
     pool = Weight(shape, P(None, DATA, None, TP), dtype)
-    return KvCache(pool, pool)
+    return KvCache(pool, pool if model.declared.keeps_values else None)
 
 
 def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v: Array) -> KvCache:
     """Write one layer's keys and values [..., K, E] at (page, place), which have their leading shape.
+
+    ``v`` is not read where the keys are the values.
 
     No two of them may be the same, except on page 0, to which nothing is written.
     """
@@ -55,7 +62,7 @@ def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v
         new = new.reshape(*pages.shape, pool.shape[3])
         return pool.at[index, pages, places].set(new, unique_indices=True, mode="drop")
 
-    return KvCache(put(cache.keys, k), put(cache.values, v))
+    return KvCache(put(cache.keys, k), None if cache.values is None else put(cache.values, v))
 
 
 def _without_trash(pages: Array, count: int) -> Array:
@@ -103,8 +110,7 @@ def continue_attend(
         index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
     ) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
-        pools = (cache.keys, cache.values)
-        return paged_attention(implementation, q, pools, index, tables_BN, positions_BT, **sight), cache
+        return paged_attention(implementation, q, cache.pools, index, tables_BN, positions_BT, **sight), cache
 
     return attend
 
@@ -125,8 +131,7 @@ def decode_attend(
         page_B = jnp.where(is_alive_B, page_B, TRASH_PAGE)
         cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
         last_B1 = jnp.where(is_alive_B, positions_B, -1)[:, None]
-        pools = (cache.keys, cache.values)
-        return paged_attention(implementation, q, pools, index, tables_BN, last_B1, **sight), cache
+        return paged_attention(implementation, q, cache.pools, index, tables_BN, last_B1, **sight), cache
 
     return attend
 

@@ -1,8 +1,8 @@
 """Latent attention (MLA, DeepSeek-AI 2024): all heads share one short vector per token.
 
 Keys and values follow from it. A page keeps it, normed, and one rotated key that all heads share. Training
-and prefill expand pages to keys and values. Decode instead multiplies queries by the expansion of keys, so
-that it reads the pages as they are: all heads then share one key, whose first part is the value as well.
+expands it to keys and values. Sampling instead multiplies queries by the expansion of keys, so that it reads
+the pages as they are: all heads then share one key, whose first part is the value as well.
 
 Dimension key: B row, T token, S source token, N heads, R rank of pages, C width of pages (R + rotated key),
 E width of keys and queries, V width of values.

@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.sharding.collectives import varying
 
+Pools = tuple[Array, Array | None]  # keys and values [L, P, S, X]; None: the keys are the values, too
+
 BLOCK_PAGES = 8  # pages read at once for one token per row
 SEVERAL_PAGES = 16  # the same for several tokens per row
 USUAL_TOKENS = 2048  # that a row is taken to have where costs are estimated
@@ -23,7 +25,7 @@ LOWEST = -1e30  # a large finite number, as in attention.attend_keys
 
 def attend_row_by_row(
     q_BNE: Float[Array, "B N E"],
-    pools_LPSX: tuple[Array, Array],
+    pools_LPSX: Pools,
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_B: Int[Array, " B"],
@@ -31,7 +33,7 @@ def attend_row_by_row(
     sinks_N: Float[Array, " N"] | None = None,
     window: int = 0,
 ) -> Float[Array, "B N E"]:
-    """Attend from each row's token to the tokens up to its position; the pools hold keys and values.
+    """Attend from each row's token to the tokens up to its position.
 
     For CPUs: each row reads its own pages once. If all rows' pages were gathered first, the copy would cost
     more than the attention, and every row as much as the longest one.
@@ -61,7 +63,8 @@ def attend_row_by_row(
         def block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             highest_N, total_N, sum_NX = carry
             pages = lax.dynamic_slice(table_N, (number * block_pages,), (block_pages,))
-            keys_WX, values_WX = (read(pool, pages) for pool in pools_LPSX)
+            keys_WX = read(pools_LPSX[0], pages)
+            values_WX = keys_WX if pools_LPSX[1] is None else read(pools_LPSX[1], pages)
             order_W = number * width + jnp.arange(width)
             is_there_W = order_W <= position
             if window:
@@ -91,7 +94,7 @@ def attend_row_by_row(
 
 def attend_pages(
     q_BTNE: Float[Array, "B T N E"],
-    pools_LPSX: tuple[Array, Array],
+    pools_LPSX: Pools,
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
@@ -121,7 +124,8 @@ def attend_pages(
     def block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, summed = carry
         pages = lax.dynamic_slice_in_dim(tables_BN, number * block_pages, block_pages, axis=1)
-        keys, values = (read(pool, pages) for pool in pools_LPSX)
+        keys = read(pools_LPSX[0], pages)
+        values = keys if pools_LPSX[1] is None else read(pools_LPSX[1], pages)
         order_W = number * width + jnp.arange(width)
         is_seen_BQW = order_W[None, None] <= positions_BQ[:, :, None]
         if window:

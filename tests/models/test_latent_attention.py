@@ -1,20 +1,29 @@
 """Latent attention equals that of transformers, expanded as in training and over pages as in decode."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spmd_tx.models.blockwise_attention import attend_segments
+from spmd_tx.models.config import configured
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.registry import declare
 from spmd_tx.models.families.rope import read_rope
+from spmd_tx.models.kv_cache import KvCache, cache_weights, copy_pages, write
 from spmd_tx.models.latent_attention import absorb, compress, expand, expand_result, place_queries
 from spmd_tx.models.layers import rms_norm
+from spmd_tx.models.paged.attention import paged_attention
+from spmd_tx.sharding.mesh import abstract_mesh, make_mesh
+from tests.golden.families import CONFIGS
 from tests.golden.parts import LATENT, PARTS, TOKENS
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 GOLDEN = np.load(PARTS)
+DEEPSEEK = configured(declare(CONFIGS["deepseek_v3"]))
+PAGE = 4  # tokens
 TOLERANCE = 1e-5  # relative to the largest result
 
 
@@ -63,11 +72,32 @@ def test_expanded_keys_and_values_give_what_transformers_does(name):
 @pytest.mark.parametrize("name", LATENT)
 def test_pages_alone_give_what_transformers_does(name):
     latent, w, queries, pages = inputs(name)
-    queries, key = absorb(latent, queries, w["kv_b_proj"]), pages[:, :, None]
-    value = key[..., : latent.kv_rank]
-    segments = jnp.ones((1, TOKENS), jnp.int32)
-    y = attend_segments(queries, key, value, segments)
-    check(name, expand_result(latent, y, w["kv_b_proj"]), w["o_proj"])
+    queries = absorb(latent, queries, w["kv_b_proj"])
+    pool = jnp.pad(pages[0], ((0, -TOKENS % PAGE), (0, 0))).reshape(1, -1, PAGE, latent.width)
+    table, positions = jnp.arange(pool.shape[1])[None], jnp.arange(TOKENS)[None]
+
+    @jax.jit
+    @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
+    def attend(queries, pool):
+        at_once = paged_attention("reference", queries, (pool, None), jnp.int32(0), table, positions)
+        tables, rows = jnp.tile(table, (TOKENS, 1)), queries.swapaxes(0, 1)
+        each = paged_attention("row_by_row", rows, (pool, None), jnp.int32(0), tables, positions.T)
+        return at_once, each.swapaxes(0, 1)
+
+    for y in attend(queries, pool):
+        check(name, expand_result(latent, y[..., : latent.kv_rank], w["kv_b_proj"]), w["o_proj"])
+
+
+def test_the_cache_keeps_pages_once():
+    declared = cache_weights(DEEPSEEK, abstract_mesh(1, 1, 1), 5, PAGE, jnp.float32)
+    assert declared.values is None
+    assert declared.keys.shape == (3, 5, PAGE, 16 + 8)
+    cache = KvCache(jnp.zeros(declared.keys.shape), None)
+    new = jnp.arange(48.0).reshape(2, 1, 24)
+    cache = write(cache, jnp.int32(1), jnp.array([4, 2]), jnp.array([0, 1]), new, new)
+    cache = copy_pages(cache, jnp.array([[4, 3], [0, 0]]))
+    for page, place, row in ((4, 0, 0), (2, 1, 1), (3, 0, 0)):
+        assert np.array_equal(cache.keys[1, page, place], new[row, 0])
 
 
 def test_the_declaration_names_the_tensors_of_the_module():

@@ -216,6 +216,11 @@ class Model:
         """How many layers keep something of each token, in pages."""
         return sum(bool(layer.mixer.per_token) for layer in self.layers)
 
+    @cached_property
+    def keeps_values(self) -> bool:
+        """Whether pages keep values beside keys. Layers with pages are alike in this."""
+        return any(len(layer.mixer.per_token) > 1 for layer in self.layers)
+
     def kept_numbers(self, place: Place) -> tuple[int, ...]:
         """Return the numbers of a place's layers among those that keep the same: pages, or a state."""
         keeps_state = bool(place.layer.mixer.per_sequence)

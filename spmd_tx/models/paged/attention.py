@@ -13,10 +13,9 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float, Int
 
-from spmd_tx.models.page_loop import attend_pages, attend_row_by_row
+from spmd_tx.models.page_loop import Pools, attend_pages, attend_row_by_row
 from spmd_tx.models.paged import mosaic, triton
 
-Pools = tuple[Array, Array]  # keys and values [L, P, S, X]
 # (queries [B, T, N, E], pools, layer, tables [B, N], positions [B, T]; -1: sees nothing) -> [B, T, N, E]
 PagedAttention = Callable[..., Array]
 
