@@ -29,6 +29,7 @@ PARALLEL_SIZES = (
 )
 PLAN_OPTIONS = (  # beside the model: what the memory plan depends on
     "dtype",
+    "expert_weights",
     "max_context_length",
     *PARALLEL_SIZES,
     "shard_base_weights",
@@ -54,6 +55,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     base_model: str  # Hugging Face id or directory
     served_model_name: str | None = None  # what clients call it; None: as in base_model
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    # Whether devices keep a mixture's experts as an MXFP4, FP8 or INT4 checkpoint has them.
+    expert_weights: Literal["unpacked", "packed"] = "unpacked"
     max_context_length: int | None = None  # tokens; None: the model's own limit
 
     fully_sharded_data_parallel_size: Size = AUTO

@@ -110,7 +110,7 @@ def make(config: ServerConfig, devices: Devices) -> Planned:
     from spmd_tx.coordinator.agent.base_model import find_config
 
     directory = find_config(config.base_model)
-    model = read_model_config(directory, config.planned_expert_lora)
+    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights)
     if config.mesh is None:
         return _choose(config, model, devices)
     _check_count(config, devices)
@@ -129,7 +129,8 @@ def compile_for(config: ServerConfig, devices: Devices, wish: Wish, *, as_json: 
     """Compile for all meshes of the devices with the sizes that are given. Raises StartError."""
     from spmd_tx.coordinator.agent.base_model import find_config
 
-    model = read_model_config(find_config(config.base_model), config.planned_expert_lora)
+    directory = find_config(config.base_model)
+    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights)
     if config.mesh is not None:
         _check_count(config, devices)
     meshes = list(_meshes(config, model, devices.count)) if config.mesh is None else [config.mesh]

@@ -3,7 +3,8 @@
 Dimension key as in backbone.py.
 """
 
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import jax.numpy as jnp
 from flax.struct import PyTreeNode
@@ -14,6 +15,7 @@ from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.declared.maps import Map, Parameter, Source, is_split
 from spmd_tx.models.named import Named
+from spmd_tx.models.packed import Packed, scale_dtype
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -25,7 +27,7 @@ class Weights(PyTreeNode, Generic[Leaf]):
 
     embed: Leaf  # [V, D]
     # Every array of a layer, stacked over the layers that are alike: [L, ...], for experts [L, X, ...].
-    # Linear maps are [L, I, O].
+    # Linear maps are [L, I, O]; experts that stay encoded are Packed (packed.py).
     layers: Named[Leaf]
     final_norm: Leaf  # [D]
     head: Leaf | None  # [V, D]; None: tied to embed
@@ -42,11 +44,14 @@ def weights(
     """Declare the weights. With fewer heads than tp, every device keeps all of them."""
     declared, fsdp = model.declared, FSDP if split_over_fsdp else None
     vocabulary = P(TP, fsdp)
-    layers: dict[str, Weight] = {}
+    layers: dict[str, Any] = {}
     for place in declared.places:
         for array in declared.arrays(place):
             make = _linear(array, mesh, fsdp) if isinstance(array, Map) else _parameter(array, mesh)
-            layers[place.name(array.name)] = _stacked(place, array, make, dtype)
+            if isinstance(array, Map) and array.is_packed:
+                layers[place.name(array.name)] = _packed(place, array, make)
+            else:
+                layers[place.name(array.name)] = _stacked(place, array, make, dtype)
     table = (declared.vocab_size, declared.d_model)
     return Weights(
         embed=_weight(table, vocabulary, dtype, declared.embed),
@@ -88,6 +93,19 @@ def _stacked(
         dtype = jnp.float32
     spec = P(None, *axes) if any(axes) else P()
     return _weight((len(place.numbers), *shape), spec, dtype, array.source, place.numbers)
+
+
+def _packed(place: Place, array: Map, of_layer: tuple[tuple[int, ...], Axes]) -> Packed:
+    """Declare the two arrays of encoded matrices, which are split as the decoded ones would be."""
+    (*lead, width_in, width_out), axes = of_layer
+    encoding, source = array.source.encoding, array.source
+
+    def piece(name: str, inputs: int, dtype: DTypeLike) -> Weight:
+        shape = (len(place.numbers), *lead, width_in // inputs, width_out)
+        return replace(_weight(shape, P(None, *axes), dtype, source, place.numbers), piece=name)
+
+    numbers = piece("numbers", encoding.of_byte, jnp.uint8)
+    return Packed(numbers, piece("scales", encoding.group, scale_dtype(encoding)), encoding)
 
 
 def _weight(

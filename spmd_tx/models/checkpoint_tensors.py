@@ -54,8 +54,14 @@ def tensor_names(weight: Weight) -> Iterable[str]:
 
 
 def stored_slices(weight: Weight, bounds: Bounds) -> tuple[slice, ...]:
-    """Return where a part of a weight's array is in its tensor. ``bounds`` are without stacked dimensions."""
+    """Return where a part of a weight's array is in its tensor. ``bounds`` are without stacked dimensions.
+
+    Those of an encoded tensor count the numbers that it decodes to.
+    """
     slices = [slice(*bound) for bound in bounds]
+    if weight.piece:
+        step, inputs = _inputs_of_row(weight), slices[-2]
+        slices[-2] = slice(inputs.start * step, inputs.stop * step)
     if weight.rows is not None:
         first, _, step = weight.rows
         start, stop = bounds[-1]
@@ -71,6 +77,8 @@ def check(tensors: Tensors, weights: list[Weight], unread: Sequence[str] | None)
     ends: dict[str, Part] = {}  # each with its shape up to the last row that is read
     for weight in weights:
         for name in tensor_names(weight):
+            if weight.piece == "scales":
+                _check_scales(tensors, weight, name)
             for part in parts(weight, name):
                 seen = ends.get(part.name, part)
                 if len(seen.shape) == len(part.shape):
@@ -99,6 +107,17 @@ def parts(weight: Weight, name: str) -> tuple[Part, ...]:
     return (Part(name, shape, ""),) if weight.encoding is None else weight.encoding.parts(name, shape)
 
 
+def _check_scales(tensors: Tensors, weight: Weight, name: str) -> None:
+    """Refuse scales that would be rounded."""
+    scales = parts(weight, name)[1].name
+    found, kept = tensors.tensor(scales).dtype, np.dtype(weight.dtype)
+    if found != kept:
+        raise StartError(
+            f"{tensors.file_of(scales)}: {scales} is stored as {found}, but experts stay packed only with "
+            f"scales of {kept}; set --expert-weights to unpacked"
+        )
+
+
 def _check_others(names: list[str], unread: Sequence[str], model_dir: Path) -> None:
     is_unread = re.compile("|".join(f"(?:{each})" for each in unread) or r"(?!)")
     unknown = sorted(name for name in names if not is_unread.fullmatch(name))
@@ -113,9 +132,17 @@ def _check_others(names: list[str], unread: Sequence[str], model_dir: Path) -> N
 def _shape_to_end(weight: Weight) -> tuple[int, ...]:
     """Return the shape of the weight's tensor, as far as the weight reads its rows."""
     shape = weight.shape[len(stacked(weight)) :]
+    if weight.piece:
+        *lead, rows, columns = shape
+        shape = (*lead, rows * _inputs_of_row(weight), columns)
     if weight.rows is not None:
         shape = (*shape[:-1], weight.rows[1])
     return _stored(shape) if weight.transposed else shape
+
+
+def _inputs_of_row(weight: Weight) -> int:
+    """Return how many inputs a row of a piece of encoded matrices is for."""
+    return weight.encoding.of_byte if weight.piece == "numbers" else weight.encoding.group
 
 
 def _stored(of_each_dimension: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -16,6 +16,8 @@ from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.families.keys import Refusal
 from spmd_tx.models.families.registry import declare
 
+PACKED, UNPACKED = "packed", "unpacked"  # ways of keeping the weights of experts
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -59,16 +61,39 @@ def layout_named(name: str) -> ExpertLora:
     return next(layout for layout in EXPERT_LORA if layout == name)
 
 
-def read_model_config(model_dir: Path, expert_lora: str = EXPERT_LORA[0]) -> ModelConfig:
+def read_model_config(
+    model_dir: Path, expert_lora: str = EXPERT_LORA[0], expert_weights: str = UNPACKED
+) -> ModelConfig:
     """Read ``config.json``. ``expert_lora`` names the layout of adapters of experts.
 
-    Raises StartError when the file is missing, or the model is not supported.
+    With ``expert_weights`` "packed" devices keep experts as the checkpoint encodes them. Raises StartError
+    when the file is missing, or the model is not supported, or has no such experts.
     """
     raw = _read_json(model_dir / "config.json")
     try:
-        return configured(declare(raw), layout_named(expert_lora))
+        model = declare(raw)
     except Refusal as problem:
         raise StartError(f"{model_dir}/config.json {problem}") from None
+    if expert_weights == PACKED:
+        model = _packing(model, model_dir)
+    return configured(model, layout_named(expert_lora))
+
+
+def _packing(model: Model, model_dir: Path) -> Model:
+    """Return the model with packed experts. Raises StartError where it has none that can be."""
+    model = replace(model, packs_experts=True)
+    if not model.packed:
+        raise StartError(
+            f"--expert-weights is packed, but {model_dir} has no experts in MXFP4, FP8 or INT4; "
+            "leave the option out"
+        )
+    for array in model.packed:
+        if array.width_in % array.source.encoding.group:
+            raise StartError(
+                f"--expert-weights is packed, but {array.width_in} inputs of experts are no multiple of "
+                f"{array.source.encoding.group}, which share a scale; set it to unpacked"
+            )
+    return model
 
 
 def configured(model: Model, expert_lora: ExpertLora = "shared-outer") -> ModelConfig:

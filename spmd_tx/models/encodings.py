@@ -1,14 +1,12 @@
-"""Decodes matrices that checkpoints store in fewer bits: on the host while loading, or on the device.
+"""Decodes matrices that checkpoints store in fewer bits, while they are loaded (packed.py: on devices).
 
 Dimension key: O output width, I input width, J numbers that share a scale, G groups of them in a row.
 """
 
 from functools import cache
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax import Array, lax
 
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4
 
@@ -58,6 +56,24 @@ def decoded_part(
     decode(encoding, numbers, scales[blocks], place)
     step = rows.step or 1
     return place[rows.start - first : rows.stop - first : step, columns.start - left : columns.stop - left]
+
+
+def piece_of(
+    piece: str, encoding: Encoding, stored: np.ndarray, scales: np.ndarray, rows: slice, columns: slice
+) -> np.ndarray:
+    """Return rows and columns of one matrix [O, I] without decoding it, as packed.py has them transposed.
+
+    The piece is "numbers" [O, I / n], as bytes, or "scales" [O, I / J]. Columns are whole groups of numbers.
+    """
+    if piece == "numbers":
+        size = encoding.of_byte
+        return stored.reshape(len(stored), -1).view(np.uint8)[
+            rows, columns.start // size : columns.stop // size
+        ]
+    groups = slice(columns.start // encoding.group, columns.stop // encoding.group)
+    if isinstance(encoding, Fp8Blocks):
+        return scales[np.arange(rows.start, rows.stop, rows.step or 1) // encoding.rows, groups]
+    return scales[rows, groups]
 
 
 def _shape(encoding: Encoding, stored: np.ndarray, scales: np.ndarray) -> tuple[int, ...]:
@@ -139,40 +155,3 @@ def _int4_pairs() -> np.ndarray:
     codes = np.arange(256)
     pairs = np.stack([codes & 15, codes >> 4], axis=-1) - INT4_OFFSET
     return np.ascontiguousarray(pairs.astype(np.float32)).view(np.uint64)[:, 0]
-
-
-def decode_on_device(encoding: Encoding, stored: Array, scales: Array) -> Array:
-    """Decode matrices [..., O, I] to bfloat16, for products with experts that stay packed in memory.
-
-    It gives what ``decode`` does, but that numbers below the least normal one may become zero.
-    """
-    if isinstance(encoding, Fp8Blocks):
-        values = lax.bitcast_convert_type(stored, jnp.float8_e4m3fn) if stored.dtype == jnp.uint8 else stored
-        *_, rows, columns = stored.shape
-        scales = jnp.repeat(scales, encoding.rows, axis=-2)[..., :rows, :]
-        scales = jnp.repeat(scales, encoding.columns, axis=-1)[..., :columns]
-        return (values.astype(jnp.float32) * scales).astype(jnp.bfloat16)
-    if isinstance(encoding, Mxfp4):
-        values = _fp4_values(_nibbles(stored))
-        power = lax.bitcast_convert_type(scales.astype(jnp.int32) << 23, jnp.float32)  # an fp32's exponent
-        return (values * power[..., None]).reshape(*scales.shape[:-1], -1).astype(jnp.bfloat16)
-    shifts = jnp.arange(0, 32, 4, dtype=jnp.int32).reshape((1,) * stored.ndim + (8,))
-    values = ((stored[..., None] >> shifts) & 15) - INT4_OFFSET
-    values = values.reshape(*scales.shape, encoding.group).astype(jnp.float32)
-    return (
-        (values * scales.astype(jnp.float32)[..., None]).reshape(*scales.shape[:-1], -1).astype(jnp.bfloat16)
-    )
-
-
-def _nibbles(bytes_: Array) -> Array:
-    """Return the two halves of each byte, the lower first, as int32."""
-    wide = bytes_.astype(jnp.int32)
-    return jnp.stack([wide & 15, wide >> 4], axis=-1).reshape(*wide.shape[:-1], -1)
-
-
-def _fp4_values(codes: Array) -> Array:
-    """Compute e2m1 numbers in fp32: an accelerator does it faster than it looks them up."""
-    exponent, half = (codes >> 1) & 3, codes & 1
-    normal = lax.bitcast_convert_type((exponent + 126) << 23 | half << 22, jnp.float32)
-    size = jnp.where(exponent == 0, 0.5 * half.astype(jnp.float32), normal)
-    return jnp.where(codes >= 8, -size, size)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint_tensors import ENCODED, check, parts, stacked, stored_slices, tensor_name
-from spmd_tx.models.encodings import decoded_part
+from spmd_tx.models.encodings import decoded_part, piece_of
 from spmd_tx.sharding.weight import Weight
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -221,7 +221,8 @@ class _Loading:
             return
         numbers, scales = (tensor[wanted[:-2]] for tensor in tensors)
         for expert in np.ndindex(numbers.shape[: len(wanted) - 2]):
-            yield expert, decoded_part(weight.encoding, numbers[expert], scales[expert], *wanted[-2:])
+            matrix = weight.encoding, numbers[expert], scales[expert], *wanted[-2:]
+            yield expert, piece_of(weight.piece, *matrix) if weight.piece else decoded_part(*matrix)
 
     def _count(self, size: int) -> None:
         self.done += size

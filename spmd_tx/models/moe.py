@@ -9,6 +9,7 @@ Dimension key as in backbone.py; X expert, C choice, R row of any device of ep, 
 """
 
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +29,10 @@ from spmd_tx.models.experts.factors import (
 )
 from spmd_tx.models.experts.grouped import Grouping, Kernels, run_experts
 from spmd_tx.models.experts.layout import Choices, layout
+from spmd_tx.models.experts.product import READS_PACKED
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.lora import Lora
+from spmd_tx.models.packed import Matrix, Packed, decoded
 from spmd_tx.models.row_lora import whole
 from spmd_tx.sharding.collectives import gather, sum_scatter, varying
 from spmd_tx.sharding.mesh import EP, TP
@@ -44,8 +47,10 @@ def gather_rows(x: Array) -> Array:
     return gather(x, EP, 0)
 
 
-def reads_stack(up_LXDF: Array, d_model: int, experts: int, how: "Pass") -> bool:
+def reads_stack(up_LXDF: Matrix, d_model: int, experts: int, how: "Pass") -> bool:
     """Say whether the experts' kernels take matrices from the stack of layers, without copying them."""
+    if isinstance(up_LXDF, Packed) and how.product not in READS_PACKED:
+        return False
     depth, width = up_LXDF.shape[-2:]
     is_small = experts * d_model * width * lax.axis_size(TP) < LEAST_GROUPED
     return how.product != "reference" and depth == d_model and not is_small
@@ -210,7 +215,7 @@ def _expert_of_shared(activation: str, how: "Pass", x_RTI: Array, w: Kernels, lo
 
 def _linear(how: "Pass", x: Array, w: Kernels, name: str, width: int) -> Array:
     """Apply an expert's matrix, and its bias if there is one."""
-    y, bias = how.linear(x, w[name], width), w.get(f"{name}_bias")
+    y, bias = how.linear(x, decoded(w[name], x.dtype), width), cast("Array | None", w.get(f"{name}_bias"))
     if bias is None:
         return y
     if name == "down":  # one of the devices whose results are summed adds it

@@ -20,6 +20,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     bank_slots: int  # sampler bank slots; slot 0 is the base model and never written
     max_rank: int
     expert_lora: str = "shared-outer"  # the layout of factors of experts (models/declared/layers.py)
+    expert_weights: str = "unpacked"  # "packed": as the checkpoint encodes them (models/packed.py)
     max_context: int  # tokens
     page_size: int  # tokens
     kv_cache_tokens: int  # per data shard; 0: as many as fit

@@ -20,6 +20,8 @@ class Weight:
     rows: tuple[int, int, int] | None = None  # of the stored tensor: first, end, step; None: all
     is_stacked: bool = False  # whether a tensor holds all experts
     encoding: Any = None  # how its numbers are stored; None: as floating-point numbers
+    # Of matrices that stay encoded [..., I, O]: "numbers" [..., I / n, O] or "scales" [..., I / J, O].
+    piece: str = ""
 
 
 def specs(weights: Any) -> Any:

@@ -61,7 +61,7 @@ def prepare_accelerator(
     is_gpu = has_nvidia_gpu()
     if not is_gpu and not has_tpu():
         return msgspec.structs.replace(setup, attention="reference", paged_attention="reference")
-    model = read_model_config(Path(setup.model_dir), setup.expert_lora)
+    model = read_model_config(Path(setup.model_dir), setup.expert_lora, setup.expert_weights)
     first = device_ids[0] if device_ids else 0
     folder = setup.kernel_choices or setup.compilation_cache
     if is_gpu:
@@ -261,12 +261,15 @@ def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSize
     """Return the sizes of a mixture's experts on one device, or else of two layers."""
     channels = (place.layer.channel for place in model.declared.places)
     mixture = next((channel for channel in channels if isinstance(channel, Mixture)), None)
+    packed = model.declared.packed
     return ExpertSizes(
         experts=2 if mixture is None else mixture.experts // setup.ep,
         width=model.d_model,
         inner=(model.d_ff if mixture is None else mixture.width) // setup.tp,
         dtype="float32" if setup.dtype == "float32" else "bfloat16",
         device=device,
+        encoding=type(packed[0].source.encoding).__name__ if packed else "",
+        group=packed[0].source.encoding.group if packed else 0,
     )
 
 

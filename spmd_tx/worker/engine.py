@@ -75,7 +75,7 @@ class Engine:
     @classmethod
     def start(cls, setup: Setup, programs: Programs, progress: Callable[[str], None]) -> "Engine":
         """Load the base model and allocate everything else."""
-        model = read_model_config(Path(setup.model_dir), setup.expert_lora)
+        model = read_model_config(Path(setup.model_dir), setup.expert_lora, setup.expert_weights)
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         keep_float32(setup.dtype, platform(mesh))
         if must_agree(mesh):

@@ -9,6 +9,7 @@ prints a Verdict as a line of JSON. A broken kernel may end the process, which a
 """
 
 import sys
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,21 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.experts.product import grouped_product, implementation
+from spmd_tx.models.packed import Matrix, Packed, decoded, scale_dtype
 from spmd_tx.models.stack_product import LEAST_ROWS, MOST_ROWS, reads_stack, stack_product
 from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.self_test import MOST_ERROR, Verdict, worst_error
 
 TILE, TILES = 128, 12  # as training has them
+
+
+ENCODINGS: dict[str, Callable[[int], Encoding]] = {
+    "Fp8Blocks": lambda group: Fp8Blocks(group, group),
+    "Int4Groups": Int4Groups,
+    "Mxfp4": Mxfp4,
+}
 
 
 class ExpertSizes(msgspec.Struct, frozen=True):
@@ -34,13 +44,15 @@ class ExpertSizes(msgspec.Struct, frozen=True):
     inner: int
     dtype: str = "bfloat16"
     device: int = 0  # among those of this process
+    encoding: str = ""  # of ENCODINGS, if experts stay encoded
+    group: int = 0  # inputs that share a scale
 
 
 def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
     """Say why an implementation must not be used; None if it is right and no other row changes a bit."""
     random = np.random.default_rng(0)
     expert_M = random.integers(0, sizes.experts, TILES).astype(np.int32)
-    w_XIO = _random(random, sizes.dtype, sizes.experts, sizes.width, sizes.inner)
+    w_XIO = _matrices(random, sizes)
     for transposed, width in ((False, sizes.width), (True, sizes.inner)):
         which = "transposed product" if transposed else "product"
         x_PI = _random(random, sizes.dtype, TILE * TILES, width)
@@ -90,20 +102,39 @@ def _jitted(name: str, transposed: bool, device: int) -> jax.stages.Wrapped:
     """Return the product as the steps use it: inside shard_map, on one device."""
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
 
-    def run(x_PI: Array, w_XIO: Array, expert_M: Array) -> Array:
+    def run(x_PI: Array, w_XIO: Matrix, expert_M: Array) -> Array:
         return grouped_product(name, x_PI, w_XIO, expert_M, transposed)
 
     return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P(), P()), out_specs=P()))
 
 
-def _expected(x_PI: Array, w_XIO: Array, expert_M: np.ndarray, transposed: bool) -> np.ndarray:
+def _expected(x_PI: Array, w_XIO: Matrix, expert_M: np.ndarray, transposed: bool) -> np.ndarray:
     tiles = np.asarray(x_PI, np.float32).reshape(len(expert_M), TILE, -1)
-    matrices = np.asarray(w_XIO, np.float32)
+    matrices = np.asarray(decoded(w_XIO, jnp.float32), np.float32)
     each = (
         tile @ (matrices[expert].T if transposed else matrices[expert])
         for tile, expert in zip(tiles, expert_M, strict=True)
     )
     return np.concatenate(list(each))
+
+
+def _matrices(random: np.random.Generator, sizes: ExpertSizes) -> Matrix:
+    shape = (sizes.experts, sizes.width, sizes.inner)
+    if not sizes.encoding:
+        return _random(random, sizes.dtype, *shape)
+    return random_packed(random, ENCODINGS[sizes.encoding](sizes.group), *shape)
+
+
+def random_packed(random: np.random.Generator, encoding: Encoding, *shape: int) -> Packed:
+    """Make matrices [..., I, O] that decode to numbers of about 0.3."""
+    *lead, inputs, outputs = shape
+    codes = random.integers(0, 256, (*lead, inputs // encoding.of_byte, outputs), dtype=np.uint8)
+    scales = random.uniform(0.05, 0.2, (*lead, inputs // encoding.group, outputs))
+    if isinstance(encoding, Mxfp4):
+        scales = random.integers(122, 126, scales.shape)
+    if isinstance(encoding, Fp8Blocks):
+        codes, scales = codes & 0x9F, 256 * scales  # small numbers, none of which is NaN
+    return Packed(jnp.asarray(codes), jnp.asarray(scales, scale_dtype(encoding)), encoding)
 
 
 def _random(random: np.random.Generator, dtype: str, *shape: int) -> Array:

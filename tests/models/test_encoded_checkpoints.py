@@ -1,7 +1,5 @@
 """Checkpoints with encoded matrices are loaded as what they decode to, in all parts of a mesh."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.encodings import decode
 from spmd_tx.sharding.mesh import EP, FSDP, TP, make_mesh
 from spmd_tx.sharding.weight import Weight
+from tests.support.encoded_models import write_tensors
 
 EXPERTS, OUT, IN = 4, 16, 64
 RANDOM = np.random.default_rng(1)
@@ -51,17 +50,6 @@ def declared():
     }
 
 
-def write(directory, tensors):
-    header, content = {}, b""
-    for name, (dtype, array) in tensors.items():
-        end = len(content) + array.nbytes
-        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [len(content), end]}
-        content += array.tobytes()
-    text = json.dumps(header).encode()
-    path = directory / huggingface.SINGLE_FILE
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
-
-
 def decoded(encoding, numbers, scales, shape):
     place = np.empty(shape, jnp.bfloat16)
     decode(encoding, STORED[numbers][1], STORED[scales][1], place)
@@ -69,7 +57,7 @@ def decoded(encoding, numbers, scales, shape):
 
 
 def test_every_part_is_decoded(tmp_path):
-    write(tmp_path, STORED)
+    write_tensors(tmp_path, STORED)
     found = huggingface.load(tmp_path, declared(), make_mesh(2, 2, 2), lambda _: None, ())
     fp8 = decoded(FP8, "mixed.weight", "mixed.weight_scale_inv", (OUT, IN))
     int4 = decoded(INT4, "packed.weight_packed", "packed.weight_scale", (OUT, IN))
@@ -90,6 +78,6 @@ def test_every_part_is_decoded(tmp_path):
 )
 def test_tensors_of_another_form_are_refused_before_anything_is_loaded(tmp_path, name, tensor, reason):
     tensors = {key: value for key, value in STORED.items() if key != name}
-    write(tmp_path, tensors | ({name: tensor} if tensor else {}))
+    write_tensors(tmp_path, tensors | ({name: tensor} if tensor else {}))
     with pytest.raises(StartError, match=reason):
         huggingface.load(tmp_path, declared(), make_mesh(1, 1, 1), lambda _: None)

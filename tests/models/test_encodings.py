@@ -1,15 +1,18 @@
 """Encoded matrices are decoded as transformers and the formats have it, on the host and on the device."""
 
+from functools import partial
+
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4, encoding_of, problem, stored_bytes
-from spmd_tx.models.encodings import AT_ONCE, decode, decode_on_device, decoded_part
+from spmd_tx.models.encodings import AT_ONCE, decode, decoded_part, piece_of
 from spmd_tx.models.families.keys import Refusal
 from spmd_tx.models.families.registry import declare
+from spmd_tx.models.packed import Packed
+from spmd_tx.models.packed import decoded as decoded_on_device
 from tests.golden.families import CONFIGS
 from tests.golden.parts import FP8_BLOCK, FP8_CODES, FP8_SCALES, MXFP4_BLOCKS, MXFP4_SCALES, PARTS
 
@@ -78,17 +81,22 @@ def test_a_matrix_that_is_decoded_in_several_parts_is_whole():
     assert np.array_equal(found[[0, rows - 1]], np.concatenate(apart))
 
 
-def test_the_device_decodes_what_the_host_does():
-    numbers = [
-        (Mxfp4(), MXFP4_BLOCKS, MXFP4_SCALES, (2, 6, 96)),
-        fp8(),
-        (*int4()[:3], int4()[3].shape),
-    ]
-    for encoding, stored, scales, shape in numbers:
-        found = jax.jit(lambda *x, encoding=encoding: decode_on_device(encoding, *x))(stored, scales)
-        expected = decoded(encoding, stored, scales, shape, BFLOAT16)
-        assert found.dtype == jnp.bfloat16
-        assert np.array_equal(found, expected)
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=str)
+@pytest.mark.parametrize("rows", [slice(0, 11, 1), slice(3, 10, 2)], ids=str)
+def test_the_device_decodes_what_the_host_does(rows, dtype):
+    mxfp4 = np.random.default_rng(4).integers(100, 140, (11, 3, 17), dtype=np.uint8)
+    for encoding, stored, scales in [
+        fp8(11, 12)[:3],
+        int4(11, 96)[:3],
+        (Mxfp4(), mxfp4[..., :16], mxfp4[..., 16]),
+    ]:
+        columns = slice(encoding.group, 3 * encoding.group)
+        matrix = encoding, stored, scales, rows, columns
+        numbers, of_groups = (piece_of(piece, *matrix).T for piece in ("numbers", "scales"))
+        found = jax.jit(partial(decoded_on_device, dtype=dtype))(Packed(numbers, of_groups, encoding))
+        expected = decoded_part(encoding, stored, scales, rows, columns)
+        assert found.dtype == dtype
+        assert np.array_equal(found, expected.T)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,12 @@ def test_the_reference_passes():
     assert problem_of_product("reference", SIZES) is None
 
 
+@pytest.mark.parametrize("encoding", expert_self_test.ENCODINGS)
+def test_it_passes_with_packed_experts(encoding):
+    packed = ExpertSizes(experts=3, width=64, inner=8, encoding=encoding, group=32)
+    assert problem_of_product("reference", packed) is None
+
+
 @pytest.mark.parametrize(
     "wrong, problem",
     [

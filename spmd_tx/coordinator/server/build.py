@@ -113,7 +113,7 @@ class Parts:
 def open_model(config: ServerConfig) -> ServedModel:
     """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
     directory = find_model(config.base_model)
-    model = with_expert_lora(config, read_model_config(directory))
+    model = with_expert_lora(config, read_model_config(directory, expert_weights=config.expert_weights))
     check_mesh(config, model)
     return ServedModel(
         directory=directory,

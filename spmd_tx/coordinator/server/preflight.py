@@ -47,11 +47,31 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
             f"--expert-parallel-size is {ep}, but {model.n_experts} experts cannot be split {ep} ways; "
             f"set it to a number that divides {model.n_experts}"
         )
+    _check_packed(config, model)
     if config.mesh is not None and config.mesh_size % config.num_processes:
         raise StartError(
             f"--num-processes is {config.num_processes}, but the mesh of {config.mesh_size} devices (the "
             "product of the three parallel sizes) cannot be split evenly; set it to a number that divides it"
         )
+
+
+def _check_packed(config: ServerConfig, model: ModelConfig) -> None:
+    """Refuse to cut groups of numbers that share a scale."""
+    fsdp, _, tp = (1 if size == AUTO else size for size in config.parallel_sizes)
+    for array in model.declared.packed:
+        groups = array.width_in // array.source.encoding.group
+        if array.split == "rows" and groups % tp:
+            raise StartError(
+                f"--tensor-parallel-size is {tp}, but packed experts have {groups} groups of numbers with a "
+                f"scale, which cannot be split {tp} ways; set it to a number that divides {groups} and use "
+                "--expert-parallel-size instead, or set --expert-weights to unpacked"
+            )
+        if array.split == "columns" and config.shard_base_weights == "yes" and groups % fsdp:
+            raise StartError(
+                f"--shard-base-weights is yes and --fully-sharded-data-parallel-size is {fsdp}, but packed "
+                f"experts have {groups} groups of numbers with a scale, which cannot be split {fsdp} ways; "
+                f"set the size to a number that divides {groups}, or --expert-weights to unpacked"
+            )
 
 
 def _inner_widths(model: ModelConfig) -> list[int]:

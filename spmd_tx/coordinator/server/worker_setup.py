@@ -26,6 +26,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         shard_base_weights=config.shard_base_weights,
         adapter_slots=config.max_lora_adapters,
         expert_lora=expert_lora,
+        expert_weights=config.expert_weights,
         bank_slots=bank_slots(config),
         max_rank=config.max_lora_rank,
         max_context=max_context,

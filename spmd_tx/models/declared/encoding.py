@@ -22,6 +22,13 @@ class Fp8Blocks:
     rows: int = 128
     columns: int = 128
 
+    of_byte = 1  # numbers in a byte
+
+    @property
+    def group(self) -> int:
+        """How many inputs share a scale."""
+        return self.columns
+
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
         """Return numbers and scales of a matrix [..., out, in] that is called ``name``."""
         *lead, rows, columns = shape
@@ -33,7 +40,9 @@ class Fp8Blocks:
 class Mxfp4:
     """Declares 4-bit floats (e2m1), two in a byte, the lower half first, times a power of two per group."""
 
-    group: int = 32
+    group: int = 32  # inputs that share a scale
+
+    of_byte = 2
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
         """Return numbers and scales of matrices [..., out, in] that are called ``name``."""
@@ -50,7 +59,9 @@ class Int4Groups:
     They are stored plus 8, as compressed-tensors packs them.
     """
 
-    group: int = 32
+    group: int = 32  # inputs that share a scale
+
+    of_byte = 2
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
         """Return numbers and scales of a matrix [..., out, in] that is called ``name``."""

@@ -160,6 +160,7 @@ class Model:
     encoding: Any = None  # one of encoding.py, of the maps of layers whose sources name none
     plain: tuple[str, ...] = ()  # regular expressions: modules of a checkpoint that are not encoded
     ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
+    packs_experts: bool = False  # whether experts that a checkpoint encodes stay encoded on devices
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -221,6 +222,12 @@ class Model:
         """Whether pages keep values beside keys. Layers with pages are alike in this."""
         return any(len(layer.mixer.per_token) > 1 for layer in self.layers)
 
+    @cached_property
+    def packed(self) -> tuple[Map, ...]:
+        """The maps that stay encoded on devices."""
+        arrays = (array for place in self.places for array in self.arrays(place))
+        return tuple(array for array in arrays if isinstance(array, Map) and array.is_packed)
+
     def kept_numbers(self, place: Place) -> tuple[int, ...]:
         """Return the numbers of a place's layers among those that keep the same: pages, or a state."""
         keeps_state = bool(place.layer.mixer.per_sequence)
@@ -240,12 +247,13 @@ class Model:
 
     def _encoded(self, array: Array, number: int) -> Array:
         """Return the array as a checkpoint encodes it; layers that are alike are encoded alike."""
-        if not isinstance(array, Map) or array.source.encoding is not None or array.name == ROUTER:
+        if not isinstance(array, Map) or array.name == ROUTER:
             return array
-        module = array.source.module.format(layer=number, expert=0)
-        if self.encoding is None or any(re.fullmatch(pattern, module) for pattern in self.plain):
-            return array
-        return replace(array, source=replace(array.source, encoding=self.encoding))
+        encoding, module = array.source.encoding, array.source.module.format(layer=number, expert=0)
+        if encoding is None and not any(re.fullmatch(pattern, module) for pattern in self.plain):
+            encoding = self.encoding
+        is_packed = self.packs_experts and bool(array.experts) and encoding is not None
+        return replace(array, source=replace(array.source, encoding=encoding), is_packed=is_packed)
 
 
 def in_cycles(layers: tuple[Layer, ...]) -> Stack:

@@ -17,13 +17,15 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.activations import gated
 from spmd_tx.models.experts.factors import Factors, model_width, output_width
 from spmd_tx.models.experts.layout import Layout, Tiling
-from spmd_tx.models.experts.product import grouped_product, unset
+from spmd_tx.models.experts.product import READS_PACKED, grouped_product, unset
 from spmd_tx.models.lora import Lora
+from spmd_tx.models.packed import Matrix, decoded
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import FSDP, TP
 
@@ -32,7 +34,7 @@ TOGETHER = 8  # blocks of a group that are added in one turn of the loop
 # gate [X, D, F], up [X, D, F], down [X, F, D]; or those of all layers [L, X, ...], and then the layout counts
 # experts over all layers.
 # Some models also have gate_bias and so on, [X, F] or [X, D].
-Kernels = dict[str, Array]
+Kernels = dict[str, Matrix]
 Pieces = dict[str, Array]  # the factors; those of gate and up that take the input are one, [X, S, 2 Q, D]
 
 
@@ -60,7 +62,7 @@ def run_experts(
 
     Inputs and outputs are wider where factors are shared (factors.py).
     """
-    kernels = _whole(kernels, model_width(lora, h_RTD))
+    kernels = _whole(how, kernels, model_width(lora, h_RTD), h_RTD.dtype)
     chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, _pieces(lora))
 
     def add(number: Array, y_WD: Array) -> Array:
@@ -77,7 +79,7 @@ def _forward(how: Grouping, *arguments: Any) -> tuple[Array, Any]:
 
 def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...]:
     kernels, lora, h_RTD, weight_RTC, scale_S, place = residuals
-    kernels, pieces = _whole(kernels, model_width(lora, h_RTD)), _pieces(lora)
+    kernels, pieces = _whole(how, kernels, model_width(lora, h_RTD), h_RTD.dtype), _pieces(lora)
     chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, pieces)
     flat_slopes = slope_RTD.reshape(-1, slope_RTD.shape[2])
 
@@ -104,15 +106,20 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
 run_experts.defvjp(_forward, _backward)
 
 
-def _whole(kernels: Kernels, width: int) -> Kernels:
-    """Gather kernels whose model width is split over fsdp. Both passes do, so that nothing whole is kept."""
+def _whole(how: Grouping, kernels: Kernels, width: int, dtype: DTypeLike) -> Kernels:
+    """Gather kernels whose model width is split over fsdp, and decode those that the product cannot read.
+
+    Both passes do, so that nothing whole is kept.
+    """
     axes = {"gate": -2, "up": -2, "down": -1}  # of the model width
-    return {
-        name: kernel
-        if name not in axes or kernel.shape[axes[name]] == width
-        else lax.all_gather(kernel, FSDP, axis=axes[name] % kernel.ndim, tiled=True)
-        for name, kernel in kernels.items()
-    }
+
+    def whole(name: str, kernel: Matrix) -> Matrix:
+        if name in axes and kernel.shape[axes[name]] != width:
+            gather = partial(lax.all_gather, axis_name=FSDP, axis=axes[name] % kernel.ndim, tiled=True)
+            kernel = jax.tree.map(gather, kernel)
+        return kernel if how.product in READS_PACKED else decoded(kernel, dtype)
+
+    return {name: whole(name, kernel) for name, kernel in kernels.items()}
 
 
 def _for_chunks(how: Grouping, place: Layout, turn: Callable[[Array, Any], Any], carry: Any) -> Any:
@@ -178,7 +185,7 @@ def _run(
 
     def base(x_PI: Array, name: str) -> Array:
         y_PO = cast(Array, grouped_product(how.product, x_PI, kernels[name], expert_M))
-        bias_XO = kernels.get(f"{name}_bias")
+        bias_XO = cast("Array | None", kernels.get(f"{name}_bias"))
         if bias_XO is None:
             return y_PO
         bias_MO = bias_XO.reshape(-1, y_PO.shape[1])[expert_M]

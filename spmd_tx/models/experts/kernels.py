@@ -7,6 +7,8 @@ order, so that neither a row's place nor its company can change a bit.
 Dimension key as in product.py.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from spmd_tx.hlo.hints import costs
+from spmd_tx.models.packed import Matrix, Packed, rounded, scale_values, values
 
 INTERPRET = False  # whether kernels run as plain XLA programs, in tests
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
@@ -39,15 +42,62 @@ def _result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, like.dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
-def _cost(x_PI: Array, w_XIO: Array, width: int, experts: int, tiles: int) -> pl.CostEstimate:
+def _cost(x_PI: Array, w_XIO: Matrix, width: int, experts: int, tiles: int) -> pl.CostEstimate:
     """Tell XLA, and readers of its programs, what a product costs. Each matrix in use is read once."""
-    matrices = min(experts, tiles) * w_XIO.shape[1] * w_XIO.shape[2] * w_XIO.dtype.itemsize
+    leaves = jax.tree.leaves(w_XIO)
+    matrices = min(experts, tiles) * sum(math.prod(each.shape[1:]) * each.dtype.itemsize for each in leaves)
     rows, depth = x_PI.shape
     return pl.CostEstimate(
         flops=2 * rows * depth * width,
         transcendentals=0,
         bytes_accessed=matrices + rows * (depth + width) * x_PI.dtype.itemsize,
     )
+
+
+class _Pairs:
+    """Says how rows meet the matrices that encoded numbers decode to: one for each number of a byte.
+
+    Each has every n-th input: of rows, or with ``transposed`` of results.
+    """
+
+    def __init__(self, matrix: Matrix, transposed: bool) -> None:
+        count = matrix.encoding.of_byte if isinstance(matrix, Packed) else 1
+        self.inputs, self.outputs = (1, count) if transposed else (count, 1)
+
+    def of_input(self, which: int) -> int:
+        return which % self.inputs
+
+    def of_output(self, which: int) -> int:
+        return which % self.outputs
+
+    def divided(self, x_PI: Array) -> Array:
+        """Return rows [inputs, P, I / inputs]."""
+        return jnp.moveaxis(x_PI.reshape(x_PI.shape[0], -1, self.inputs), 2, 0)
+
+    def joined(self, y_NPO: Array) -> Array:
+        """Return results [P, O]."""
+        return jnp.moveaxis(y_NPO, 0, 2).reshape(y_NPO.shape[1], -1)
+
+
+Span = tuple[Any, int]  # first and count
+
+
+def _read_by(matrix: Matrix) -> tuple[list[Array], Callable[[Any, Any, Span, Span], tuple[Array, ...]]]:
+    """Return a matrix's arrays, and what reads rows and columns of an expert's from references to them."""
+    if not isinstance(matrix, Packed):
+        return [matrix], lambda refs, expert, rows, columns: (refs[0][expert, pl.ds(*rows), pl.ds(*columns)],)
+    encoding = matrix.encoding
+    of_scale = encoding.group // encoding.of_byte  # rows of bytes
+
+    def read(refs: Any, expert: Any, rows: Span, columns: Span) -> tuple[Array, ...]:
+        (first, count), outputs = rows, pl.ds(*columns)
+        groups = max(1, count // of_scale)
+        scales = scale_values(encoding, refs[1][expert, pl.ds(first // of_scale, groups), outputs])
+        scales = jnp.broadcast_to(scales[:, None], (groups, count // groups, columns[1]))
+        found = values(encoding, refs[0][expert, pl.ds(first, count), outputs])
+        return tuple(rounded(each * scales.reshape(count, columns[1]), jnp.bfloat16) for each in found)
+
+    return jax.tree.leaves(matrix), read
 
 
 def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int) -> Array:
@@ -84,43 +134,51 @@ def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts
     return call(expert_M, x_PI, w_XIO)
 
 
-def triton(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int) -> Array:
-    """Multiply on NVIDIA GPUs."""
+def triton(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int) -> Array:
+    """Multiply on NVIDIA GPUs. Encoded matrices are decoded as they are read."""
     from jax.experimental.pallas import triton as plgpu
 
-    depth, width = (w_XIO.shape[2], w_XIO.shape[1]) if transposed else (w_XIO.shape[1], w_XIO.shape[2])
+    arrays, reads = _read_by(w_XIO)
+    pairs = _Pairs(w_XIO, transposed)
+    x_NPI = pairs.divided(x_PI)
+    depth, width = x_NPI.shape[2], (arrays[0].shape[1] if transposed else w_XIO.shape[2])
     rows = x_PI.shape[0] // expert_M.shape[0]
     columns, step = min(OUTPUTS, width & -width), min(DEPTH, depth & -depth)  # powers of two
 
-    def kernel(expert_ref: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
+    def kernel(expert_ref: Any, x_ref: Any, *others: Any) -> None:
+        *w_refs, y_ref = others
         expert, column = expert_ref[pl.program_id(1)], pl.program_id(0) * columns
 
-        def add(number: Any, sum_JO: Array) -> Array:
-            part = pl.ds(number * step, step)
-            outputs = pl.ds(column, columns)
-            w = w_ref[(expert, outputs, part) if transposed else (expert, part, outputs)]
-            return sum_JO + _dot(x_ref[:, part], w, transposed)
+        def add(number: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+            part, outputs = (number * step, step), (column, columns)
+            found = reads(w_refs, expert, *((outputs, part) if transposed else (part, outputs)))
+            totals = list(sums)
+            for which, w in enumerate(found):
+                x = x_ref[pairs.of_input(which), :, pl.ds(*part)]
+                totals[pairs.of_output(which)] += _dot(x, w.astype(x.dtype), transposed)
+            return tuple(totals)
 
-        total = lax.fori_loop(0, depth // step, add, jnp.zeros((rows, columns), jnp.float32))
-        y_ref[...] = total.astype(y_ref.dtype)
+        nothing = (jnp.zeros((rows, columns), jnp.float32),) * pairs.outputs
+        for which, total in enumerate(lax.fori_loop(0, depth // step, add, nothing)):
+            y_ref[which] = total.astype(y_ref.dtype)
 
     call = pl.pallas_call(
         kernel,
-        out_shape=_result((x_PI.shape[0], width), x_PI),
+        out_shape=_result((pairs.outputs, x_PI.shape[0], width), x_PI),
         grid=(width // columns, expert_M.shape[0]),
         in_specs=[
             pl.BlockSpec(expert_M.shape, lambda column, tile: (0,)),
-            pl.BlockSpec((rows, depth), lambda column, tile: (tile, 0)),
-            pl.BlockSpec(w_XIO.shape, lambda column, tile: (0, 0, 0)),
+            pl.BlockSpec((pairs.inputs, rows, depth), lambda column, tile: (0, tile, 0)),
+            *(pl.BlockSpec(array.shape, lambda column, tile: (0, 0, 0)) for array in arrays),
         ],
-        out_specs=pl.BlockSpec((rows, columns), lambda column, tile: (tile, column)),
+        out_specs=pl.BlockSpec((pairs.outputs, rows, columns), lambda column, tile: (0, tile, column)),
         compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=8, num_stages=3),
         interpret=INTERPRET,
         name="experts",
     )
-    cost = _cost(x_PI, w_XIO, width, experts, expert_M.shape[0])
+    cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M.shape[0])
     with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):
-        return call(expert_M, x_PI, w_XIO)
+        return pairs.joined(call(expert_M, x_NPI, *arrays))
 
 
 def mosaic_unset(shape: tuple[int, ...], like: Array) -> Array:

@@ -11,24 +11,27 @@ Dimension key: P row, M tile, I input width, O output width, X expert, L layer.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from spmd_tx.models.experts import kernels
+from spmd_tx.models.packed import Matrix, decoded
 from spmd_tx.sharding.collectives import varying
 
 # (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of a layer) -> [P, O].
 # Transposed: rows [P, O] -> [P, I].
-Product = Callable[[Array, Array, Array, bool, int], Array]
+Product = Callable[[Array, Any, Array, bool, int], Array]
 
 
-def _reference(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int) -> Array:
+def _reference(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int) -> Array:
     """Multiply tile after tile, for any platform. On CPUs there is one."""
 
     def tile(x_JI: Array, expert: Array) -> Array:
-        w_IO = lax.dynamic_index_in_dim(w_XIO, expert, 0, keepdims=False)
+        own = jax.tree.map(lambda each: lax.dynamic_index_in_dim(each, expert, 0, keepdims=False), w_XIO)
+        w_IO = decoded(own, x_JI.dtype)
         return lax.dot_general(x_JI, w_IO, (((1,), (1 if transposed else 0,)), ((), ())))
 
     if expert_M.shape[0] == 1:
@@ -47,6 +50,7 @@ UNSET: dict[str, Callable[[tuple[int, ...], Array], Array]] = {
     "triton": kernels.triton_unset,
     "reference": lambda shape, like: varying(jnp.zeros(shape, like.dtype)),
 }
+READS_PACKED = ("triton", "reference")  # the implementations that decode a matrix where they multiply by it
 OF_PLATFORM = {"tpu": "mosaic", "gpu": "triton", "cuda": "triton"}
 
 
@@ -73,23 +77,27 @@ def unset(name: str, shape: tuple[int, ...], like: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4))
-def grouped_product(name: str, x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool = False) -> Array:
+def grouped_product(
+    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool = False
+) -> Array:
     """Multiply each tile of rows by its expert's matrix, or with ``transposed`` by its transpose.
 
-    The matrices are frozen: they get no gradient.
+    The matrices are frozen: they get no gradient. All but READS_PACKED decode all of them first.
     """
-    experts = w_XIO.shape[-3]
-    return IMPLEMENTATIONS[name](x_PI, w_XIO.reshape(-1, *w_XIO.shape[-2:]), expert_M, transposed, experts)
+    if name not in READS_PACKED:
+        w_XIO = decoded(w_XIO, x_PI.dtype)
+    stacked = jax.tree.map(lambda each: each.reshape(-1, *each.shape[-2:]), w_XIO)
+    return IMPLEMENTATIONS[name](x_PI, stacked, expert_M, transposed, w_XIO.shape[-3])
 
 
 def _forward(
-    name: str, x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool
-) -> tuple[Array, tuple[Array, Array]]:
+    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool
+) -> tuple[Array, tuple[Matrix, Array]]:
     return grouped_product(name, x_PI, w_XIO, expert_M, transposed), (w_XIO, expert_M)
 
 
 def _backward(
-    name: str, transposed: bool, residuals: tuple[Array, Array], slope_PO: Array
+    name: str, transposed: bool, residuals: tuple[Matrix, Array], slope_PO: Array
 ) -> tuple[Array, None, None]:
     return grouped_product(name, slope_PO, *residuals, not transposed), None, None
 

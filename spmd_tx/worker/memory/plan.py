@@ -35,6 +35,11 @@ class Memory:
     is_host: bool = False  # whether it is host memory, that of CPUs
     tries_kernels: bool = False  # whether compiling needs memory of the device, too: on GPUs
 
+    @property
+    def decodes_layers(self) -> bool:
+        """Whether packed experts are decoded layer by layer: on TPUs, whose kernel cannot read them."""
+        return not (self.is_host or self.tries_kernels)
+
     def continued_shapes(self, sizes: Sizes) -> list[Shape]:
         """Return the largest batches of prompts that continue, with the widest tables."""
         return sizes.continued_shapes(by_rows=self.is_host or sizes.setup.batch_invariant)
@@ -158,6 +163,7 @@ class Planner:
             max_rank=sizes.setup.max_rank,
             bank_bytes=self.bank,
             splits_base=splits_base,
+            decodes_layers=memory.decodes_layers,
             attention="reference" if sizes.setup.attention == "auto" else sizes.setup.attention,
             corrections=corrections,
         )

@@ -9,9 +9,9 @@ import msgspec
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.config import ModelConfig, configured
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
-from spmd_tx.sharding.mesh import abstract_mesh
+from spmd_tx.sharding.mesh import TP, abstract_mesh
 from spmd_tx.worker.memory.plan import Memory, Plan, Planner, best_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.steps import LEVELS, Step
@@ -76,6 +76,8 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
         yield from first("--kv-cache-tokens", [0], lambda value: {"kv_cache_tokens": value})
     if setup.train_tokens:
         yield from first("--train-tokens", [0], lambda value: {"train_tokens": value})
+    if (packing := _packing(sizes)) and fit(replace(sizes, model=packing)):
+        yield "--expert-weights packed"
     if setup.shard_base_weights == "no":
         yield from first("--shard-base-weights", ["auto"], lambda value: {"shard_base_weights": value})
     contexts = _halves(setup.max_context, LEAST_CONTEXT)
@@ -90,6 +92,21 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
         lambda value: {"bank_slots": value + SPARE_BANK_SLOTS},
     )
     yield from _larger_tp(sizes, fit)
+
+
+def _packing(sizes: Sizes) -> ModelConfig | None:
+    """Return the model with packed experts, or None if it has them already, or can have none on this mesh."""
+    declared, tp = sizes.model.declared, sizes.mesh.shape[TP]
+    if declared.packs_experts:
+        return None
+    packed = replace(declared, packs_experts=True)
+    inputs = [
+        (array.width_in // (tp if array.split == "rows" else 1), array.source.encoding.group)
+        for array in packed.packed
+    ]
+    if not inputs or any(width % group for width, group in inputs):
+        return None
+    return configured(packed, sizes.model.expert_lora)
 
 
 def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:

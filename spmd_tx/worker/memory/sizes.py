@@ -63,7 +63,9 @@ class Sizes:
             return [False]
         if wish == "yes":
             return [True]
-        if self.model.d_model % fsdp:
+        packed = (each for each in self.model.declared.packed if each.split == "columns")
+        groups = [each.width_in // each.source.encoding.group for each in packed]
+        if any(count % fsdp for count in (self.model.d_model, *groups)):
             return [False]
         return [True] if self.whole_base > REPLICATED_SHARE * memory else [False, True]
 

@@ -61,6 +61,7 @@ class StepMemory:
     bank_bytes: int
     splits_base: bool  # so that weights are gathered over fsdp, layer by layer
     attention: str  # of attention.IMPLEMENTATIONS; only the reference holds scores
+    decodes_layers: bool = False  # whether packed experts are decoded layer by layer
     corrections: Mapping[Step, float] = field(default_factory=dict)  # measured bytes over estimated ones
 
     def train(self, level: str, shape: Shape) -> int:
@@ -290,6 +291,8 @@ class StepMemory:
         of_chunk = tiling.chunk * (4 * wide + 10 * inner if trains else 3 * wide + 5 * inner)
         factors = (4 if trains else 2) * tiling.chunk // tiling.block * self._expert_factors
         numbers = of_rows + tiling.positions * wide + of_chunk + factors
+        if self.decodes_layers and model.declared.packed:
+            numbers += 3 * local * wide * inner
         gates = 4 * shape.tokens * model.n_experts * FP32
         return numbers * self.itemsize + 4 * tiling.positions * FP32 + gates
 

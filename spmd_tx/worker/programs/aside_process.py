@@ -37,7 +37,7 @@ class Compiler:
         # A program from JAX's cache could not be stored.
         jax.config.update("jax_enable_compilation_cache", False)
         setup = begin.setup
-        model = read_model_config(Path(setup.model_dir), setup.expert_lora)
+        model = read_model_config(Path(setup.model_dir), setup.expert_lora, setup.expert_weights)
         self._mesh = mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         plan = make_plan(Sizes(setup, model, mesh, compute_dtype(setup)), begin.memory)
         here = surroundings(plan, mesh)

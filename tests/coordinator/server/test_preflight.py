@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 
 from spmd_tx.config import ServerConfig
@@ -5,6 +7,7 @@ from spmd_tx.coordinator.server.preflight import check_mesh
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
+from tests.support import encoded_models
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +43,28 @@ def test_a_mesh_over_which_the_experts_split_is_taken(mixture, options):
 def test_one_over_which_they_do_not_is_refused(mixture, options, message):
     with pytest.raises(StartError, match=message):
         check_mesh(ServerConfig(base_model="tiny-moe", **options), mixture)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """Each expert's down has two groups of inputs, and so have gate and up."""
+    path = encoded_models.write(tmp_path_factory.mktemp("packed"), "mxfp4")
+    return read_model_config(path, expert_weights="packed")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"tensor_parallel_size": 2}, None),
+        ({"fully_sharded_data_parallel_size": 2, "shard_base_weights": "yes"}, None),
+        ({"tensor_parallel_size": 4}, "packed experts have 2 groups .* cannot be split 4 ways"),
+        (
+            {"fully_sharded_data_parallel_size": 4, "shard_base_weights": "yes"},
+            "--fully-sharded-data-parallel-size is 4, but packed experts have 2 groups",
+        ),
+    ],
+)
+def test_groups_with_a_scale_are_not_cut(packed, options, message):
+    refused = nullcontext() if message is None else pytest.raises(StartError, match=message)
+    with refused:
+        check_mesh(ServerConfig(base_model="packed", expert_weights="packed", **options), packed)

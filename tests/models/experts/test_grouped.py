@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.models.declared.encoding import Mxfp4
 from spmd_tx.models.experts import kernels, layout
 from spmd_tx.models.experts.factors import expert_factors
 from spmd_tx.models.experts.grouped import Grouping, run_experts
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.lora import Lora
+from spmd_tx.models.packed import decoded
 from spmd_tx.sharding.mesh import make_mesh
+from spmd_tx.worker.expert_self_test import random_packed
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -52,9 +55,9 @@ def random_rows(seed: int, rows: int = ROWS):
     return h, chosen, jax.nn.sigmoid(normal(seed + 3, rows, LENGTH, CHOICES)), slope
 
 
-def run(product: str, rows, slots, lora=None):
+def run(product: str, rows, slots, lora=None, matrices=None):
     """(results, (gradients of factors, hidden states and weights))"""
-    matrices, usual = parameters()
+    usual = parameters()[1]
     tiling = Choices(*rows[1].shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
     assert tiling.positions > tiling.chunk, "several chunks"
 
@@ -71,6 +74,7 @@ def run(product: str, rows, slots, lora=None):
         )
         return y, pull_back(slope)
 
+    matrices = matrices or parameters()[0]
     return jax.tree.map(np.asarray, both(matrices, lora or usual, *rows, jnp.asarray(slots, jnp.int32)))
 
 
@@ -102,6 +106,19 @@ def test_results_and_gradients_are_those_of_plain_formulas(product):
     actual, wanted = run(product, rows, slots), expected(rows, slots)
     for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("product", ["reference", pytest.param("mosaic", marks=pytest.mark.slow)])
+def test_packed_matrices_give_the_bits_of_decoded_ones(product):
+    """Without a kernel that reads them, they are decoded once for all chunks."""
+    rows, slots = random_rows(1), [2, 0, 1, 2]
+    random = np.random.default_rng(1)
+    packed = {name: random_packed(random, Mxfp4(), EXPERTS, *widths) for name, widths in NAMES.items()}
+    plain = {name: decoded(matrix, jnp.float32) for name, matrix in packed.items()}
+    found, wanted = (run(product, rows, slots, matrices=each) for each in (packed, plain))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert np.any(one)
+        assert np.array_equal(one, other)
 
 
 def moved(rows, order):

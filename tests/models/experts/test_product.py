@@ -5,11 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.experts import kernels, product
 from spmd_tx.models.experts.product import IMPLEMENTATIONS, grouped_product
+from spmd_tx.models.packed import decoded
+from spmd_tx.worker.expert_self_test import random_packed
 
 TILE, TILES, WIDTH_IN, WIDTH_OUT, EXPERTS = 16, 6, 128, 256, 5
 EXPERT_OF_TILE = [3, 0, 0, 4, 1, 3]
+TURNED = [1, 4, 4, 0, 3, 1]  # the same where experts stand in the reverse order
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
@@ -42,6 +46,20 @@ def test_each_tile_is_multiplied_by_its_experts_matrix(name, dtype, error, trans
     actual = multiplied(name, x, w, transposed)
     assert actual.dtype == x.dtype
     np.testing.assert_allclose(np.asarray(actual, np.float64), expected(x, w, transposed), 0, error)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("encoding", [Mxfp4(), Int4Groups(), Fp8Blocks(64, 64)], ids=lambda each: type(each))
+@pytest.mark.parametrize("name", product.READS_PACKED)
+def test_packed_matrices_are_decoded_where_they_are_multiplied(name, encoding, transposed, monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    packed = random_packed(np.random.default_rng(1), encoding, EXPERTS, WIDTH_IN, WIDTH_OUT)
+    plain = decoded(packed, np.float32)
+    x, _ = random_arrays(0, "float32", transposed)
+    found = multiplied(name, x, packed, transposed)
+    np.testing.assert_allclose(found, expected(x, plain, transposed), 0, 1e-4)
+    again = multiplied(name, x, jax.tree.map(lambda each: each[::-1], packed), transposed, TURNED)
+    assert np.array_equal(found, again)
 
 
 def test_the_gradient_of_the_rows_is_the_transposed_product(name):
