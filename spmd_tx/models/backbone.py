@@ -36,6 +36,7 @@ from spmd_tx.models.gates import open_by, query_and_gate, zero_centred_norm
 from spmd_tx.models.layers import embed, product, rms_norm
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.models.named import Named
+from spmd_tx.models.packed import Packed
 from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
 from spmd_tx.models.stack_product import reads_stack, stack_product
@@ -83,8 +84,10 @@ class LayerPass:
     def linear(self, x: Array, name: str, width_out: int) -> Array:
         """Apply a map without its bias."""
         if name in self.stack:
+            matrices = self.stack[name]
             assert self.number is not None
-            y = stack_product(x[:, 0], self.stack[name], self.number)[:, None]
+            assert not isinstance(matrices, Packed), "only experts are"
+            y = stack_product(x[:, 0], matrices, self.number)[:, None]
         else:
             y = self.how.linear(x, self.w[name], width_out)
         return y + self.how.apply_lora(x, self.lora[name]) if name in self.lora else y
@@ -179,7 +182,7 @@ def _stacked(
 ) -> moe.Kernels:
     """Return the matrices of all repetitions that are read where they are stacked."""
     channel, w = place.layer.channel, base.layers.part(place.prefix)
-    found = dict[str, Array]()
+    found: moe.Kernels = {}
     if isinstance(channel, Mixture) and moe.reads_stack(w.up, model.d_model, channel.experts, how):
         found |= _experts(w)
     tp = lax.axis_size(TP)
