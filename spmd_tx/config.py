@@ -53,7 +53,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Holds all options of ``spmd-tx serve``, by their long names. Impossible values raise StartError."""
 
     base_model: str  # Hugging Face id or directory
-    served_model_name: str | None = None  # what clients call it; None: as in base_model
+    served_model_name: str | None = None  # what clients call it, by commas; None: as in base_model
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     # Whether devices keep a mixture's experts as an MXFP4, FP8 or INT4 checkpoint has them.
     expert_weights: Literal["unpacked", "packed"] = "unpacked"
@@ -121,8 +121,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 _check_size(name, value)
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names by which clients ask for the model; the first one is that of answers."""
+        names = tuple(name.strip() for name in (self.served_model_name or "").split(",") if name.strip())
+        return names or (self.base_model,)
+
+    @property
     def model_name(self) -> str:
-        return self.served_model_name or self.base_model
+        return self.model_names[0]
 
     @property
     def parallel_sizes(self) -> tuple[Size, Size, Size]:

@@ -18,7 +18,8 @@ from spmd_tx.errors import StartError
 HELP = {
     "Model": {
         "base_model": "Hugging Face id or directory of the frozen base model.",
-        "served_model_name": "Name by which clients ask for the model. Default: the value of --base-model.",
+        "served_model_name": "Name by which clients ask for the model, or several, separated by commas; "
+        "answers have the first one. Default: the value of --base-model.",
         "dtype": "Type of the base weights and of the arithmetic; auto is float32 on CPUs, else bfloat16.",
         "expert_weights": "packed keeps a mixture's experts on the devices as the checkpoint has them, in "
         "MXFP4, FP8 or INT4, and decodes them where they are multiplied: a half to a quarter of the memory, "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from spmd_tx.coordinator.catalog.catalog import Catalog
+from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.tenancy.callers import Caller
@@ -31,9 +32,9 @@ class ImplicitSampler:
 class ImplicitSamplers:
     """Opens and keeps the samplers of this process. Those of earlier processes expire."""
 
-    def __init__(self, catalog: Catalog, base_model: str) -> None:
+    def __init__(self, catalog: Catalog, names: ServedNames) -> None:
         self._catalog = catalog
-        self._base_model = base_model
+        self._names = names
         self._samplers: dict[tuple[str, str, float], ImplicitSampler] = {}  # by owner, name, time of saving
         self._opening = asyncio.Lock()
 
@@ -46,10 +47,10 @@ class ImplicitSamplers:
         if model.startswith(SCHEME):
             path = checkpoint_paths.parse_sampler_weights(model)
             saved_at = (await access.open_checkpoint(path)).manifest.created_at
-        elif model != self._base_model:
+        elif self._names.find(model) is None:
             raise NotFound(
-                f"the model {model!r} does not exist; this server has {self._base_model!r}, and checkpoints "
-                f"of it under {SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
+                f"the model {model!r} does not exist; this server has {self._names.names[0]!r}, "
+                f"and checkpoints of it under {SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
             )
         async with self._opening:
             key = (access.caller.owner, model, saved_at)
@@ -65,5 +66,5 @@ class ImplicitSamplers:
             if not self._catalog.has_ended(sampler.row.session_id)
         }
         session = await self._catalog.create_session(CreateSessionRequest(tags=[TAG]), caller)
-        row = await self._catalog.add_sampler(session.id, 0, self._base_model, path=path and str(path))
+        row = await self._catalog.add_sampler(session.id, 0, self._names.names[0], path=path and str(path))
         return ImplicitSampler(row)

@@ -15,6 +15,7 @@ from litestar.params import FromPath
 from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import Catalog
+from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.body_room import BodyRooms, make_rooms
@@ -118,6 +119,10 @@ class Services:
     line_numbers: LineNumbers
     polls: Polls
     body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
+
+    @property
+    def names(self) -> ServedNames:
+        return ServedNames(self.config.model_names, self.max_context)
 
     @property
     def limits(self) -> Limits:

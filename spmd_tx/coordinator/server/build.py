@@ -13,6 +13,7 @@ from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_model, fingerprint
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
+from spmd_tx.coordinator.catalog.served_names import ServedNames, tokenizer_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_checkpoints
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
@@ -201,7 +202,7 @@ async def open_services(
         config=config,
         model=model.config,
         max_context=model.max_context,
-        tokenizer_id=str(model.directory) if Path(config.base_model).is_dir() else config.base_model,
+        tokenizer_id=tokenizer_id(config.base_model, model.directory),
         database=database,
         catalog=stores.catalog,
         checkpoints=stores.checkpoints,
@@ -218,7 +219,9 @@ async def open_services(
         text=model.text,
         prompt_texts=prompt_texts,
         progress=progress,
-        implicit_samplers=ImplicitSamplers(stores.catalog, config.model_name),
+        implicit_samplers=ImplicitSamplers(
+            stores.catalog, ServedNames(config.model_names, model.max_context)
+        ),
         notices=Notices(),
         body_rooms=make_rooms(config.bounds),
         polls=Polls(config.bounds.polls),

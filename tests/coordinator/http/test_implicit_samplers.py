@@ -79,3 +79,10 @@ async def test_owners_have_sessions_of_their_own_and_share_only_what_is_publishe
         await services.implicit_samplers.of(str(PATH), alice)
     await services.checkpoints.set_public(PATH, True)
     assert (await services.implicit_samplers.of(str(PATH), alice)).row.model_path == str(PATH)
+
+
+async def test_a_variant_of_the_model_is_the_model_and_another_model_is_unknown(services):
+    sampler = await services.implicit_samplers.of(f"{BASE_MODEL}:peft:8", access(services))
+    assert (sampler.row.base_model, sampler.row.model_path) == (BASE_MODEL, None)
+    with pytest.raises(NotFound, match="the model 'gpt' does not exist; this server has 'Qwen"):
+        await services.implicit_samplers.of("gpt", access(services))

@@ -54,9 +54,9 @@ class OpenAIController(Controller):
     @get("/models")
     async def models(self, services: Service, access: Accessible) -> ModelList:
         """List the base model, and the newest checkpoints that can be sampled."""
-        base = ModelCard(services.config.model_name, 0)
+        base = [ModelCard(name, 0) for name in services.names.names]
         checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
-        return ModelList([base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
+        return ModelList([*base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
 
     @post("/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def completions(

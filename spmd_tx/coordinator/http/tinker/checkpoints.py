@@ -15,7 +15,7 @@ from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, accepts_work
 from spmd_tx.coordinator.http.tinker.bodies import read_json
-from spmd_tx.coordinator.http.tinker.models import check_base_model, queue_model
+from spmd_tx.coordinator.http.tinker.models import queue_model
 from spmd_tx.coordinator.http.tinker.training import queue_training
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training import validation
@@ -237,8 +237,6 @@ async def _create_from_checkpoint(
     path = checkpoint_paths.parse(request.path)
     if path.kind != WEIGHTS:
         raise InvalidRequest(f"{path} cannot be trained; load one that save_state wrote")
-    if request.base_model is not None:
-        check_base_model(request.base_model, services)
     validation.check_optimizer(request.optimizer_config)
     reader = access.reading_with(token, services.keyring)
     adapter = (await reader.open_checkpoint(path)).manifest.adapter

@@ -26,7 +26,6 @@ from spmd_tx.coordinator.wire.training import (
     LoadWeightsRequest,
     ModelData,
 )
-from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import AdapterSpec
 
 
@@ -38,7 +37,6 @@ class ModelsController(Controller):
         self, data: JSONBody[CreateModelRequest], services: Service, access: Accessible
     ) -> FutureResponse:
         """Queue a fresh adapter. The same (session_id, model_seq_id) is the same model."""
-        check_base_model(data.base_model, services)
         adapter = validation.check_lora(data.lora_config, data.optimizer_config, services.limits)
         return await queue_model(services, access, "create_model", data, adapter)
 
@@ -73,12 +71,6 @@ class ModelsController(Controller):
         return await listings.training_run(services.database, await access.model(run_id))
 
 
-def check_base_model(name: str, services: Services) -> None:
-    served = services.config.model_name
-    if name != served:
-        raise InvalidRequest(f"base_model is {name!r}; this server serves {served!r} only")
-
-
 async def queue_model(
     services: Services,
     access: Access,
@@ -87,6 +79,7 @@ async def queue_model(
     adapter: AdapterSpec,
 ) -> FutureResponse:
     """Store a new model together with the request that fills it."""
+    base_model = services.names.need(request.base_model or services.config.model_name)
     session_id, seq_id = request.session_id, request.model_seq_id
     assert session_id is not None
     assert seq_id is not None
@@ -98,7 +91,7 @@ async def queue_model(
     row = insert(Model).values(
         id=model_id,
         session_id=session_id,
-        base_model=services.config.model_name,
+        base_model=base_model,
         rank=adapter.rank,
         alpha=adapter.alpha,
         train_attn=adapter.train_attn,

@@ -7,7 +7,6 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
-from spmd_tx.coordinator.http.tinker.models import check_base_model
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.sampling import validation
 from spmd_tx.coordinator.storage.tables import Sampler
@@ -37,18 +36,18 @@ class SamplingController(Controller):
         number, bounds = data.sampling_session_seq_id, services.config.bounds
         limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
         await access.open_session(data.session_id)
-        path = None
+        path, base_model = None, services.config.model_name
         if data.model_path is not None:
             path = checkpoint_paths.parse_sampler_weights(data.model_path)
             await access.open_checkpoint(path)
         elif data.base_model is not None:
-            check_base_model(data.base_model, services)
+            base_model = services.names.need(data.base_model)
         else:
             raise InvalidRequest("neither model_path nor base_model is given; send one of them")
         sampler = await services.catalog.add_sampler(
             data.session_id,
             data.sampling_session_seq_id,
-            services.config.model_name,
+            base_model,
             path=path and str(path),
         )
         return CreateSamplingSessionResponse(sampler.id)

@@ -78,8 +78,8 @@ class SessionsController(Controller):
 
     @get("/get_server_capabilities")
     async def capabilities(self, services: Service) -> ServerCapabilitiesResponse:
-        model = SupportedModel(services.config.model_name, services.max_context)
-        return ServerCapabilitiesResponse([model])
+        names = services.names
+        return ServerCapabilitiesResponse([SupportedModel(name, names.max_context) for name in names.names])
 
     @post("/telemetry", status_code=HTTP_200_OK, opt=DROPS)
     async def telemetry(self, request: Request) -> StatusResponse:

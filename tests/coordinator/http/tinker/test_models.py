@@ -46,6 +46,7 @@ async def test_old_clients_send_the_rank_only(api, session_id):
     "changes, complaint",
     [
         ({"base_model": "meta/unknown"}, "Qwen/Qwen3-0.6B"),
+        ({"base_model": "Qwen/Qwen3-0.6B:peft:1000000"}, "contexts have 1 to "),
         ({"lora_config": {"rank": 0}}, "rank is 0; it must be between 1 and 16"),
         ({"lora_config": {"rank": 17}}, "rank is 17; it must be between 1 and 16"),
         ({"lora_config": None}, "lora_config is missing"),
@@ -113,3 +114,13 @@ async def test_a_training_run_tells_of_its_model(api, session_id):
 
 async def test_an_unknown_training_run_is_not_found(api):
     assert (await api.get("training_runs/nobody")).status_code == 404
+
+
+async def test_a_variant_of_the_model_keeps_its_name(api, session_id):
+    name = "Qwen/Qwen3-0.6B:peft:8"
+    created = (await api.post("create_model", json=create_model(session_id, base_model=name))).json()
+    info = (await api.post("get_info", json={"model_id": created["model_id"]})).json()
+    assert info["model_name"] == info["model_data"]["model_name"] == name
+    body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": name}
+    sampler = (await api.post("create_sampling_session", json=body)).json()["sampling_session_id"]
+    assert (await api.get(f"samplers/{sampler}")).json()["base_model"] == name
