@@ -18,7 +18,9 @@ FINE_UP_TO = 512  # tokens: two lengths per power of two up to here; longer rows
 SMALL_ROWS = 2  # most rows of a small block, per data shard
 FREE_ROW_SHARE = 0.25  # of a row's cost, for a row that is left to other models
 LEAST_STEP = 4  # a larger block has at least this many times the rows of the smaller one
-OVERHEAD_SHARE = 8  # a block's overhead is that of a small block's tokens divided by this
+# A block's overhead: that of a small block's tokens divided by this where small ones are as good as any, on
+# CPUs; where blocks come in three sizes, that of a large block's tokens divided by this.
+OVERHEAD_SHARE, LARGE_OVERHEAD_SHARE = 8, 32
 
 
 def attention_share(model: ModelConfig) -> float:
@@ -55,9 +57,7 @@ class TrainingShapes:
 
     data_shards: int
     train_tokens: int  # most tokens of a command, per data shard; one block may have more
-    block_tokens: tuple[
-        int, ...
-    ]  # of a small block and of a large one, per data shard; one row may have more
+    block_tokens: tuple[int, ...]  # of blocks, the smallest first, per data shard; one row may have more
     max_context: int  # tokens
     attention_share: float  # as ``attention_share`` returns it
     expert_shards: int = 1  # data shards that each have a part of the experts, and rows of each other
@@ -102,7 +102,7 @@ class TrainingShapes:
         return [(size, length) for length in self.row_lengths for size in self.sizes(length)]
 
     def sizes(self, row_length: int) -> list[int]:
-        """Return the rows of a small block and, where it is worth a program, of a large one."""
+        """Return the rows of a small block and, where they are worth a program, of larger ones."""
         if row_length == SMALL_ROW:
             return [self.data_shards]
         small, *larger = (tokens // row_length for tokens in self.block_tokens)
@@ -137,7 +137,9 @@ class TrainingShapes:
     @property
     def block_cost(self) -> int:
         """Overhead of a block, in tokens without attention."""
-        return self.data_shards * self.block_tokens[0] // OVERHEAD_SHARE
+        if len(self.block_tokens) > 2:
+            return self.data_shards * max(self.block_tokens) // LARGE_OVERHEAD_SHARE
+        return self.data_shards * min(self.block_tokens) // OVERHEAD_SHARE
 
     def chunks(self, rows: int, row_length: int) -> list[tuple[int, int]]:
         """Split rows into chunks (rows, rows of a block), large blocks first; a command can carry each."""

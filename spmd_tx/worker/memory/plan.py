@@ -17,11 +17,12 @@ import msgspec
 
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.setup import Setup
-from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
+from spmd_tx.worker.memory.sizes import TRAIN_TOKENS, USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
 from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape, Step, StepMemory
 
 SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
+MIDDLE_BLOCK = 2048  # tokens: on accelerators a small block takes as long as its operations take to start
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,13 @@ class Memory:
         return sizes.continued_shapes(by_rows=self.is_host or sizes.setup.batch_invariant)
 
     def block_tokens(self, train_tokens: int) -> tuple[int, ...]:
-        """Return the tokens of a small block and, on accelerators, of a large one, for such micro-batches."""
+        """Return the tokens of a small block and, on accelerators, of larger ones, for such micro-batches."""
         small = min(SMALL_BLOCK, train_tokens)
-        return (small,) if self.is_host or small == train_tokens else (small, train_tokens)
+        if self.is_host or small == train_tokens:
+            return (small,)
+        return (
+            (small, train_tokens) if train_tokens < 2 * MIDDLE_BLOCK else (small, MIDDLE_BLOCK, train_tokens)
+        )
 
 
 @dataclass(frozen=True)
@@ -178,9 +183,11 @@ class Planner:
         """Yield plans for each choice; None where one does not fit."""
         wish = self._sizes.setup.remat
         levels = LEVELS if wish == "auto" else (wish,)
-        most, *fewer = self._sizes.train_tokens(on_cpu=self._memory.is_host)
-        for start in range(len(levels)):
-            yield self._plan(levels[start:], most, rows)
+        memory = self._memory
+        most, *fewer = self._sizes.train_tokens(on_cpu=memory.is_host, on_gpu=memory.tries_kernels)
+        for tokens in (most, *(each for each in fewer if each >= TRAIN_TOKENS[0])):
+            for start in range(len(levels)):
+                yield self._plan(levels[start:], tokens, rows)
         for tokens in fewer:
             yield self._plan(levels[-1:], tokens, rows)
 

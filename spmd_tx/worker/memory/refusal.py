@@ -35,7 +35,7 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
     splits = sizes.ways_to_split(memory.bytes)[-1]
     planner = Planner(sizes, memory, splits, {})
     level = LEVELS[-1] if sizes.setup.remat == "auto" else sizes.setup.remat
-    tokens, rows = sizes.train_tokens(on_cpu=memory.is_host)[-1], sizes.row_counts()[-1]
+    tokens, rows = sizes.train_tokens(on_cpu=memory.is_host, on_gpu=False)[-1], sizes.row_counts()[-1]
     block = memory.block_tokens(tokens)[-1]
     wanted = sizes.setup.kv_cache_tokens
     pages = max(sizes.least_pages, -(-wanted // sizes.setup.page_size)) + 1

@@ -19,12 +19,13 @@ from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.setup import Setup
-from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
+from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
 from spmd_tx.worker.memory.steps import Shape
 from spmd_tx.worker.steps.train_state import train_weights
 
 REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may take before fsdp splits them
-TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster
+TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster,
+TP_OF_MOST = 4  # but on GPUs where tp is larger, starting operations takes longer than the arithmetic
 CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
 SHORTEST_ROW = 64  # tokens
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
@@ -76,11 +77,14 @@ class Sizes:
             counts.append(max(1, counts[-1] // FEWER_ROWS))
         return counts
 
-    def train_tokens(self, *, on_cpu: bool) -> list[int]:
+    def train_tokens(self, *, on_cpu: bool, on_gpu: bool) -> list[int]:
         """Return the maximum tokens of a micro-batch: the choices to try, the most first."""
         if self.setup.train_tokens:
             return [self.setup.train_tokens]
-        return [CPU_TRAIN_TOKENS] if on_cpu else list(TRAIN_TOKENS)
+        if on_cpu:
+            return [CPU_TRAIN_TOKENS]
+        more = self.mesh.shape[TP] // TP_OF_MOST if on_gpu else 1
+        return [*([more * TRAIN_TOKENS[0]] if more > 1 else []), *TRAIN_TOKENS]
 
     def shapes(self, tokens: int) -> list[Shape]:
         """Return the largest batch of each row length, with at most so many tokens, or one row.

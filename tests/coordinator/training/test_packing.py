@@ -13,7 +13,7 @@ SHAPES = TrainingShapes(
     data_shards=2, train_tokens=1024, block_tokens=(256, 1024), max_context=1000, attention_share=5e-4
 )
 CPU = TrainingShapes(1, 4096, (256,), 4096, 5e-4)
-ACCELERATOR = TrainingShapes(1, 8192, (256, 8192), 4096, 5e-4)
+ACCELERATOR = TrainingShapes(1, 8192, (256, 2048, 8192), 4096, 5e-4)
 NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
 
 
@@ -45,7 +45,7 @@ def test_the_menu_names_every_shape_that_a_request_can_lead_to():
 
 def test_a_server_has_few_programs():
     assert len(CPU.blocks()) == len(CPU.row_lengths) == 11
-    assert len(ACCELERATOR.blocks()) == 20
+    assert len(ACCELERATOR.blocks()) == 27
 
 
 def row_length_of(lengths, shapes=SHAPES):
@@ -98,7 +98,14 @@ def test_a_command_can_carry_each_chunk_and_only_the_last_block_of_a_request_has
 def test_rows_of_many_blocks_are_one_command():
     assert CPU.chunks(33, 128) == [(32, 2), (1, 2)]
     assert CPU.chunks(3, 4096) == [(1, 1), (1, 1), (1, 1)]
-    assert ACCELERATOR.chunks(64 + 12, 128) == [(64, 64), (12, 2)]
+    assert ACCELERATOR.chunks(64 + 2, 128) == [(64, 64), (2, 2)]
+
+
+def test_on_accelerators_a_rest_takes_few_blocks():
+    """A block of 256 tokens starts as many operations as one of 2048."""
+    assert ACCELERATOR.chunks(64 + 12, 128) == [(64, 64), (12, 16)]
+    assert ACCELERATOR.chunks(64 + 50, 128) == [(64, 64), (48, 16), (2, 2)]
+    assert replace(ACCELERATOR, block_tokens=(256, 8192)).chunks(12, 128) == [(12, 2)], "as was recorded"
 
 
 def test_longer_rows_are_taken_as_attention_allows():

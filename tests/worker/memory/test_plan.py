@@ -195,7 +195,7 @@ def test_micro_batches_are_as_large_as_was_asked_for_or_refused():
 def test_blocks_on_cpus_are_small_and_all_that_training_needs_memory_for():
     server = sizes(max_context=512)
     large, small = (make_plan(server, replace(gib(120), is_host=on_cpu)) for on_cpu in (False, True))
-    assert (large.train_tokens, report(large).block_tokens) == (8192, (256, 8192))
+    assert (large.train_tokens, report(large).block_tokens) == (8192, (256, 2048, 8192))
     assert (small.train_tokens, report(small).block_tokens) == (4096, (256,))
     assert max(shape.tokens for shape in small.train_shapes) == 512  # the longest row
     needs = [
@@ -203,6 +203,15 @@ def test_blocks_on_cpus_are_small_and_all_that_training_needs_memory_for():
         for plan in (small, large)
     ]
     assert needs[0] < needs[1] / 4
+
+
+def test_on_gpus_many_devices_of_tp_take_larger_micro_batches():
+    """Otherwise starting operations takes longer than the arithmetic."""
+    tokens = {
+        (tp, on_gpu): make_plan(sizes(mesh=(1, 1, tp)), replace(gib(70), tries_kernels=on_gpu)).train_tokens
+        for tp, on_gpu in ((1, True), (4, True), (8, True), (8, False))
+    }
+    assert tokens == {(1, True): 8192, (4, True): 8192, (8, True): 16384, (8, False): 8192}
 
 
 def test_blocks_are_no_larger_than_the_micro_batches_that_were_asked_for():
