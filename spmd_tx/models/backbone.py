@@ -41,7 +41,8 @@ from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
 from spmd_tx.models.stack_product import reads_stack, stack_product
 from spmd_tx.models.state_pool import Keep
-from spmd_tx.sharding.mesh import TP
+from spmd_tx.sharding.collectives import varying
+from spmd_tx.sharding.mesh import EP, FSDP, TP
 
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
 # keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes
@@ -123,6 +124,9 @@ def backbone(
     """
     x_BTD = how.reduce(embed(base.embed, tokens_BT, model.d_model))
     replayed_LBTC = None if how.experts is None else jnp.moveaxis(how.experts, 2, 0)
+    layers = base.layers
+    if how.remat is not None:  # marked within the loop, each would be a new array, and "none" would keep it
+        layers = jax.tree.map(lambda w: varying(w, FSDP, EP), layers)
     carry, places, chosen = (x_BTD, cache), list(model.declared.places), list[Array]()
     for cycle in model.declared.stack:
         its_own = places[: len(cycle.layers)]
@@ -132,7 +136,7 @@ def backbone(
         if how.remat is not None:
             run = rematerialised(run, how.remat)
         xs = tuple(
-            _inputs(model, place, base, adapters, replayed_LBTC, stack)
+            _inputs(model, place, layers, adapters, replayed_LBTC, stack)
             for place, stack in zip(its_own, stacks, strict=True)
         )
         carry, choices = lax.scan(run, carry, xs)
@@ -153,13 +157,13 @@ def norm(x: Array, weight: Array, declared: Norm) -> Array:
 def _inputs(
     model: ModelConfig,
     place: Place,
-    base: Weights[Array],
+    layers: Named[Array],
     adapters: Adapters[Array],
     replayed_LBTC: Array | None,
     stack: moe.Kernels,
 ) -> tuple[Any, ...]:
     """Return what the loop takes for a place of a cycle, with a leading dimension of the repetitions."""
-    w = base.layers.part(place.prefix).without(stack)
+    w = layers.part(place.prefix).without(stack)
     factors = Named(adapters.layers).part(place.prefix)
     numbers = place.numbers
     index = jnp.arange(len(numbers))

@@ -1,9 +1,14 @@
 """What is computed twice changes memory, and neither losses nor gradients."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spmd_tx.models.backbone import REMAT_LEVELS
+from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.steps.train import make_forward_backward
+from tests.bench.dummy import Dummy
+from tests.support.model_shapes import TINY
 from tests.support.tiny_engine import (
     LENGTH,
     ROWS,
@@ -46,3 +51,18 @@ def test_every_level_leads_to_the_same_gradients(shape, kind, level):
 def test_a_higher_level_keeps_less():
     needed = {level: tiny_engine(remat=level).temporary_bytes(rows()) for level in REMAT_LEVELS}
     assert needed["none"] > max(needed["light"], needed["mlp"]) > needed["full"]
+
+
+def test_what_is_kept_of_all_layers_has_no_copy_of_their_matrices():
+    dummy = Dummy(TINY, rank=4, slots=2, dtype=jnp.bfloat16)
+    train = dummy.declared_train
+    trees = dummy.declared_base, train.w, train.grad_sum, train.scale
+    step = make_forward_backward(TINY, dummy.mesh, dummy.declared_base, train, "none")
+    state = (abstract(dummy.mesh, tree) for tree in trees)
+    (program,) = (x.params["jaxpr"] for x in step.trace(*state, *dummy.batch(2, 32, 2)).jaxpr.eqns)
+    loops = [x for x in program.eqns if x.primitive.name == "scan" and x.params["length"] == TINY.n_layers]
+    kept = {x.aval.shape for loop in loops for x in loop.outvars}
+    stacked = {dummy.declared_base.layers[name].shape for name in ("q", "gate", "down")}
+    assert len(loops) == 2
+    assert kept
+    assert not kept & stacked
