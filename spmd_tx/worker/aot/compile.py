@@ -151,7 +151,8 @@ def collectives(cost: Cost, hosts: Sequence[int]) -> list[CollectiveReport]:
 def state_arrays(plan: Plan, mesh: Mesh) -> dict[Place, Kept]:
     """Return the large frozen arrays and caches of a worker on one device, and one layer of each.
 
-    A decode that reads its layers in a loop may copy each of them first.
+    A decode that reads its layers in a loop may copy each of them first. Stacks of one layer are left
+    out, since both would have the same dimensions.
     """
     found: dict[Place, Kept] = {}
     declared = declare(plan)
@@ -160,6 +161,8 @@ def state_arrays(plan: Plan, mesh: Mesh) -> dict[Place, Kept]:
         name = ".".join(str(getattr(key, "name", getattr(key, "key", key))) for key in path)
         dims, item = leaf.sharding.shard_shape(leaf.shape), jnp.dtype(leaf.dtype)
         dtype, size = HLO_DTYPES.get(item.name, ""), math.prod(dims) * item.itemsize
+        if "layers" in name and dims[0] == 1:
+            continue
         if size >= LARGE:
             found.setdefault(_place(dtype, dims), Kept(name))
         if "layers" in name and size >= LARGE * dims[0]:
