@@ -43,10 +43,11 @@ PLAN_OPTIONS = (  # beside the model: what the memory plan depends on
     "decode_steps",
     "page_size",
     "kv_cache_tokens",
+    "state_cache",
 )
 AUTO = "auto"
 Size = int | Literal["auto"]  # auto: chosen when it is known which devices there are
-SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache")
+SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache", "state_cache")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +105,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     page_size: int = 16  # tokens
     batch_invariant: bool = False  # whether samples are the same to the last bit in any company
     kv_cache_tokens: int = 0  # per data shard; 0: as many as fit
+    state_cache: str = AUTO  # of each device, for the states of prompts; auto: one for each row of a Decode
 
     bounds: Bounds = Bounds()  # on what clients may ask for
 
@@ -117,7 +119,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
                 option = "--" + name.replace("_", "-")
                 raise StartError(f"{option} is {value}; it must be at least {least}")
-            if name in SIZES and isinstance(value, str):
+            if name in SIZES and isinstance(value, str) and (name, value) != ("state_cache", AUTO):
                 _check_size(name, value)
 
     @property

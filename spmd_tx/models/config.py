@@ -8,6 +8,7 @@ from typing import Any
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.channels import Glu, Mixture
+from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import EXPERT_LORA, ExpertLora, Model
 from spmd_tx.models.declared.mixers import Softmax
@@ -45,6 +46,12 @@ class ModelConfig:
     def expert_rank_divisor(self) -> int:
         """By how much the rank of factors of experts is less than the adapter's."""
         return max(1, self.experts_per_token) if self.expert_lora == "per-expert" else 1
+
+    @property
+    def linear_heads(self) -> int:
+        """The heads of keys of the layers with linear attention, which tp splits; 0: there are none."""
+        mixer = self.declared.stateful
+        return mixer.k_heads if isinstance(mixer, DeltaRule) else 0
 
     @cached_property
     def declared(self) -> Model:

@@ -7,6 +7,7 @@ state of a sequence that has read nothing, and is never written.
 Dimension key: L layer with a state, P slot (of one data shard), B row, C slot to copy.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,16 +19,17 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
-from spmd_tx.models.declared.delta_rule import DeltaRule
-from spmd_tx.models.declared.layers import Kept
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import Kept, Mixer
 from spmd_tx.models.delta_layer import State
+from spmd_tx.models.kv_cache import KvCache, cache_weights
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 NOTHING = 0  # the slot of zeros
 
 
-def pool_weights(sizes: DeltaRule, mesh: AnyMesh, layers: int, slots: int, dtype: DTypeLike) -> State:
+def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DTypeLike) -> State:
     """Declare a pool with ``slots`` slots per data shard, slot 0 among them; its arrays begin as zeros.
 
     The channels of ``inputs`` are in the order of devices of tp, each with its own queries, keys and values.
@@ -46,6 +48,21 @@ class Keep(PyTreeNode):
 
     pages: Any
     states: State
+
+
+def cache_and_states(
+    model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, slots: int, dtype: DTypeLike
+) -> KvCache | Keep:
+    """Declare what all layers keep of sequences: pages and, if the model has states, slots per data shard."""
+    cache, sizes = cache_weights(model, mesh, pages, page_size, dtype), model.declared.stateful
+    if sizes is None:
+        return cache
+    return Keep(cache, pool_weights(sizes, mesh, model.n_layers - model.declared.n_paged, slots, dtype))
+
+
+def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> KvCache | Keep:
+    """Change the pages, and leave states as they are."""
+    return cache.replace(pages=change(cache.pages)) if isinstance(cache, Keep) else change(cache)
 
 
 def read(pool: State, layer: Array, slots_B: Int[Array, " B"]) -> State:

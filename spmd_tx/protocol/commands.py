@@ -23,6 +23,7 @@ SPARE_BANK_SLOTS = 2  # in the sampler bank: one for the base model, one free fo
 PREFILL_TOKENS = 1024  # maximum of one Prefill, per data shard
 SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
+STATE_COPIES = 2  # times the rows of a Decode: how many states a Prefill may copy before it, and after it
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
 ACTIVE_SLOTS = 4  # adapters of a decode step; other programs are for one adapter and for the whole bank
 
@@ -261,6 +262,21 @@ class PromptWishes(msgspec.Struct, frozen=True, kw_only=True):
     temperatures: np.ndarray  # float32 [B, T], of the draws; 0 is greedy
 
 
+class PrefillStates(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which states a Prefill moves, for a model that keeps one of each sequence.
+
+    Slots are numbered per data shard; slot 0 holds the state of a sequence that has read nothing. Copies are
+    pairs (from, to), int32 [C, 2], which split over the data shards like Prefill.copies; those of states run
+    one after another. ``page_copies`` and ``copies_before`` run first of all, ``copies_after`` last.
+    """
+
+    sources: np.ndarray  # int32 [B]: the slot from which each row goes on
+    targets: np.ndarray  # int32 [B]: the slot in which it leaves its state; 0 for an empty row
+    page_copies: np.ndarray
+    copies_before: np.ndarray
+    copies_after: np.ndarray
+
+
 class Prefill(Command, frozen=True, tag="prefill"):
     """Writes the keys and values of prompts into pages.
 
@@ -287,6 +303,8 @@ class Prefill(Command, frozen=True, tag="prefill"):
     # have written.
     block: int = 0
     piece: int = 0  # tokens of a row that it takes at once, in order; 0: all
+    # Present if and only if the model keeps a state of each sequence; then a row has one segment.
+    states: PrefillStates | None = None
 
 
 class Decode(Command, frozen=True, tag="decode"):
@@ -324,6 +342,8 @@ class Decode(Command, frozen=True, tag="decode"):
     # int32 [B, most steps]: tokens that are known already, to be fed instead of drawn ones; -1: draw. Present
     # if and only if the setup is ``batch_invariant``.
     forced: np.ndarray | None = None
+    # int32 [B]: slots of the rows' states, which every token changes. Present as in a Prefill.
+    states: np.ndarray | None = None
 
 
 # Threads of a worker that compile: what somebody waits for; what is not urgent, or is awaited by another

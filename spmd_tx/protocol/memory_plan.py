@@ -20,6 +20,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     adapter_bytes: int = 0  # training slots: weights, gradient, two moments
     bank_bytes: int = 0  # sampler slots
     cache_bytes: int = 0  # pages of keys and values
+    state_slots: int = 0  # for the states of sequences, slot 0 included; 0: the model keeps none
+    state_bytes: int = 0
     compiling_bytes: int = 0  # to try kernels beside a step, on GPUs
     step_bytes: int = 0  # what is left for steps while they run
     step_needs: dict[str, int] = {}  # bytes for the largest batch of each step: "train light 4 x 2048"
@@ -36,6 +38,7 @@ def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
     """Return the rows of a table: what, size per device, note."""
     split = "split over fsdp" if plan.splits_base else ""
     largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
+    states = ("states", show_size(plan.state_bytes), f"of {plan.state_slots - 1} sequences and prefixes")
     compiling = ("compiling", show_size(plan.compiling_bytes), "to try kernels beside a step")
     return [
         ("base weights", show_size(plan.base_bytes), split),
@@ -43,6 +46,7 @@ def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
         ("sampler slots", show_size(plan.bank_bytes), ""),
         ("steps while they run", show_size(plan.step_bytes), f"most needs {largest}" if largest else ""),
         *([compiling] if plan.compiling_bytes else []),
+        *([states] if plan.state_slots else []),
         (
             "keys and values",
             show_size(plan.cache_bytes),

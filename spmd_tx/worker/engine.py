@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import msgspec
+import numpy as np
 from jax.sharding import Mesh
 
 from spmd_tx.models import peft
@@ -210,15 +211,19 @@ class Engine:
         return {}, {}
 
     def prefill(self, command: commands.Prefill) -> Result:
-        replies: list[dict[str, Any] | None] = []
+        moves, replies = command.states, list[dict[str, Any] | None]()
+        if moves is not None:
+            self._copy(self._calls.copy_pages, moves.page_copies)
+            self._copy(self._calls.copy_states, moves.copies_before)
         for call in self._calls.prefill(self.state, command):
             if call is None:
                 replies.append(None)
                 continue
             self.state.cache, scores, experts = self._run(call)
             replies.append(_present(**scores, experts=experts))
-        if command.copies.any():
-            self.state.cache = self._run(self._calls.copy_pages(self.state, command.copies))
+        self._copy(self._calls.copy_pages, command.copies)
+        if moves is not None:
+            self._copy(self._calls.copy_states, moves.copies_after)
         pieces = command.rows.tokens.shape[1] // command.piece if command.piece else 1
         return joined(replies, self._plan.sizes.data_shards, pieces=pieces), {}
 
@@ -231,6 +236,11 @@ class Engine:
             replies.append(_present(**vars(drawn)))
         state.rows, state.next_rows = state.next_rows, state.rows
         return joined(replies, self._plan.sizes.data_shards, axis=1), {}
+
+    def _copy(self, call: Callable[[WorkerState, np.ndarray], Call], copies: np.ndarray) -> None:
+        """Copy pages, or states, if there are any."""
+        if copies.any():
+            self.state.cache = self._run(call(self.state, copies))
 
     def _run(self, call: Call) -> Any:
         return self.programs.run(call, self.mesh)

@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.base_weights import Weights, weights
 from spmd_tx.models.huggingface import load
-from spmd_tx.models.kv_cache import KvCache, cache_weights
+from spmd_tx.models.kv_cache import KvCache
 from spmd_tx.models.lora import adapter_weights
+from spmd_tx.models.state_pool import Keep, cache_and_states
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.memory.plan import Plan
@@ -27,7 +28,7 @@ class WorkerState(PyTreeNode, frozen=False):
     base: Weights[Any]
     train: TrainState
     bank: Bank
-    cache: KvCache
+    cache: KvCache | Keep
     rows: RowState  # that the last Decode left
     next_rows: RowState  # for the next one to fill, block by block
     tables: Any  # int32 [most rows of a Decode, N]: pages of the rows of the last Decode
@@ -43,7 +44,7 @@ def declare(plan: Plan) -> WorkerState:
         base=weights(model, mesh, dtype, split_over_fsdp=plan.splits_base),
         train=train_weights(model, mesh, setup.adapter_slots, setup.max_rank),
         bank=Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32)),
-        cache=cache_weights(model, mesh, plan.pages, setup.page_size, dtype),
+        cache=cache_and_states(model, mesh, plan.pages, setup.page_size, plan.state_slots, dtype),
         rows=RowState(row, row, row),
         next_rows=RowState(row, row, row),
         tables=Weight((rows, plan.sizes.widest_table // setup.page_size), P(DATA), jnp.int32),
@@ -58,7 +59,8 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
     base = load(Path(setup.model_dir), declared.base, mesh, progress, unread)
     progress("allocating adapters")
     train, bank = zeros(mesh, declared.train), zeros(mesh, declared.bank)
-    progress(f"allocating {plan.pages} pages of {setup.page_size} tokens")
+    states = f", and {plan.state_slots} states" if plan.state_slots else ""
+    progress(f"allocating {plan.pages} pages of {setup.page_size} tokens{states}")
     of_sampling = declared.cache, declared.rows, declared.next_rows, declared.tables
     return declared, WorkerState(base, train, bank, *(zeros(mesh, each) for each in of_sampling))
 

@@ -54,6 +54,22 @@ _LATENT = {
     "num_experts_per_tok": 3,
     "norm_topk_prob": True,
 }
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "hidden_act": "silu",
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    },
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _DENSE
     | {
@@ -160,6 +176,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "truncate": False,
             "original_max_position_embeddings": 8,
         },
+    },
+    "qwen3_5": _DENSE
+    | _LINEAR
+    | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "num_hidden_layers": 4},
+    "qwen3_5_moe": _COMMON
+    | _ATTENTION
+    | _LINEAR
+    | {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
     },
 }
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 TOLERANCE = 1e-5  # relative to the largest logit
 PADDED = 64
-ALIKE = ("mistral", "qwen3_yarn", "glm4_moe_lite")  # other families have all their parts
+ALIKE = ("mistral", "qwen3_yarn", "glm4_moe_lite", "qwen3_5")  # other families have all their parts
 
 
 def logits(mesh, name, directory) -> np.ndarray:
@@ -48,7 +48,7 @@ def logits(mesh, name, directory) -> np.ndarray:
     def run(base, adapters, tokens, segments, positions):
         slots = jnp.zeros(tokens.shape[0], jnp.int32)
         loras = both_loras(row_lora, slots, jnp.ones((1, 2)))
-        how = Pass(segment_attend("reference", segments), *loras, sequence_parallel=True)
+        how = Pass(segment_attend("reference", segments), *loras, sequence_parallel=True, segments=segments)
         whole = own_adapters(model, adapters)
         h, *_ = backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)

@@ -49,12 +49,16 @@ class Admitted:
 class Admission:
     """Holds the line of waiting samples and decides which of them start."""
 
-    def __init__(self, bank: VersionBank, shards: list[Shard], sampling: SamplingPrograms) -> None:
+    def __init__(
+        self, bank: VersionBank, shards: list[Shard], sampling: SamplingPrograms, *, has_states: bool = False
+    ) -> None:
+        """``has_states``: whether the model keeps a state of each sequence."""
         self.line = WaitingLine()
         self.without_program: dict[SampleJob, None] = {}  # jobs that wait for programs
         self._sampling = sampling
         self._bank = bank
         self._shards = shards
+        self._has_states = has_states
         self._shapes = sampling.shapes
         self._prefills: list[ChunkedPrefill] = []  # not planned to their end; the next one comes first
         self._is_turn_of_prefills = False  # they go before newcomers
@@ -96,6 +100,8 @@ class Admission:
         # Those without a chunk in this Prefill come first in the next one.
         self._prefills.sort(key=planned.__contains__)
         self._prefills = [prefill for prefill in self._prefills if not prefill.is_planned]
+        for shard in self._shards:
+            shard.planned()
         return admitted
 
     def _admit_newcomers(self, admitted: Admitted) -> None:
@@ -116,7 +122,7 @@ class Admission:
         """Plan the next chunks of prompts as far as there is room, one per prompt and Prefill."""
         for prefill in prefills:
             copies_left, chunk = admitted.plan.copies_left(prefill.owner.shard), self._next_chunk(prefill)
-            if len(prefill.copies) > copies_left or not admitted.plan.fits(chunk):
+            if prefill.copies_needed > copies_left or not admitted.plan.fits(chunk):
                 continue
             self._note_missing(prefill.job, self._missing_for(prefill.job, chunk))
             if not prefill.job.missing and self._may_join(prefill.job, chunk, admitted):
@@ -131,9 +137,18 @@ class Admission:
         prefill.first = chunk.end
         if not (self._shapes.batch_invariant and is_scored and not job.scoring.needs_only_logprobs):
             self._shards[chunk.shard].remember_read(prefill.owner, prefill.pages, chunk.end)
+        self._plan_copies(prefill, admitted)
         if prefill.is_planned:
-            admitted.plan.copy(chunk.shard, list(prefill.copies.values()))
             job.needs_scores = False
+
+    def _plan_copies(self, prefill: ChunkedPrefill, admitted: Admitted) -> None:
+        """Plan the copies of what planned chunks leave; at their end the samples are ready."""
+        number, states = prefill.owner.shard, admitted.plan.states
+        if states is not None:
+            has_room = admitted.plan.copies_left(number) > 0
+            states.copy_last(number, self._shards[number].state_copies(prefill, has_room=has_room))
+        if prefill.is_planned:
+            admitted.plan.copy(number, list(prefill.copies.values()))
             for sample in prefill.part:
                 sample.prefill = None
 
@@ -233,12 +248,12 @@ class Admission:
         return Scores(logprobs=self._shapes.batch_invariant)  # one program, whether they are wanted or not
 
     def _new_plan(self) -> PrefillPlan:
-        return PrefillPlan(self._shapes, copies=self._shapes.decode_rows)
+        return PrefillPlan(self._shapes, copies=self._shapes.decode_rows, has_states=self._has_states)
 
     def _first_chunk(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
         """Return the first chunk of a part that starts on this data shard."""
         shard, end = self._shards[number], part[0].next_position
-        first = end if shard.kept_prompt(part) else len(shard.cached(part)) * self._shapes.page_size
+        first = end if shard.keeps_prompt(part) else shard.cached(part).length
         return PrefillChunk(number, job.version, 0, [], [], first, self._end_of_chunk(job, first, end))
 
     def _best_shard(
@@ -257,8 +272,8 @@ class Admission:
             if not count:
                 job.obstacle = NO_PAGES
                 admitted.short_of_pages.add(job)
-            is_kept = shard.kept_prompt(part) is not None
-            rank = (count, is_kept, len(shard.cached(part)), -len(shard.residents))
+            is_kept = shard.keeps_prompt(part)
+            rank = (count, is_kept, shard.cached(part).length, -len(shard.residents))
             if rank > best_rank:
                 best, best_rank = (number, count), rank
         return best
@@ -277,13 +292,16 @@ class Admission:
         admitted.started.add(job)
         content = part[0].content[: part[0].next_position + 1]
         prefill = ChunkedPrefill(part, content, start.pages, start.written, start.copies)
+        for sample in part:
+            sample.prefill = prefill
+        if admitted.plan.states is not None:
+            admitted.plan.states.copy_first(number, start.first_pages, start.first_states)
+            admitted.plan.states.copy_last(number, start.kept_states)
         if not prefill.is_planned:
-            for sample in part:
-                sample.prefill = prefill
             self._plan_chunk(prefill, admitted)
             self._prefills += [] if prefill.is_planned else [prefill]
             return
-        admitted.plan.copy(number, list(start.copies.values()))
+        self._plan_copies(prefill, admitted)
         if job.needs_scores:
             job.scores = job.scoring.scores_of_one_token()
         job.needs_scores = False

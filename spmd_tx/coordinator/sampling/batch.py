@@ -55,6 +55,7 @@ class SamplingLimits:
     shapes: SamplingShapes
     pages_per_shard: int  # page 0 included
     decode_steps: int  # most steps of one Decode
+    state_slots: int = 0  # per shard; 0: the model keeps no state of a sequence
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class SampleBatch:
         programs: ProgramOrders | None = None,
     ) -> None:
         """``listener`` is called with every sample that got tokens. Without ``programs`` all are ready."""
-        shapes = limits.shapes
+        shapes, has_states = limits.shapes, bool(limits.state_slots)
         longest = (limits.pages_per_shard - 1) * shapes.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
         self._model = model
@@ -98,15 +99,17 @@ class SampleBatch:
                 page_size=shapes.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
-                has_cache=not model.config.n_experts,  # a model with experts must report those of every token
+                # A model with experts must report those of every token.
+                has_cache=not (model.config.n_experts or (has_states and shapes.batch_invariant)),
                 piece=shapes.piece,
+                state_slots=limits.state_slots,
             )
             for _ in range(shapes.shards)
         ]
         self._programs = SamplingPrograms(
             programs or EverythingReady(), shapes, bank.size, limits.decode_steps, model.config.vocab_size
         )
-        self._admission = Admission(bank, self._shards, self._programs)
+        self._admission = Admission(bank, self._shards, self._programs, has_states=has_states)
         self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, by the program they wait for
         self._jobs: dict[str, SampleJob] = {}
         self._arrivals = 0
@@ -238,7 +241,8 @@ class SampleBatch:
             return
         self._programs.programs.note_use(choice.program)
         shape = self._programs.decode_shape(choice.program, chosen)
-        command = decode_command(chosen, steps, shape, self._decodes, self._model.config.vocab_size)
+        sizes = self._decodes, self._model.config.vocab_size
+        command = decode_command(chosen, steps, shape, *sizes, has_states=bool(self._limits.state_slots))
         rows = shape.rows
         self._decodes += 1
         self._unanswered += 1
@@ -354,6 +358,7 @@ class SampleBatch:
     def _wait_again(self, sample: Sample) -> None:
         """Put a preempted sample back in line once all of its tokens are known."""
         if not sample.is_resident and not sample.outstanding:
+            self._shards[sample.shard].remember_state_left(sample)
             self._admission.put_back(sample)
 
     def _leave(self, sample: Sample) -> None:
@@ -376,6 +381,7 @@ class SampleBatch:
         for sample in job.samples:
             if sample.is_resident:
                 self._leave(sample)
+            self._shards[sample.shard].drop_state(sample)
 
 
 def _nothing(_: Reply) -> list[tuple[str, Outcome]]:

@@ -12,7 +12,13 @@ DRAW = -1  # in place of a token that is not known
 
 
 def decode_command(
-    chosen: list[list[Sample]], steps: int, shape: DecodeShape, last_decode: int, vocab_size: int
+    chosen: list[list[Sample]],
+    steps: int,
+    shape: DecodeShape,
+    last_decode: int,
+    vocab_size: int,
+    *,
+    has_states: bool = False,
 ) -> Decode:
     """Return the command for the ``chosen`` samples of each data shard; ``shape`` must be large enough."""
     program, rows = shape.program, shape.rows
@@ -37,6 +43,7 @@ def decode_command(
         active=program.active,
         block=shape.block,
         forced=np.full((count, shape.known_steps), DRAW, np.int32) if shape.known_steps else None,
+        states=np.zeros(count, np.int32) if has_states else None,
     )
     for shard, samples in enumerate(chosen):
         for row, sample in enumerate(samples):
@@ -57,6 +64,8 @@ def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> list[i
         fed = sample.tokens[-sample.behind :][: command.steps]
         command.forced[row, : len(fed)] = fed
     command.slots[row] = sample.bank
+    if command.states is not None:
+        command.states[row] = sample.state
     command.seeds[row] = sample.seeds
     command.temperatures[row] = job.temperature
     command.top_k[row] = job.top_k

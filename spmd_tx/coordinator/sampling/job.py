@@ -67,6 +67,7 @@ class Sample:
     left: list[tuple[int, int]] = field(default_factory=list)
     decode: int = NEVER  # number of the last Decode that it was in since it became resident
     row: int = 0  # its row in that Decode, local to the data shard
+    state: int = 0  # slot of its state; 0: it has none
     placed: int = 0  # how many of its pages are in that row's table on the device
 
     @property
@@ -176,7 +177,7 @@ class SampleJob:
         self.number = number
         for sample in self.samples:
             sample.outstanding, sample.decode = 0, NEVER
-            sample.is_resident, sample.pages, sample.prefill = False, [], None
+            sample.is_resident, sample.pages, sample.prefill, sample.state = False, [], None, 0
             sample.start_over()
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
         self.needs_scores = not self.scoring.is_empty and self.scores is None
@@ -250,12 +251,16 @@ class ChunkedPrefill:
         """Whether all chunks are planned."""
         return self.first == self.end
 
+    @property
+    def copies_needed(self) -> int:
+        """How many copies of pages or states the Prefill with its last chunk makes, at least."""
+        return len(self.part) if self.owner.state else len(self.copies)
+
     def next_chunk(self, end: int) -> PrefillChunk:
         """Return the next chunk, which ends before position ``end``."""
         owner = self.owner
-        return PrefillChunk(
-            owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end
-        )
+        place = owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end
+        return PrefillChunk(*place, owner.state)
 
     def is_scored(self, chunk: PrefillChunk) -> bool:
         """Return whether the request wants scores of this chunk besides keys and values."""

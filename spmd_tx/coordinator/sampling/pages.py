@@ -127,6 +127,7 @@ class PrefixCache:
         self._on_forget = on_forget
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._parts: dict[int, list[bytes]] = {}  # keys of the first tokens on a page
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """Return the pages of the longest cached beginning. They stay only if they are held at once."""
@@ -139,19 +140,38 @@ class PrefixCache:
                 self._pages[key], self._keys[page] = page, key
                 self.pool.remember(page)
 
+    def remember_part(self, key: bytes, page: int) -> None:
+        """Cache a page whose first tokens are the contents of this key; others may follow them."""
+        if key not in self._pages:
+            self._pages[key] = page
+            self._parts.setdefault(page, []).append(key)
+            self.pool.remember(page)
+
     def recall(self, keys: Sequence[bytes], pages: Sequence[tuple[int, int]]) -> None:
         """Cache free pages, unless they were taken since each had this number of takes.
 
         The last ones are reused first.
         """
         for key, (page, takes) in reversed(list(zip(keys, pages, strict=True))):
-            if key not in self._pages and page not in self._keys and self.pool.recall(page, takes):
+            if key not in self._pages and page not in self._keys and self._recall(page, takes):
                 self._pages[key], self._keys[page] = page, key
 
+    def recall_part(self, key: bytes, page: int, takes: int) -> None:
+        """Do what ``recall`` does for a page as in ``remember_part``."""
+        if key not in self._pages and self._recall(page, takes):
+            self._pages[key] = page
+            self._parts.setdefault(page, []).append(key)
+
+    def _recall(self, page: int, takes: int) -> bool:
+        if page in self._parts:  # remembered already
+            return self.pool.takes(page) == takes
+        return self.pool.recall(page, takes)
+
     def _forget(self, page: int) -> None:
-        key = self._keys.pop(page)
-        del self._pages[key]
-        self._on_forget(key)
+        full = [self._keys.pop(page)] if page in self._keys else []
+        for key in [*full, *self._parts.pop(page, [])]:
+            del self._pages[key]
+            self._on_forget(key)
 
 
 def pages_for(tokens: int, page_size: int) -> int:

@@ -10,6 +10,8 @@ from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.sampling.prompt_scores import PromptScoring, Scores
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.sampling.state_moves import Copy, StateMoves, copy_array
+from spmd_tx.coordinator.sampling.state_slots import NOTHING
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW, PackedRows, Prefill
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -25,6 +27,7 @@ class PrefillChunk:
     pages: list[int]  # pages of the whole prompt
     first: int  # position; earlier ones are in the pages already, or will be by this Prefill
     end: int  # exclusive; at most the position of the prompt's last token
+    state: int = 0  # slot in which the row leaves its state, and finds that of earlier tokens; 0: none
 
     @property
     def length(self) -> int:
@@ -61,14 +64,15 @@ class PrefillPlan:
     """Collects chunks and page copies. A row holds segments of one version on one data shard.
 
     When the first chunk continues behind what its pages hold, or rows are read in pieces, every row has one
-    segment only.
+    segment only. So it is for models that keep a state of each sequence, too.
     """
 
-    def __init__(self, shapes: SamplingShapes, *, copies: int) -> None:
+    def __init__(self, shapes: SamplingShapes, *, copies: int, has_states: bool = False) -> None:
         self._shapes = shapes
         self._most_copies = copies  # per data shard; padded to this number, so that the shape is fixed
+        self.states = StateMoves(shapes.shards, copies) if has_states else None
         self._rows: list[list[_Row]] = [[] for _ in range(shapes.shards)]
-        self._copies: list[list[tuple[int, int]]] = [[] for _ in range(shapes.shards)]
+        self._copies: list[list[Copy]] = [[] for _ in range(shapes.shards)]
         self._segments: list[Segment] = []
         self._row_length = shapes.row_lengths[0]
         self._table = 0  # pages of a row's table; 0: no tables
@@ -76,7 +80,7 @@ class PrefillPlan:
 
     @property
     def is_empty(self) -> bool:
-        return not self._segments and not any(self._copies)
+        return not self._segments and not any(self._copies) and not self.states
 
     @property
     def scores(self) -> Scores | None:
@@ -84,7 +88,8 @@ class PrefillPlan:
         return self._scores if self._segments else None
 
     def copies_left(self, shard: int) -> int:
-        return self._most_copies - len(self._copies[shard])
+        left = self._most_copies - len(self._copies[shard])
+        return left if self.states is None else min(left, self.states.rows_left(shard))
 
     def fits(self, chunk: PrefillChunk) -> bool:
         """Return whether a chunk can join without making the Prefill too large."""
@@ -143,7 +148,7 @@ class PrefillPlan:
         self._segments.append(segment)
         return segment
 
-    def copy(self, shard: int, copies: Sequence[tuple[int, int]]) -> None:
+    def copy(self, shard: int, copies: Sequence[Copy]) -> None:
         """Copy pages after the Prefill has written to them."""
         self._copies[shard] += copies
 
@@ -168,7 +173,7 @@ class PrefillPlan:
         shape, width = (self._command_rows(program) * self._shapes.shards, length), program.table
         tokens, targets, segments, positions, pages = (np.zeros(shape, np.int32) for _ in range(5))
         pages[:] = TRASH_PAGE
-        numbers = np.zeros(shape[0], np.int32)
+        numbers, state_sources, state_targets = np.zeros((3, shape[0]), np.int32)
         tables = np.full((shape[0], width), TRASH_PAGE, np.int32) if width else None
         for segment in self._segments:
             chunk, row = segment.chunk, self.row_of(segment, program)
@@ -178,6 +183,7 @@ class PrefillPlan:
             tokens[place] = chunk.content[chunk.first : chunk.end]
             targets[place] = chunk.content[chunk.first + 1 : chunk.end + 1]
             segments[place], positions[place] = numbers[row], counter
+            state_sources[row], state_targets[row] = chunk.state if chunk.first else NOTHING, chunk.state
             pages[place] = np.asarray(chunk.pages, np.int32)[counter // self._shapes.page_size]
             if tables is not None:
                 read = chunk.pages[: pages_for(chunk.end, self._shapes.page_size)]
@@ -192,12 +198,13 @@ class PrefillPlan:
                 tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots
             ),
             pages=pages,
-            copies=self._copy_array(),
+            copies=copy_array(self._copies, self._most_copies),
             logprobs=program.logprobs,
             wishes=prompt_scores.for_device(shape, placed, vocab_size),
             tables=tables,
             block=self._shapes.prefill_block,
             piece=self._shapes.piece,
+            states=None if self.states is None else self.states.of_rows(state_sources, state_targets),
         )
 
     def _has_table(self, chunk: PrefillChunk) -> bool:
@@ -211,15 +218,8 @@ class PrefillPlan:
                 slots[shard * (count // self._shapes.shards) + number] = row.bank
         return slots
 
-    def _copy_array(self) -> np.ndarray:
-        copies = np.full((len(self._copies), self._most_copies, 2), TRASH_PAGE, np.int32)
-        for shard, pairs in enumerate(self._copies):
-            if pairs:
-                copies[shard, : len(pairs)] = pairs
-        return copies.reshape(-1, 2)
-
     def _row_for(self, chunk: PrefillChunk, row_length: int) -> int | None:
-        if self._table:
+        if self._table or self.states is not None:
             return None
         fitting = (
             number

@@ -1,10 +1,21 @@
 """One data shard: its resident samples, their pages and the prefix cache, and preemption. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.sampling.job import NEVER, Sample, SampleJob
+from spmd_tx.coordinator.sampling.job import NEVER, ChunkedPrefill, Sample, SampleJob
 from spmd_tx.coordinator.sampling.pages import BlockKeys, PrefixCache, pages_for
+from spmd_tx.coordinator.sampling.state_moves import Copy
+from spmd_tx.coordinator.sampling.state_slots import (
+    NO_HIT,
+    NOTHING,
+    Hit,
+    Place,
+    StateSlots,
+    ends_on_device,
+    is_due,
+    place,
+)
 
 
 @dataclass(frozen=True)
@@ -14,8 +25,20 @@ class Start:
     pages: list[int]  # of the common content, without its last token
     written: int  # how many of its first tokens the pages hold already
     found: int  # those of them that were found in the prefix cache
-    # (from, to): a partly filled last page is copied for each sample that does not own it
-    copies: dict[Sample, tuple[int, int]]
+    copies: dict[Sample, Copy]  # a partly filled last page is copied for each sample that does not own it
+    # With a hit, before anything is read: its partly filled last page, and its state.
+    first_pages: list[Copy] = field(default_factory=list)
+    first_states: list[Copy] = field(default_factory=list)
+    kept_states: list[Copy] = field(default_factory=list)  # at the end: the state of a kept prompt
+
+
+@dataclass
+class _KeptPrompt:
+    """Holds what samples that have yet to start find of their prompt."""
+
+    pages: list[int]
+    slot: int = NOTHING  # of its state, if the model keeps any
+    is_read: bool = False  # whether planned commands fill the slot
 
 
 class Shard:
@@ -30,10 +53,15 @@ class Shard:
         decode_steps: int,
         has_cache: bool = True,
         piece: int = 0,
+        state_slots: int = 0,
     ) -> None:
-        """With ``piece`` only whole pieces of so many tokens, read by Prefills, are found in the cache."""
+        """With ``piece`` only whole pieces of so many tokens, read by Prefills, are found in the cache.
+
+        ``state_slots`` are those of a model that keeps a state of each sequence, else 0.
+        """
         self.rows = rows
-        self._cache = PrefixCache(pages)
+        self._states = StateSlots(state_slots) if state_slots else None
+        self._cache = PrefixCache(pages, self._forget_state)
         self.pool = self._cache.pool
         self._has_cache = has_cache
         self.residents: list[Sample] = []  # oldest first
@@ -41,9 +69,8 @@ class Shard:
         self._pages_found = piece // page_size or 1  # and multiples of it
         self._keeps_drawn = not piece  # whether pages that Decodes have written may be found
         self._growth = pages_for(decode_steps, page_size)  # pages that one Decode may add to a sample
-        self._prompts: dict[
-            SampleJob, list[int]
-        ] = {}  # prompt pages, kept for samples that have yet to start
+        self._prompts: dict[SampleJob, _KeptPrompt] = {}
+        self._lent: list[int] = []  # pages that the planned command copies first
 
     def count_of(self, sampler: str) -> int:
         """Return how many samples of a sampler are resident."""
@@ -63,18 +90,19 @@ class Shard:
         if not room:
             # Its own prompt, too: a sample beside it takes a page more than one that owns it.
             self._forget_prompts_but(None)
-        return room or 1
+        return room or min(1, self._free_slots(part))
 
     def start(self, part: list[Sample], keep_prompt: bool) -> Start:
         """Make samples with common content resident; ``keep_prompt`` if more of the job's will start."""
         job, written = part[0].job, part[0].next_position
         full, partial = divmod(written, self._page_size)
-        kept, found = self.kept_prompt(part), self.cached(part)
+        kept, hit = self._prompts.get(job) if part[0].is_at_prompt else None, self.cached(part)
+        shared = hit.length // self._page_size
         if kept is None:
-            self.pool.hold(found)
-            pages = found + self.pool.take(pages_for(written, self._page_size) - len(found))
+            self.pool.hold(hit.pages)
+            pages = hit.pages[:shared] + self.pool.take(pages_for(written, self._page_size) - shared)
         else:
-            pages = kept
+            pages = kept.pages
         copies = {}
         for number, sample in enumerate(part):
             if number == 0 and kept is None:
@@ -88,22 +116,44 @@ class Shard:
             sample.is_resident, sample.decode = True, NEVER
             self.residents.append(sample)
         self.sort_residents()
-        if keep_prompt and kept is None and part[0].is_at_prompt:
+        start = Start(list(pages), hit.length if kept is None else written, hit.length, copies)
+        if self._states is not None:
+            self._start_states(self._states, start, part, hit, kept)
+        if keep_prompt and kept is None and part[0].is_at_prompt and self._free_slots(part):
             self.pool.hold(pages)
-            self._prompts[job] = list(pages)
-        known = len(found) * self._page_size
-        return Start(list(pages), known if kept is None else written, 0 if kept else known, copies)
+            (slot,) = self._states.take(1) if self._states is not None else [NOTHING]
+            self._prompts[job] = _KeptPrompt(list(pages), slot)
+        return start
 
-    def cached(self, part: list[Sample]) -> list[int]:
-        """Return the usable pages of the prefix cache that hold the beginning of the common content."""
+    def _start_states(
+        self, states: StateSlots, start: Start, part: list[Sample], hit: Hit, kept: _KeptPrompt | None
+    ) -> None:
+        """Give each sample a slot, and note the copies that the first one begins with."""
+        for sample, slot in zip(part, states.take(len(part)), strict=True):
+            sample.state = slot
+        if kept is not None:
+            start.kept_states.append((kept.slot, part[0].state))
+        elif hit.slot != NOTHING or not part[0].next_position:  # nothing is to be read before a Decode
+            start.first_states.append((hit.slot, part[0].state))
+            shared = hit.length // self._page_size
+            start.first_pages.extend((page, start.pages[shared]) for page in hit.pages[shared:])
+            self._lent += hit.pages[shared:]
+
+    def cached(self, part: list[Sample]) -> Hit:
+        """Return the beginning of the common content that is in the prefix cache, as far as it is usable."""
         first = part[0]
-        if not self._has_cache or self.kept_prompt(part) is not None:
-            return []
+        if not self._has_cache or self.keeps_prompt(part):
+            return NO_HIT
         most = first.next_position
         if first.job.wants_scores(most):
             most = first.job.scoring.first_scored
-        found = self._cache.find(self._keys(first).first(most // self._page_size, first.content))
-        return found[: len(found) - len(found) % self._pages_found]
+        content, size = first.content, self._page_size
+        keys = self._keys(first).first(most // size, content)
+        if self._states is not None:
+            return self._states.find(self._cache, first.job.scope, keys, content[:most], size) or NO_HIT
+        found = self._cache.find(keys)
+        pages = found[: len(found) - len(found) % self._pages_found]
+        return Hit(NOTHING, len(pages) * size, pages)
 
     def _keys(self, sample: Sample) -> BlockKeys:
         if sample.keys is None or sample.keys.scope != sample.job.scope:
@@ -118,6 +168,42 @@ class Shard:
     def remember_read(self, sample: Sample, pages: list[int], end: int) -> None:
         """Cache the pages of a content that planned commands write up to ``end``."""
         self._remember(sample, pages, end // self._page_size)
+
+    def state_copies(self, prefill: ChunkedPrefill, *, has_room: bool) -> list[Copy]:
+        """Return the copies of the state that the planned chunks leave.
+
+        After the last one they are for the other samples, and for those that have yet to start; and, if
+        ``has_room``, there is one for the prefix cache.
+        """
+        assert self._states is not None
+        owner, end, targets = prefill.owner, prefill.first, list[int]()
+        if prefill.is_planned:
+            targets += [sample.state for sample in prefill.part[1:] if sample.prefill is prefill]
+            kept = self._prompts.get(owner.job)
+            if kept is not None and not kept.is_read and end == len(owner.job.prompt) - 1:
+                kept.is_read = True
+                targets.append(kept.slot)
+        if has_room and self._has_cache and is_due(end, prefill.end):
+            where = self._remember_end(owner, prefill.content[:end], prefill.pages)
+            slot = self._states.plan_copy(where)
+            targets += [] if slot is None else [slot]
+        return [(owner.state, target) for target in targets]
+
+    def _remember_end(self, sample: Sample, content: list[int], pages: list[int]) -> Place:
+        """Cache the pages of a whole content; return the place after it."""
+        full, keys = len(content) // self._page_size, self._keys(sample)
+        where = place(keys.scope, keys.first(full, content), content, self._page_size)
+        self._remember(sample, pages, full)
+        if where.tail:
+            self._cache.remember_part(where.key, pages[full])
+        return where
+
+    def planned(self) -> None:
+        """Note that no more is added to the Prefill that is planned."""
+        self.pool.release(self._lent)
+        self._lent = []
+        if self._states is not None:
+            self._states.sent()
 
     @property
     def has_rows(self) -> bool:
@@ -134,25 +220,75 @@ class Shard:
             # Commands in flight write behind this position only.
             if self._keeps_drawn:
                 self._remember(sample, sample.pages, sample.position // self._page_size)
+            self._leave_state(sample)
         else:
             sample.prefill.give_up(sample)
             if sample.prefill.is_given_up:
                 self.forget_prompt(sample.job)
             sample.prefill = None
+            self.drop_state(sample)
         if sample.outstanding and self._keeps_drawn:
             sample.left = [(page, self.pool.takes(page)) for page in sample.pages]
         self.pool.release(sample.pages)
         sample.pages, sample.is_resident = [], False
 
+    def _leave_state(self, sample: Sample) -> None:
+        """Let the state of a sample that leaves be found, unless commands in flight still change it."""
+        is_over = sample.stop_reason is not None or sample.job.is_over
+        if self._has_cache and sample.outstanding and not is_over:
+            return  # once its tokens are known, remember_state_left is called
+        if self._states is not None and self._has_state_to_keep(sample):
+            where = self._remember_end(sample, sample.content[: sample.position], sample.pages)
+            self._states.keep(sample.state, where)
+            sample.state = NOTHING
+        self.drop_state(sample)
+
+    def _has_state_to_keep(self, sample: Sample) -> bool:
+        """Say whether a state, once all sent commands have run, is that before the last token."""
+        if not self._has_cache or not sample.position:
+            return False
+        if sample.stop_reason is None:
+            return not sample.outstanding
+        return ends_on_device(sample.stop_reason, sample.tokens[-1], sample.job.rule.device_tokens)
+
+    def drop_state(self, sample: Sample) -> None:
+        """Release the slot of a sample whose state nobody needs, if it has one."""
+        self._release_slot(sample.state)
+        sample.state = NOTHING
+
+    def _release_slot(self, slot: int) -> None:
+        if self._states is not None and slot != NOTHING:
+            self._states.release([slot])
+
     def remember_what_is_left(self, sample: Sample) -> None:
-        """Cache the pages that a sample gave back, now that all of its tokens are known."""
+        """Cache the pages that a sample gave back, and its state, now that all of its tokens are known."""
         count = sample.position // self._page_size
-        if self._has_cache and sample.left and count:
+        if sample.state != NOTHING:
+            self.remember_state_left(sample)
+        elif self._has_cache and sample.left and count:
             self._cache.recall(self._keys(sample).first(count, sample.content), sample.left[:count])
         sample.left = []
 
+    def remember_state_left(self, sample: Sample) -> None:
+        """Let the state of a sample, and the pages that it gave back, be found if it has a state to keep."""
+        if self._states is not None and sample.state != NOTHING and self._has_state_to_keep(sample):
+            content, keys = sample.content[: sample.position], self._keys(sample)
+            full = keys.first(len(content) // self._page_size, content)
+            where = place(keys.scope, full, content, self._page_size)
+            if where.tail:
+                self._cache.recall_part(where.key, *sample.left[len(full)])
+            self._cache.recall(full, sample.left[: len(full)])
+            wanted = [*full, where.key] if where.tail else full
+            if len(self._cache.find(wanted)) == len(wanted):
+                self._states.keep(sample.state, where)
+                sample.state = NOTHING
+        self.drop_state(sample)
+
     def forget_prompt(self, job: SampleJob) -> None:
-        self.pool.release(self._prompts.pop(job, []))
+        kept = self._prompts.pop(job, None)
+        if kept is not None:
+            self.pool.release(kept.pages)
+            self._release_slot(kept.slot)
 
     def candidates(self, last_decode: int) -> list[Sample]:
         """Return the samples for the rows of the next Decode, oldest first.
@@ -188,9 +324,9 @@ class Shard:
 
         Its pages are free once no other kept prompt, of the same tokens, holds them.
         """
-        kept = Counter(page for pages in self._prompts.values() for page in pages)
+        kept = Counter(page for prompt in self._prompts.values() for page in prompt.pages)
         for job in sorted(self._prompts, key=lambda job: job.number, reverse=True):
-            if any(self.pool.holders(page) == kept[page] for page in self._prompts[job]):
+            if any(self.pool.holders(page) == kept[page] for page in self._prompts[job].pages):
                 self.forget_prompt(job)
                 return True
         return False
@@ -204,21 +340,35 @@ class Shard:
         counts = Counter(sample.job.sampler for sample in others)
         return max(others, key=lambda sample: counts[sample.job.sampler], default=None)
 
+    def _free_slots(self, part: list[Sample]) -> int:
+        """Return how many samples of a part may have a state."""
+        return len(part) if self._states is None else self._states.free
+
     def _fitting(self, part: list[Sample], is_newcomer: bool) -> int:
+        return min(self._fitting_pages(part, is_newcomer), self._free_slots(part))
+
+    def _fitting_pages(self, part: list[Sample], is_newcomer: bool) -> int:
         written = part[0].next_position
         partial = 1 if written % self._page_size else 0
         common = 0
-        if self.kept_prompt(part) is None:
-            common = written // self._page_size - sum(map(self.pool.is_held, self.cached(part)))
+        if not self.keeps_prompt(part):
+            hit = self.cached(part)
+            shared = hit.length // self._page_size
+            common = written // self._page_size - sum(map(self.pool.is_held, hit.pages[:shared]))
+            common += sum(not self.pool.is_held(page) for page in hit.pages[shared:])
         left = self.pool.free - common
         fitting = max(0, left - self._growth * len(self.residents)) // (partial + self._growth)
         if not fitting and left >= partial and (is_newcomer or not self.residents):
             return 1
         return min(fitting, len(part))
 
-    def kept_prompt(self, part: list[Sample]) -> list[int] | None:
-        """Return the kept pages that hold the common content of these samples."""
-        return self._prompts.get(part[0].job) if part[0].is_at_prompt else None
+    def keeps_prompt(self, part: list[Sample]) -> bool:
+        """Say whether pages are kept that hold the common content of these samples."""
+        return part[0].is_at_prompt and part[0].job in self._prompts
+
+    def _forget_state(self, key: bytes) -> None:
+        if self._states is not None:
+            self._states.forget(key)
 
     def _forget_prompts_but(self, job: SampleJob | None) -> None:
         for other in [each for each in self._prompts if each is not job]:

@@ -47,6 +47,9 @@ class Hit:
     pages: list[int]  # the pages that hold them; a partly filled last one must be copied before it is written
 
 
+NO_HIT = Hit(NOTHING, 0, [])
+
+
 def place(scope: str, keys: Sequence[bytes], content: Sequence[int], page_size: int) -> Place:
     """Return the place after the whole of ``content``, of whose full pages these are the keys."""
     full = len(content) // page_size

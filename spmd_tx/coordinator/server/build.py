@@ -346,6 +346,7 @@ class GenerationBuilder:
             shapes=sampling_shapes(config, model.max_context, plan),
             pages_per_shard=plan.pages,
             decode_steps=config.decode_steps,
+            state_slots=plan.state_slots,
         )
         text = model.text.loaded
         sampled = SamplingModel(

@@ -22,6 +22,7 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
     fsdp, ep, tp = (1 if size == AUTO else size for size in config.parallel_sizes)
     split = [
         ("attention heads", model.n_heads),
+        ("heads of keys of linear attention", model.linear_heads),
         ("vocabulary entries", model.vocab_size),
         *(("feed-forward units", width) for width in _inner_widths(model)),
         ("tokens of the shortest row", SMALL_ROW),

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from spmd_tx.config import ServerConfig
+from spmd_tx.byte_sizes import parse_size
+from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.coordinator.training.packing import row_lengths
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.protocol.setup import Setup
@@ -32,6 +33,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         max_context=max_context,
         page_size=config.page_size,
         kv_cache_tokens=config.kv_cache_tokens,
+        state_cache_bytes=None if config.state_cache == AUTO else parse_size(config.state_cache, whole=0),
         decode_rows=config.decode_rows * config.data_shards,
         decode_steps=config.decode_steps,
         compilation_cache=str(config.data_dir / "compilation_cache"),

@@ -228,6 +228,13 @@ class Model:
         arrays = (array for place in self.places for array in self.arrays(place))
         return tuple(array for array in arrays if isinstance(array, Map) and array.is_packed)
 
+    @cached_property
+    def stateful(self) -> Mixer | None:
+        """The mixer of all layers that keep a state of each sequence; None: there are none."""
+        mixers = {layer.mixer for layer in self.layers if layer.mixer.per_sequence}
+        assert len(mixers) <= 1, f"{self.architecture} has {len(mixers)} kinds of states"
+        return next(iter(mixers), None)
+
     def kept_numbers(self, place: Place) -> tuple[int, ...]:
         """Return the numbers of a place's layers among those that keep the same: pages, or a state."""
         keeps_state = bool(place.layer.mixer.per_sequence)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spmd_tx.models.declared.layers import Model
-from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3
+from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3, qwen3_5
 from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import Keys, Refusal
 
@@ -22,6 +22,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": llama.qwen2,
     "Qwen3ForCausalLM": qwen3.dense,
     "Qwen3MoeForCausalLM": qwen3.mixture,
+    "Qwen3_5ForCausalLM": qwen3_5.dense,
+    "Qwen3_5ForConditionalGeneration": qwen3_5.dense,
+    "Qwen3_5MoeForCausalLM": qwen3_5.mixture,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5.mixture,
 }
 
 

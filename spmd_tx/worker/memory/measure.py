@@ -9,8 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
+from spmd_tx.models.state_pool import cache_and_states
 from spmd_tx.protocol.commands import ACTIVE_SLOTS, MAX_TARGETS, STOP_TOKENS
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
@@ -79,7 +79,9 @@ class _Programs:
             sizes.model, sizes.mesh, setup.bank_slots, setup.max_rank, sizes.dtype, zero=False
         )
         self._bank = Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32))
-        self._cache = cache_weights(sizes.model, sizes.mesh, plan.pages, setup.page_size, sizes.dtype)
+        self._cache = cache_and_states(
+            sizes.model, sizes.mesh, plan.pages, setup.page_size, plan.state_slots, sizes.dtype
+        )
         self._attention, self._paged = plan.steps.attention, setup.paged_attention
         self._shards = setup.fsdp * setup.ep
 
@@ -118,7 +120,9 @@ class _Programs:
             attention=self._attention,
             paged_attention=self._paged,
         )
-        return step.lower(*self._sampling(), self._packed(shape), self._rows(*shape), tables, None)
+        slots = self._states(shape.rows)
+        rows = self._packed(shape).replace(state_sources=slots, state_targets=slots)
+        return step.lower(*self._sampling(), rows, self._rows(*shape), tables, None)
 
     def decode(self, shape: Shape) -> Any:
         setup, rows = self._setup, shape.rows
@@ -138,6 +142,7 @@ class _Programs:
             "seeds": self._rows(rows, 2, dtype=jnp.uint32),
             "stop_tokens": self._rows(rows, STOP_TOKENS),
             "forced": self._rows(rows, setup.decode_steps) if setup.batch_invariant else None,
+            "states": self._states(rows),
         }
         state = RowState(*(self._rows(rows) for _ in range(3)))
         # The program that copies most: one for the whole bank reads adapters where they are.
@@ -158,6 +163,10 @@ class _Programs:
             chosen = (self._model.n_layers, self._model.experts_per_token)
             experts = self._rows(*shape, *chosen, dtype=jnp.int16)
         return Rows(whole, whole, whole, whole, self._rows(shape.rows), experts)
+
+    def _states(self, rows: int) -> jax.ShapeDtypeStruct | None:
+        """Return the slots of rows, if the model keeps states."""
+        return self._rows(rows) if self._model.declared.stateful is not None else None
 
     def _place(self, declared: Any) -> Any:
         return abstract(self._mesh, declared)

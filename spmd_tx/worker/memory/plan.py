@@ -67,6 +67,7 @@ class Plan:
     bank: int
     cache: int
     pages: int  # including page 0, which holds nothing
+    state_slots: int  # including slot 0, which holds zeros; 0: the model keeps no states
     train_tokens: int
     decode_rows: int
     levels: tuple[str, ...]  # of recomputation, from usual micro-batches to the largest
@@ -86,7 +87,13 @@ class Plan:
     @property
     def room(self) -> int:
         """The bytes that steps may use while they run."""
-        return self.memory.bytes - self.base - self.adapters - self.bank - self.cache - self.compiling
+        arrays = self.base + self.adapters + self.bank + self.cache + self.states
+        return self.memory.bytes - arrays - self.compiling
+
+    @property
+    def states(self) -> int:
+        """The bytes of the states of sequences."""
+        return self.state_slots * self.sizes.state
 
     @property
     def compiling(self) -> int:
@@ -195,11 +202,13 @@ class Planner:
         """Return a plan, or None if the cache would be too small."""
         sizes, setup = self._sizes, self._sizes.setup
         page, least = sizes.page, sizes.least_pages
-        fitting = (self.left - self.needs(levels, tokens, rows)) // page - 1
+        state_slots = sizes.state_slots(rows)
+        states = state_slots * sizes.state
+        fitting = (self.left - states - self.needs(levels, tokens, rows)) // page - 1
         if setup.kv_cache_tokens:
             least = pages = max(-(-setup.kv_cache_tokens // setup.page_size), least)
         else:
-            pages = min(fitting, max(self._most_pages(), least))
+            pages = min(fitting, max(self._most_pages(states), least))
         if fitting < least:
             return None
         return Plan(
@@ -211,18 +220,19 @@ class Planner:
             bank=self.bank,
             cache=(pages + 1) * page,
             pages=pages + 1,
+            state_slots=state_slots,
             train_tokens=tokens,
             decode_rows=rows,
             levels=levels,
         )
 
-    def _most_pages(self) -> int:
+    def _most_pages(self, states: int) -> int:
         """Return the most pages that the memory's limits allow."""
         memory, most = self._memory, sys.maxsize
         if memory.most_cache_tokens is not None:
             most = memory.most_cache_tokens // self._sizes.setup.page_size
         if memory.most_resident is not None:
-            arrays = self.base + self.adapters + self.bank
+            arrays = self.base + self.adapters + self.bank + states
             most = min(most, _rounded_down((memory.most_resident - arrays) // self._sizes.page - 1))
         return most
 
@@ -274,6 +284,8 @@ def report(plan: Plan) -> MemoryPlan:
         adapter_bytes=plan.adapters,
         bank_bytes=plan.bank,
         cache_bytes=plan.cache,
+        state_slots=plan.state_slots,
+        state_bytes=plan.states,
         compiling_bytes=plan.compiling,
         step_bytes=plan.room,
         step_needs={f"{step} {rows} x {length}": size for step, ((rows, length), size) in needs},

@@ -46,6 +46,7 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
         f"steps of {block} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
         **({"trying kernels": planner.compiling} if planner.compiling else {}),
         f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,
+        **({"states of sequences": sizes.state_slots(rows) * sizes.state} if sizes.state else {}),
     }
     total = sum(parts.values())
     told = ", ".join(f"{show_size(size)} for {name}" for name, size in parts.items())
@@ -123,7 +124,7 @@ def splits_evenly(model: ModelConfig, tp: int) -> bool:
     """Whether tp can split the model (coordinator/preflight.py says what is wrong if not)."""
     kv_heads = model.n_kv_heads
     return not (
-        any(size % tp for size in (model.n_heads, model.vocab_size, model.d_ff))
+        any(size % tp for size in (model.n_heads, model.linear_heads, model.vocab_size, model.d_ff))
         or (kv_heads % tp and tp % kv_heads)
     )
 

@@ -17,6 +17,7 @@ from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.kv_cache import cache_weights
 from spmd_tx.models.lora import adapter_weights
+from spmd_tx.models.state_pool import pool_weights
 from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
@@ -30,6 +31,7 @@ CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
 SHORTEST_ROW = 64  # tokens
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
+KEPT_PROMPTS = 4  # states of prompts whose later samples wait, where no prefix cache keeps them
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,25 @@ class Sizes:
     def page(self) -> int:
         declared = cache_weights(self.model, self.mesh, 1, self.setup.page_size, self.dtype)
         return bytes_per_device(self.mesh, declared)
+
+    @cached_property
+    def state(self) -> int:
+        """The states of one sequence, of all layers; 0 if they keep none."""
+        mixer = self.model.declared.stateful
+        if mixer is None:
+            return 0
+        layers = self.model.n_layers - self.model.declared.n_paged
+        return bytes_per_device(self.mesh, pool_weights(mixer, self.mesh, layers, 1, self.dtype))
+
+    def state_slots(self, rows: int) -> int:
+        """Return the slots for states: that of zeros, one for each row of decode, and the snapshots."""
+        if not self.state:
+            return 0
+        budget = self.setup.state_cache_bytes
+        if budget is not None:
+            return 1 + rows + budget // self.state
+        has_prefixes = not self.model.n_experts and not self.setup.batch_invariant
+        return 1 + rows + (rows if has_prefixes else min(rows, KEPT_PROMPTS))
 
     @property
     def data_shards(self) -> int:

@@ -49,12 +49,15 @@ def cost_of_token(plan: Choices) -> float:
 
 
 def _drawing(plan: Choices) -> float:
-    """Read the weights once for all sequences that are drawn at once, and each one's keys and values."""
+    """Read the weights once for all sequences that are drawn at once, and what is kept of each one.
+
+    Keys and values are read, a state is also written.
+    """
     sizes = plan.sizes
     length = min(sizes.setup.max_context, USUAL_LENGTH)
     sequences = min(plan.decode_rows, plan.cache_tokens / length)
     keys_and_values = length * sizes.page / sizes.setup.page_size
-    bytes_read = sizes.whole_base / sequences + keys_and_values
+    bytes_read = sizes.whole_base / sequences + keys_and_values + 2 * sizes.state
     return FLOPS_PER_BYTE * bytes_read + _forward(sizes)
 
 

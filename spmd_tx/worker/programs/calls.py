@@ -26,6 +26,7 @@ from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
 from spmd_tx.worker.steps.sample import (
     DecodeRows,
     make_copy_pages,
+    make_copy_states,
     make_decode,
     make_place_tables,
     make_prefill,
@@ -61,6 +62,7 @@ class Calls:
             )
         )
         self._copy_pages = make_copy_pages(mesh, declared.cache)
+        self._copy_states = make_copy_states(mesh, declared.cache)
         self._place_tables = make_place_tables(mesh, declared.tables)
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
@@ -144,9 +146,9 @@ class Calls:
         A call takes the cache that the one before has left in ``state``.
         """
         shards = self._shards
-        rows, length = command.rows.tokens.shape
+        count, length = command.rows.tokens.shape
         name = "prefill with logprobs" if command.logprobs else "prefill"
-        shape = (shards * command.block or rows, command.piece or length)
+        shape = (shards * command.block or count, command.piece or length)
         widths = inputs = None
         wishes = command.wishes
         if wishes is not None:
@@ -155,7 +157,11 @@ class Calls:
             name, shape = "prefill with scores", (*shape, wishes.top, wishes.targets.shape[2], wishes.draws)
         if command.tables is not None:
             name, shape = f"continued {name}", (*shape, command.tables.shape[1])
-        batch = (self._rows(command.rows), command.pages, command.tables, inputs)
+        rows = self._rows(command.rows)
+        if command.states is not None:
+            sources, targets = command.states.sources, command.states.targets
+            rows = rows.replace(state_sources=sources, state_targets=targets)
+        batch = (rows, command.pages, command.tables, inputs)
         step = self._prefill(command.logprobs, widths)
         for block in blocks(batch, shards, command.block):
             for piece in _pieces(block, shape[1]):
@@ -165,6 +171,9 @@ class Calls:
 
     def copy_pages(self, state: WorkerState, copies: np.ndarray) -> Call:
         return Call("copy_pages", copies.shape[:1], self._copy_pages, (state.cache,), (copies,))
+
+    def copy_states(self, state: WorkerState, copies: np.ndarray) -> Call:
+        return Call("copy_states", copies.shape[:1], self._copy_states, (state.cache,), (copies,))
 
     def place_tables(self, state: WorkerState, command: commands.Decode) -> Iterator[Call]:
         """Yield the calls that bring the tables up to date; each takes those that the one before has left."""
@@ -220,9 +229,11 @@ Prompts = tuple[Rows, np.ndarray, np.ndarray | None, ScoreInputs | None]
 
 
 def _pieces(batch: Prompts, length: int) -> Iterator[Prompts]:
-    """Yield rows of prompts in parts of ``length`` tokens, in order."""
+    """Yield rows of prompts in parts of ``length`` tokens, in order. Each goes on from the one before."""
     rows, pages, tables, inputs = batch
     for start in range(0, pages.shape[1], length):
+        if start:
+            rows = rows.replace(state_sources=rows.state_targets)
         part = slice(start, start + length)
         by_token = jax.tree.map(lambda x, part=part: x[:, part] if x.ndim > 1 else x, (rows, pages, inputs))
         yield by_token[0], by_token[1], tables, by_token[2]

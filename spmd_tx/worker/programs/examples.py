@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from spmd_tx.models.state_pool import Keep
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import STOP_TOKENS, AdapterSpec
+from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS, AdapterSpec
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.weight import abstract
@@ -31,6 +32,7 @@ class Menu:
 
     def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
         self._setup, self._calls = setup, calls
+        self._has_states = isinstance(declared.cache, Keep)
         self._state = abstract(mesh, declared)
         self._one = abstract(mesh, one_adapter(declared.train.w))
         self._vector = abstract(mesh, vector(declared.train, mesh))
@@ -73,7 +75,9 @@ class Menu:
             case "prefill":
                 command = self._prefill(shape)
                 prefills = [call for call in calls.prefill(state, command) if call is not None]
-                return [*prefills, calls.copy_pages(state, command.copies)]
+                moves = command.states
+                states = [] if moves is None else [calls.copy_states(state, moves.copies_after)]
+                return [*prefills, calls.copy_pages(state, command.copies), *states]
             case "decode":
                 command = self._decode(shape)
                 return [*calls.decode(state, command), *calls.place_tables(state, command)]
@@ -91,13 +95,25 @@ class Menu:
 
     def _prefill(self, shape: ProgramShape) -> commands.Prefill:
         tables = np.zeros((shape.rows, shape.table), np.int32) if shape.table else None
+        copies, by_row = np.zeros((self._setup.decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
+        states = None
+        if self._has_states:
+            of_states = np.concatenate([copies] * STATE_COPIES)
+            states = commands.PrefillStates(
+                sources=by_row,
+                targets=by_row,
+                page_copies=copies,
+                copies_before=of_states,
+                copies_after=of_states,
+            )
         return commands.Prefill(
             rows=_rows(shape),
             pages=np.zeros((shape.rows, shape.row_length), np.int32),
-            copies=np.zeros((self._setup.decode_rows, 2), np.int32),
+            copies=copies,
             logprobs=shape.logprobs,
             wishes=_wishes(shape),
             tables=tables,
+            states=states,
         )
 
     def _decode(self, shape: ProgramShape) -> commands.Decode:
@@ -123,6 +139,7 @@ class Menu:
             forced=np.full((rows, self._setup.decode_steps), -1, np.int32)
             if self._setup.batch_invariant
             else None,
+            states=np.zeros(rows, np.int32) if self._has_states else None,
         )
 
 

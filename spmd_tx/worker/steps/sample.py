@@ -19,12 +19,13 @@ from spmd_tx.models import head
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.forward_pass import Attend, Pass
+from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
 from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
 from spmd_tx.models.row_lora import row_lora
 from spmd_tx.models.sampling import draw, draw_split, filters, tempered, tempered_by
+from spmd_tx.models.state_pool import NOTHING, Keep, copy_slots, with_pages
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs
@@ -64,6 +65,7 @@ class DecodeRows(PyTreeNode):
     top_p: Any  # float32 [B]
     stop_tokens: Any  # int32 [B, 8]
     forced: Any = None  # int32 [B, K]; -1: draw. None: all tokens are drawn
+    states: Any = None  # int32 [B]: slots of the rows' states. None: models without states
 
     def resume(self, previous: RowState) -> RowState:
         """Return the rows' state: that of row ``source`` before, or for new rows their own fields."""
@@ -108,7 +110,7 @@ def make_prefill(
     mesh: Mesh,
     base: Weights[Weight],
     bank: Bank,
-    cache: KvCache,
+    cache: KvCache | Keep,
     *,
     logprobs: bool,
     widths: Widths | None = None,
@@ -129,7 +131,7 @@ def make_prefill(
     def prefill(
         base: Weights[Array],
         bank: Bank,
-        cache: KvCache,
+        cache: KvCache | Keep,
         rows: Rows,
         pages: Array,
         tables: Array | None,
@@ -141,7 +143,18 @@ def make_prefill(
         if tables is not None:
             attend = continue_attend(on(mesh, paged_attention), tables, pages, rows.positions)
         product = product_of(mesh)
-        how = Pass(attend, *loras, sequence_parallel=True, experts=rows.experts, product=product)
+        slots = None
+        if rows.state_sources is not None:
+            slots = StateSlots(rows.state_sources, rows.state_targets, decodes=False)
+        how = Pass(
+            attend,
+            *loras,
+            sequence_parallel=True,
+            experts=rows.experts,
+            product=product,
+            segments=rows.segments,
+            slots=slots,
+        )
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
         if experts_BTLC is not None:
             # All devices of tp chose the same; the maximum only marks it as replicated.
@@ -162,7 +175,7 @@ def make_prefill(
     return prefill
 
 
-def make_copy_pages(mesh: Mesh, cache: KvCache) -> Callable[..., Any]:
+def make_copy_pages(mesh: Mesh, cache: KvCache | Keep) -> Callable[..., Any]:
     """Make (cache, copies) -> cache, which copies pages (from, to), int32 [C, 2]. Donates ``cache``.
 
     The copies of each data shard come first among its pairs; the others are (0, 0).
@@ -171,8 +184,22 @@ def make_copy_pages(mesh: Mesh, cache: KvCache) -> Callable[..., Any]:
 
     @partial(jax.jit, donate_argnums=0)
     @partial(jax.shard_map, mesh=mesh, in_specs=(specs(cache), P(DATA)), out_specs=specs(cache))
-    def copy(cache: KvCache, copies: Array) -> KvCache:
-        return copy_pages(cache, copies, at_once)
+    def copy(cache: KvCache | Keep, copies: Array) -> KvCache | Keep:
+        return with_pages(cache, lambda pages: copy_pages(pages, copies, at_once))
+
+    return copy
+
+
+def make_copy_states(mesh: Mesh, cache: KvCache | Keep) -> Callable[..., Any]:
+    """Make (cache, copies) -> cache, which copies states (from, to), int32 [C, 2], as copy_slots does.
+
+    The copies of each data shard come first among its pairs; the others are (0, 0). Donates ``cache``.
+    """
+
+    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.shard_map, mesh=mesh, in_specs=(specs(cache), P(DATA)), out_specs=specs(cache))
+    def copy(cache: Keep, copies: Array) -> Keep:
+        return cache.replace(states=copy_slots(cache.states, copies))
 
     return copy
 
@@ -211,7 +238,7 @@ def make_decode(
     mesh: Mesh,
     base: Weights[Weight],
     bank: Bank,
-    cache: KvCache,
+    cache: KvCache | Keep,
     max_steps: int,
     top: int = 0,
     *,
@@ -245,7 +272,7 @@ def make_decode(
     def decode(
         base: Weights[Array],
         bank: Bank,
-        cache: KvCache,
+        cache: KvCache | Keep,
         previous: RowState,
         after: RowState,
         tables: Array,
@@ -310,7 +337,7 @@ def _step(
     base: Weights[Array],
     adapters: Adapters[Array],
     loras: tuple[ApplyLora, ExpertAdapters],
-    cache: KvCache,
+    cache: KvCache | Keep,
     state: RowState,
     rows: DecodeRows,
     forced_B: Array | None,
@@ -318,7 +345,7 @@ def _step(
     product: str,
     top: int,
     any_filters: Array | None,
-) -> tuple[KvCache, RowState, Drawn]:
+) -> tuple[KvCache | Keep, RowState, Drawn]:
     """Feed every live row its last token and draw the next one; a row that is forced takes that token.
 
     ``any_filters`` as in draw_split; None: tokens are drawn from whole logits, by every device of tp.
@@ -326,8 +353,20 @@ def _step(
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
     attend = attend_at(positions_B, is_alive_B)
-    how = Pass(attend, *loras, sequence_parallel=False, stationary=True, product=product)
     tokens_B1, positions_B1 = state.tokens[:, None], positions_B[:, None]
+    slots = segments_B1 = None
+    if rows.states is not None:
+        slots = StateSlots(rows.states, jnp.where(is_alive_B, rows.states, NOTHING), decodes=True)
+        segments_B1 = jnp.ones_like(tokens_B1)
+    how = Pass(
+        attend,
+        *loras,
+        sequence_parallel=False,
+        stationary=True,
+        product=product,
+        segments=segments_B1,
+        slots=slots,
+    )
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
     local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]
     # The drawn token's position keys its random number.

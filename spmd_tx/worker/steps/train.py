@@ -43,6 +43,9 @@ class Rows(PyTreeNode):
     positions: Any  # int32 [B, T]
     slots: Any  # int32 [B]
     experts: Any = None  # int16 [B, T, L, k] for a mixture of experts; -1: the router chooses
+    # int32 [B], of prompts: the slots in which a row's state is found and left. None: models without states
+    state_sources: Any = None
+    state_targets: Any = None
 
 
 def both_loras(

@@ -63,6 +63,7 @@ class Bench:
         on_cpu=False,
         batch_invariant=False,
         exact=False,
+        state_slots=0,
     ):
         limits = SamplingLimits(
             shapes=SamplingShapes(
@@ -70,6 +71,7 @@ class Bench:
             ),
             pages_per_shard=pages,
             decode_steps=decode_steps,
+            state_slots=state_slots,
         )
         self.bank = VersionBank(slots, Path("/paged-out"))
         self.batch = SampleBatch(
@@ -160,6 +162,10 @@ class Bench:
 
     def sent(self, kind):
         return [command for command in self.commands if isinstance(command, kind)]
+
+
+def free_slots(bench):
+    return [shard._states.free for shard in bench.batch._shards]
 
 
 def free_pages(bench):

@@ -71,6 +71,7 @@ class FakeDevice:
     def __init__(self, shards, pages, page_size, exact=False):
         self.page_size = page_size
         self.exact = exact
+        self.states = [{0: (None, [])} for _ in range(shards)]  # by slot: (version, tokens read)
         self.origins = np.full((shards, pages, page_size), None, object)
         self.tokens = np.full((shards, pages, page_size), -1)
         self.versions = np.full((shards, pages, page_size), "", object)
@@ -116,22 +117,59 @@ class FakeDevice:
         per_shard = len(rows.tokens) // len(self.rows)
         logprobs = np.zeros(rows.tokens.shape, np.float32)
         length = rows.tokens.shape[1]
+        if command.states is not None:
+            self._copy_pages(command.states.page_copies)
+            self._copy_states(command.states.copies_before)
+            self._read_states(command)
         for start in range(0, per_shard, command.block or per_shard):
             of_rows = slice(start, start + (command.block or per_shard))
             for first in range(0, length, command.piece or length):
                 of_tokens = slice(first, first + (command.piece or length))
                 self._prefill_block(command, of_rows, of_tokens, logprobs)
-        copies_per_shard = len(command.copies) // len(self.rows)
-        for shard, copies in enumerate(command.copies.reshape(-1, copies_per_shard, 2)):
-            used = np.flatnonzero(copies[:, 1])
-            assert list(used) == list(range(len(used))), "copies come first"
-            sources, targets = copies[used].T
+        self._copy_pages(command.copies)
+        if command.states is not None:
+            self._copy_states(command.states.copies_after)
+        scores = {} if command.wishes is None else self._scores(command, logprobs)
+        return {"logprobs": logprobs, **scores} if command.logprobs else {}
+
+    def _copy_pages(self, copies):
+        for shard, (sources, targets) in self._pairs(copies):
             assert len(set(targets)) == len(targets), "two copies to one page"
             assert not set(sources) & set(targets), "a page is copied from and to"
             for kept in (self.tokens, self.versions, self.origins):
                 kept[shard, targets] = kept[shard, sources]
-        scores = {} if command.wishes is None else self._scores(command, logprobs)
-        return {"logprobs": logprobs, **scores} if command.logprobs else {}
+
+    def _copy_states(self, copies):
+        for shard, pairs in self._pairs(copies):
+            for source, target in pairs.T.tolist():
+                self.states[shard][target] = self.states[shard][source]
+
+    def _pairs(self, copies):
+        for shard, of_shard in enumerate(copies.reshape(len(self.rows), -1, 2)):
+            used = np.flatnonzero(of_shard[:, 1])
+            assert list(used) == list(range(len(used))), "copies come first"
+            yield shard, of_shard[used].T
+
+    def _read_states(self, command):
+        """Let every row read its tokens into its state, one block after another."""
+        rows, states = command.rows, command.states
+        per_shard = len(rows.tokens) // len(self.rows)
+        block = command.block or per_shard
+        for start in range(0, per_shard, block):
+            here = [row for row in range(len(rows.tokens)) if start <= row % per_shard < start + block]
+            before = {row: self.states[row // per_shard][states.sources[row]] for row in here}
+            for row, (version, read) in before.items():
+                if not states.targets[row]:
+                    assert not rows.segments[row].any()
+                    continue
+                used = rows.segments[row] > 0
+                assert set(rows.segments[row][used]) == {1}, "two segments with one state"
+                own = self.bank[rows.slots[row]]
+                assert version in (None, own), "a state of other weights"
+                assert rows.positions[row][used][0] == len(read), "the state has read other tokens"
+                self.states[row // per_shard][states.targets[row]] = own, [*read, *rows.tokens[row][used]]
+        targets = states.targets.reshape(len(self.rows), -1)
+        assert all(len(set(each[each > 0])) == (each > 0).sum() for each in targets), "two rows, one slot"
 
     def _prefill_block(self, command, of_rows, of_tokens, logprobs):
         """Read the prompts in these rows of every data shard."""
@@ -252,12 +290,21 @@ class FakeDevice:
         pages = table[np.arange(row.position + 1) // self.page_size]
         cells = shard, pages, np.arange(row.position + 1) % self.page_size
         assert set(self.versions[cells]) == {version}, "keys and values of other weights"
+        if command.states is not None:
+            self._read_token(command.states[index], version, shard, row, self.tokens[cells].tolist())
         row.token, row.logprob = draw(version, self._content(cells), command.seeds[index])
         if forced >= 0:
             row.token, row.logprob = int(forced), 0.0
         row.position += 1
         row.remaining = 0 if row.token in command.stop_tokens[index] else row.remaining - 1
         return page
+
+    def _read_token(self, slot, version, shard, row, content):
+        assert slot, "a live row without a state"
+        known, read = self.states[shard][slot]
+        assert known in (None, version), "a state of other weights"
+        self.states[shard][slot] = version, [*read, row.token]
+        assert [*read, row.token] == content, "the state has read other tokens than the pages hold"
 
 
 class FakeWorkers:

@@ -200,11 +200,12 @@ TestPages = Pages.TestCase
 class Conversations(RuleBasedStateMachine):
     """Texts that share beginnings, in little room; tokens stay what they must be, and no page is lost."""
 
-    on_cpu = False
+    on_cpu, state_slots = False, 0
 
     def __init__(self):
         super().__init__()
-        self.bench = Bench(shards=2, rows=3, pages=MAX_CONTEXT // PAGE_SIZE + 4, on_cpu=self.on_cpu)
+        pages = MAX_CONTEXT // PAGE_SIZE + 4
+        self.bench = Bench(shards=2, rows=3, pages=pages, on_cpu=self.on_cpu, state_slots=self.state_slots)
         self.bench.register("v1")
         self.wanted = {}
 

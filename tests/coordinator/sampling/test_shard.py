@@ -98,11 +98,11 @@ def test_pages_that_another_sample_has_filled_are_found_as_long_as_nobody_wants_
     shard.leave(first[0])
     shard.leave(second[0])
     assert shard.pool.free == 20
-    assert shard.cached(third) == pages[:2]
+    assert shard.cached(third).pages == pages[:2]
     shard.pool.take(18)
-    assert shard.cached(third) == pages[:2], "others were free"
+    assert shard.cached(third).pages == pages[:2], "others were free"
     shard.pool.take(1)
-    assert shard.cached(third) == pages[:1], "the last one goes first"
+    assert shard.cached(third).pages == pages[:1], "the last one goes first"
 
 
 def test_pages_that_are_found_without_a_holder_do_not_count_twice(shard):
