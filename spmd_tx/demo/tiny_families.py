@@ -25,6 +25,15 @@ SIGMOID_ROUTER = {
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
 }
+LINEAR = {
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
 # Beside the sizes, by the model_type that config.json names.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
@@ -70,6 +79,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "rope_scaling": {**YARN, "truncate": False},
+    },
+    "qwen3_5": {**LINEAR, "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {
+        **LINEAR,
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
     },
 }
 # What people call models whose family has another name.
