@@ -159,7 +159,7 @@ class LoadState(Command, frozen=True, tag="load_state"):
 
     slot: int
     path: str
-    optimizer: bool
+    optimizer: bool  # False for a PEFT folder, which has the weights alone
     adapter: AdapterSpec  # as saved; its rank may be smaller than this server's maximum
 
 

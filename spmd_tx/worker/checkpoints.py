@@ -81,8 +81,13 @@ def restore_state(
             args=ocp.args.PyTreeRestore(item=wanted, restore_args=jax.tree.map(_how, like)),
         )
     if not optimizer:
-        return SlotState(restored.w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
+        return fresh_state(restored.w, like)
     return restored
+
+
+def fresh_state(w: Adapters[Array], like: SlotState[jax.ShapeDtypeStruct]) -> SlotState[Array]:
+    """Return a slot with these weights, whose optimizer has taken no step."""
+    return SlotState(w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
 
 
 def _checkpointer() -> ocp.Checkpointer:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from spmd_tx.models import peft
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.experts.product import refuse
+from spmd_tx.models.lora import Adapters
 from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
@@ -24,7 +25,7 @@ from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.accelerator import agreed_attention, agreed_experts, identity_of_choices, keep_float32
 from spmd_tx.worker.blocks import joined
-from spmd_tx.worker.checkpoints import OnEnd, restore_state, save_state, write_in_background
+from spmd_tx.worker.checkpoints import OnEnd, fresh_state, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.decide import plan_memory
@@ -160,7 +161,11 @@ class Engine:
 
     def load_state(self, command: commands.LoadState) -> Result:
         like = abstract(self.mesh, slot_weights(self.declared.train))
-        content = restore_state(Path(command.path), like, command.optimizer)
+        path = Path(command.path)
+        if peft.is_folder(path):
+            content = fresh_state(self._read_peft(path, command.adapter), like)
+        else:
+            content = restore_state(path, like, command.optimizer)
         call = self._calls.write_adapter(self.state, command.slot, content, command.adapter)
         self.state.train = self._run(call)
         return {}, {}
@@ -205,8 +210,7 @@ class Engine:
         return {}, {}
 
     def load_sampler(self, command: commands.LoadSampler) -> Result:
-        host = peft.read(Path(command.path), command.adapter, self.model, self.setup.max_rank)
-        one = jax.tree.map(to_devices, host, shardings(self.mesh, one_adapter(self.declared.train.w)))
+        one = self._read_peft(Path(command.path), command.adapter)
         self._to_bank(one, command.bank, command.adapter)
         return {}, {}
 
@@ -251,6 +255,11 @@ class Engine:
     def _keep(self, name: str, vector: Any) -> Result:
         self._idle.put(name, vector)
         return {}, {"host_bytes": self._idle.host_bytes, "disk_bytes": self._idle.disk_bytes}
+
+    def _read_peft(self, path: Path, adapter: AdapterSpec) -> Adapters[jax.Array]:
+        """Read an adapter in fp32 onto the devices, as one training slot is split."""
+        host = peft.read(path, adapter, self.model, self.setup.max_rank)
+        return jax.tree.map(to_devices, host, shardings(self.mesh, one_adapter(self.declared.train.w)))
 
     def _write_peft(self, one: Any, path: str, adapter: AdapterSpec) -> None:
         """Begin to write on process 0, which needs a whole copy of what several processes hold."""

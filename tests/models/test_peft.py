@@ -203,7 +203,7 @@ KEY = "base_model.model.lm_head.lora_A.weight"
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda tensors: tensors[KEY].fill(np.nan), "lm_head is not finite"),
+        (lambda tensors: tensors[KEY].fill(np.nan), "lm_head.lora_A.weight is not finite"),
         (
             lambda tensors: tensors.update({KEY: np.zeros((5, 32), np.float32)}),
             r"\[5, 32\]; it must be \[4, 32\]",
@@ -216,6 +216,26 @@ def test_a_folder_with_other_contents_is_an_error(tmp_path, model, change, messa
     rewrite(tmp_path / "adapter", change)
     with pytest.raises(MeshError, match=message):
         peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK)
+
+
+@pytest.mark.parametrize("family", ["dense", "mixture"])
+def test_every_spelling_of_a_name_is_read(tmp_path, checkpoint, family):
+    path = checkpoint if family == "dense" else tiny_model.write(tmp_path / "mixture", MIXTURE)
+    model = read_model_config(path)
+    adapters = random_adapters(model)
+    peft.write(tmp_path / "adapter", adapters, WHOLE, model, "some/model")
+
+    def spell(tensors):
+        for name in list(tensors):
+            other = name.removeprefix("base_model.model.").replace("self_attn", "attn")
+            other = other.replace("lm_head", "model.unembed_tokens").replace(".weight", ".default.weight")
+            tensors[other.replace("model.layers", "model.language_model.layers")] = tensors.pop(name)
+
+    expected = peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK)
+    rewrite(tmp_path / "adapter", spell)
+    jax.tree.map(
+        np.testing.assert_array_equal, peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK), expected
+    )
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path, model):

@@ -376,11 +376,15 @@ def test_training_goes_on_from_a_saved_state_as_if_never_interrupted(engine, tmp
     assert np.array_equal(forward(engine, OTHER), expected)
 
 
-def test_without_its_optimizer_a_saved_state_is_weights_alone(engine, tmp_path):
+@pytest.mark.parametrize("is_peft", [False, True])
+def test_without_its_optimizer_a_saved_state_is_weights_alone(engine, tmp_path, is_peft):
     create(engine, FIRST, FOUR)
     train(engine, FIRST)
     expected = forward(engine, FIRST)
-    engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
+    if is_peft:
+        save_sampler(engine, 1, FOUR, tmp_path / "state")
+    else:
+        engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
     engine.load_state(
         commands.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=False, adapter=FOUR)
     )

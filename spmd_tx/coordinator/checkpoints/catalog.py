@@ -122,7 +122,7 @@ class CheckpointCatalog:
         if present is not None and present.copied_from == str(source):
             await self._list(target, present)
             return
-        opened = await self.open(source)
+        opened = await self.open(source, may_be_encrypted=True)
         staged = await self.begin(target, options)
         shared = await asyncio.to_thread(files.share, source, opened.folder, staged)
         now = time.time()
@@ -219,7 +219,9 @@ class CheckpointCatalog:
         """Read a part of a file of exactly this version. Blocks. Raises OSError when it is gone by now."""
         return self._store.read(path, manifest, name, start, size)
 
-    async def open(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> OpenCheckpoint:
+    async def open(
+        self, path: CheckpointPath, is_visible: Visible = lambda _: True, *, may_be_encrypted: bool = False
+    ) -> OpenCheckpoint:
         """Fetch a checkpoint that can be loaded here. Raises NotFound or InvalidRequest."""
         await self.find(path, is_visible)
         found = await self._do(self._store.fetch, path)
@@ -228,6 +230,11 @@ class CheckpointCatalog:
             raise InvalidRequest(
                 f"checkpoint {path} was trained on {manifest.base_model!r}, and this server serves "
                 f"{self._base_model!r}; use a checkpoint of this model"
+            )
+        if manifest.is_encrypted and not may_be_encrypted:
+            raise InvalidRequest(
+                f"the files of checkpoint {path} are encrypted to the keys that its save named; "
+                "use a checkpoint that was saved without age_encryption_recipients"
             )
         layout = manifest.expert_lora or "per-expert"
         if self._expert_lora and manifest.train_mlp and layout != self._expert_lora:

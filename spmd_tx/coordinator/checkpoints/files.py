@@ -26,6 +26,7 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import AdapterSpec
 
 MANIFEST = "checkpoint.json"
+ENCRYPTED = ".age"  # suffix of an encrypted file
 STAGED = "staged"  # suffix of a folder that is being written
 FORMAT = 1  # raise it when older versions cannot read the files; all earlier formats must stay readable
 STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
@@ -68,6 +69,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Identifies this content of the checkpoint among all that had its path."""
         identity = msgspec.json.encode([self.run_id, self.created_at, self.saved_by])
         return blake2b(identity, digest_size=8).hexdigest()
+
+    @property
+    def is_encrypted(self) -> bool:
+        return any(name.endswith(ENCRYPTED) for name in self.files)
 
     @property
     def size_bytes(self) -> int:

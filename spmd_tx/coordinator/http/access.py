@@ -74,9 +74,11 @@ class Access:
         """Return the manifest of a checkpoint that the caller may read, without reading its files."""
         return await self.checkpoints.describe(path, self._may_read)
 
-    async def open_checkpoint(self, path: CheckpointPath) -> OpenCheckpoint:
+    async def open_checkpoint(
+        self, path: CheckpointPath, *, may_be_encrypted: bool = False
+    ) -> OpenCheckpoint:
         """Open a checkpoint that the caller may load or sample from: their own, or a published one."""
-        return await self.checkpoints.open(path, self._may_read)
+        return await self.checkpoints.open(path, self._may_read, may_be_encrypted=may_be_encrypted)
 
     async def problem_loading(self, path: str, token: str | None, keyring: Keyring) -> str | None:
         """Say why the caller may not load a path; None: they may. Their own save may still be running."""

@@ -50,7 +50,7 @@ class CheckpointCopies:
             with suppress(NotFound):
                 if (await self._checkpoints.describe(target)).copied_from == str(source):
                     return target
-            manifest = (await reader.open_checkpoint(source)).manifest
+            manifest = (await reader.open_checkpoint(source, may_be_encrypted=True)).manifest
             await self._make_run(run_id, source, manifest, request, own)
             await self._checkpoints.copy(source, target, SaveOptions(ttl_seconds=request.ttl_seconds))
         return target

@@ -45,7 +45,7 @@ class ImplicitSamplers:
         """
         path, saved_at = None, 0.0
         if model.startswith(SCHEME):
-            path = checkpoint_paths.parse_sampler_weights(model)
+            path = checkpoint_paths.parse_to_sample(model)
             saved_at = (await access.open_checkpoint(path)).manifest.created_at
         elif self._names.find(model) is None:
             raise NotFound(

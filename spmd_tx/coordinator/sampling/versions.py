@@ -22,8 +22,9 @@ from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths
-from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.models.adapter_files import group_of_module
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -226,7 +227,7 @@ class Versions:
 
     async def _find(self, sampler: Sampler) -> VersionKey:
         if sampler.model_path is not None:
-            return await self._open(checkpoint_paths.parse(sampler.model_path), sampler)
+            return await self._open(checkpoint_paths.parse_to_sample(sampler.model_path), sampler)
         if sampler.model_id is None:
             return BASE_MODEL
         if self._bank.knows(sampler.id):
@@ -264,11 +265,6 @@ class Versions:
         )
 
     async def _open(self, path: CheckpointPath, sampler: Sampler) -> VersionKey:
-        if path.kind != SAMPLER_WEIGHTS:
-            raise InvalidRequest(
-                f"checkpoint {path} cannot be sampled; use one that save_weights_for_sampler has saved "
-                f"(tinker://RUN/{SAMPLER_WEIGHTS}/NAME)"
-            )
         before = sampler.version  # from an earlier generation
         if before is not None and (before in self._linked or await self._link_is_there(before, sampler)):
             self._use(before, sampler.session_id)
@@ -339,11 +335,11 @@ def _read_adapter(folder: Path) -> AdapterSpec | None:
         config = msgspec.json.decode((folder / "adapter_config.json").read_bytes(), type=_PeftConfig)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    modules = {module.rpartition(".")[2] for module in config.target_modules}
+    groups = {group_of_module(module) for module in config.target_modules}
     return AdapterSpec(
         rank=config.r,
         alpha=config.lora_alpha,
-        train_attn="q_proj" in modules,
-        train_mlp="gate_proj" in modules,
-        train_unembed="lm_head" in modules,
+        train_attn="attn" in groups,
+        train_mlp="mlp" in groups,
+        train_unembed="unembed" in groups,
     )

@@ -52,7 +52,7 @@ from spmd_tx.coordinator.training.validation import (
     check_optimizer,
 )
 from spmd_tx.coordinator.wire import training
-from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, parse
+from spmd_tx.coordinator.wire.checkpoint_paths import parse_to_train
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
@@ -224,12 +224,7 @@ class Training:
 
     async def _load(self, model: TrainedModel, request: Request, body: training.LoadWeightsRequest) -> Begun:
         check_optimizer(body.optimizer_config)
-        path = parse(body.path)
-        if path.kind != WEIGHTS:
-            raise InvalidRequest(
-                f"checkpoint {path} cannot be trained; use one that save_state has saved "
-                f"(tinker://RUN/{WEIGHTS}/NAME)"
-            )
+        path = parse_to_train(body.path, optimizer=body.optimizer)
         folder, _ = await self.checkpoints.open(path)
         place = self.snapshots.place(model.id, request.seq_id)
         manifest = await asyncio.to_thread(files.link, path, folder, place)

@@ -7,7 +7,7 @@ from spmd_tx.errors import InvalidRequest
 
 WEIGHTS = "weights"  # weights and optimizer state, to train on
 SAMPLER_WEIGHTS = "sampler_weights"  # a PEFT folder, to sample from
-EXTERNAL_WEIGHTS = "external_weights"  # a PEFT folder, to be downloaded
+EXTERNAL_WEIGHTS = "external_weights"  # a PEFT folder, to be downloaded, or uploaded by a client
 KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 
 MAX_NAME_BYTES = 200  # file systems take 255
@@ -41,11 +41,30 @@ def parse(text: str) -> CheckpointPath:
     return CheckpointPath(*parts)
 
 
-def parse_sampler_weights(text: str) -> CheckpointPath:
+def parse_to_sample(text: str) -> CheckpointPath:
     """Read the path of a checkpoint that can be sampled. Raises InvalidRequest for any other text."""
     path = parse(text)
-    if path.kind != SAMPLER_WEIGHTS:
-        raise InvalidRequest(f"{path} cannot be sampled; sample from one saved with save_weights_for_sampler")
+    if path.kind not in (SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS):
+        raise InvalidRequest(
+            f"{path} cannot be sampled; sample from one saved with save_weights_for_sampler or "
+            "save_weights_external"
+        )
+    return path
+
+
+def parse_to_train(text: str, *, optimizer: bool) -> CheckpointPath:
+    """Read the path of a checkpoint that can be trained. Raises InvalidRequest for any other text."""
+    path = parse(text)
+    if path.kind not in (WEIGHTS, EXTERNAL_WEIGHTS):
+        raise InvalidRequest(
+            f"checkpoint {path} cannot be trained; use one that save_state has saved (tinker://RUN/{WEIGHTS}/"
+            f"NAME), or one of tinker://RUN/{EXTERNAL_WEIGHTS}/NAME"
+        )
+    if optimizer and path.kind == EXTERNAL_WEIGHTS:
+        raise InvalidRequest(
+            f"checkpoint {path} has no optimizer state; load its weights alone, as "
+            "create_training_client_from_state and load_state do"
+        )
     return path
 
 

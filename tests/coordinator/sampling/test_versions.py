@@ -5,6 +5,7 @@ import pytest
 
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.runtime.folder_names import folder_name
+from spmd_tx.coordinator.sampling import versions
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -110,7 +111,9 @@ async def test_a_checkpoint_of_an_earlier_run_is_read_from_its_folder(bench):
 
 async def test_a_training_checkpoint_cannot_be_sampled(bench):
     saved = await bench.result(bench.save(A, 2, "state"))
-    with pytest.raises(InvalidRequest, match="cannot be sampled; use one that save_weights_for_sampler"):
+    with pytest.raises(
+        InvalidRequest, match="cannot be sampled; sample from one saved with save_weights_for_sampler"
+    ):
         await bench.version_of(await sampler(bench, path=saved["path"]))
 
 
@@ -127,3 +130,20 @@ async def test_a_checkpoint_that_does_not_fit_this_server_is_refused(bench, chan
     manifest.write_bytes(msgspec.json.encode(msgspec.json.decode(manifest.read_bytes()) | change))
     with pytest.raises(InvalidRequest, match=message):
         await bench.version_of(await sampler(bench))
+
+
+@pytest.mark.parametrize(
+    "modules, groups",
+    [
+        ("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head", (True, True, True)),
+        ("q_a_proj kv_a_proj_with_mqa o_proj", (True, False, False)),
+        ("gate_proj up_proj down_proj", (False, True, False)),
+        ("unembed_tokens", (False, False, True)),
+    ],
+)
+def test_an_adapter_on_disk_is_known_by_the_modules_that_it_trains(tmp_path, modules, groups):
+    config = {"r": 4, "lora_alpha": 8.0, "target_modules": modules.split()}
+    (tmp_path / "adapter_config.json").write_bytes(msgspec.json.encode(config))
+    adapter = versions._read_adapter(tmp_path)
+    assert adapter is not None
+    assert (adapter.train_attn, adapter.train_mlp, adapter.train_unembed) == groups

@@ -233,6 +233,7 @@ async def test_a_checkpoint_may_be_deleted_while_it_is_on_its_way_to_the_workers
             "tinker://alice:train:0/sampler_weights/first",
             "cannot be trained; use one that save_state has saved",
         ),
+        ("tinker://alice:train:0/external_weights/first", "does not exist"),
         ("weights/first", "is no checkpoint path"),
     ],
 )

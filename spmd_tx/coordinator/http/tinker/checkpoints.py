@@ -20,7 +20,7 @@ from spmd_tx.coordinator.http.tinker.training import queue_training
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
-from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import (
     CheckpointsResponse,
     CopyWeightsRequest,
@@ -234,9 +234,7 @@ async def _create_from_checkpoint(
     services: Services, access: Access, request: LoadWeightsRequest, token: str | None
 ) -> FutureResponse:
     """Queue a new model with the adapter shape of a checkpoint, and load the checkpoint into it."""
-    path = checkpoint_paths.parse(request.path)
-    if path.kind != WEIGHTS:
-        raise InvalidRequest(f"{path} cannot be trained; load one that save_state wrote")
+    path = checkpoint_paths.parse_to_train(request.path, optimizer=request.optimizer)
     validation.check_optimizer(request.optimizer_config)
     reader = access.reading_with(token, services.keyring)
     adapter = (await reader.open_checkpoint(path)).manifest.adapter

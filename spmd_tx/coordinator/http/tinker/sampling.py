@@ -38,7 +38,7 @@ class SamplingController(Controller):
         await access.open_session(data.session_id)
         path, base_model = None, services.config.model_name
         if data.model_path is not None:
-            path = checkpoint_paths.parse_sampler_weights(data.model_path)
+            path = checkpoint_paths.parse_to_sample(data.model_path)
             await access.open_checkpoint(path)
         elif data.base_model is not None:
             base_model = services.names.need(data.base_model)

@@ -1,0 +1,168 @@
+"""The files of an adapter: how tensors are called and shaped, and the configuration. No JAX.
+
+Experts that share their outer factors are written as hosted Tinker writes them: ``mlp.experts.w1`` (gate),
+``w3`` (up) and ``w2`` (down) have a lora_A [experts or 1, rank, in] and a lora_B [experts or 1, out, rank],
+where 1 is the factor of all experts.
+
+Experts with factors of their own are separate linear maps, as in the model's checkpoint: expert N has the
+modules ``mlp.experts.N.gate_proj``, ``up_proj`` and ``down_proj``, each with a lora_A and a lora_B. Their
+rank, and so their scale alpha / rank, differs from the adapter's: ``rank_pattern`` in adapter_config.json
+gives it.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import Adapted
+from spmd_tx.models.declared.maps import Group
+from spmd_tx.protocol.commands import AdapterSpec, expert_rank
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+ALIGNMENT = 8  # bytes, of the tensors in a safetensors file
+SHARED_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}  # of maps whose outer factors experts share
+
+TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
+HEADS = ("lm_head", "unembed_tokens")  # the second is hosted Tinker's
+MLP_MODULES = {"gate_proj", "up_proj", "down_proj", "gate_up_proj", *SHARED_NAMES.values()}
+
+Shape = tuple[int, ...]
+
+
+class Module(NamedTuple):
+    """Describes a module of the file: a linear map, or those of all experts, which share a factor."""
+
+    map: str  # the name in the model
+    at: Shape  # the indices of its factors among those of the map in all layers
+    name: str  # "base_model.model.model.layers.0.self_attn.q_proj"
+    a: Shape  # [rank, in]; with shared factors [experts or 1, rank, in]
+    b: Shape  # [out, rank]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of its tensors, by name."""
+        return {self.name_a: self.a, self.name_b: self.b}
+
+    @property
+    def name_a(self) -> str:
+        return f"{self.name}.lora_A.weight"
+
+    @property
+    def name_b(self) -> str:
+        return f"{self.name}.lora_B.weight"
+
+
+def trained_maps(adapter: AdapterSpec, model: ModelConfig) -> list[str]:
+    """Return the names of the maps that an adapter trains, in the order of declaration."""
+    trains = {"attn": adapter.train_attn, "mlp": adapter.train_mlp, "unembed": adapter.train_unembed}
+    return [name for name, each in model.declared.adapted.items() if trains[_group(each)]]
+
+
+def modules(adapter: AdapterSpec, model: ModelConfig) -> Iterator[Module]:
+    """Yield the modules of an adapter's file."""
+    for name in trained_maps(adapter, model):
+        yield from _modules_of(name, adapter, model)
+
+
+def _modules_of(name: str, adapter: AdapterSpec, model: ModelConfig) -> Iterator[Module]:
+    found = model.declared.adapted[name]
+    declared, module = found.map, PREFIX + found.map.adapter_module
+    rank = _rank(found, adapter, model)
+    a, b = (rank, declared.width_in), (declared.width_out, rank)
+    if declared.experts and model.expert_lora == "shared-outer":
+        many_a, many_b = (1 if declared.outer_factor == factor else declared.experts for factor in ("a", "b"))
+        experts = module.partition("{expert}")[0] + SHARED_NAMES[declared.name]
+        for layer, number in enumerate(found.numbers or ()):
+            yield Module(name, (layer,), experts.format(layer=number), (many_a, *a), (many_b, *b))
+        return
+    for index in product(*map(range, found.lead("a", model.expert_lora))):
+        numbers = {} if found.numbers is None else {"layer": found.numbers[index[0]], "expert": index[-1]}
+        yield Module(name, index, module.format(**numbers), a, b)
+
+
+def _rank(found: Adapted, adapter: AdapterSpec, model: ModelConfig) -> int:
+    return expert_rank(adapter.rank, model.expert_rank_divisor) if found.map.experts else adapter.rank
+
+
+def _group(found: Adapted) -> Group:
+    assert found.map.group is not None
+    return found.map.group
+
+
+def stored_names(tensors: Iterable[str]) -> dict[str, str]:
+    """Return the names of a file's tensors, by their names in ``spelling``."""
+    return {spelling(name): name for name in tensors}
+
+
+def spelling(tensor: str) -> str:
+    """Return one name for all spellings of a factor's name that libraries and services write."""
+    found = TENSOR.fullmatch(tensor)
+    if found is None:
+        return tensor
+    module = (
+        found["module"].removeprefix(PREFIX).replace("language_model.", "").replace(".attn.", ".self_attn.")
+    )
+    if module.rpartition(".")[2] in HEADS:
+        module = HEADS[0]
+    return f"{module}.{found['factor']}"
+
+
+def group_of_module(module: str) -> Group:
+    """Return the flag that a module follows, by its name or the last part of it."""
+    *_, last = module.split(".")
+    if last in HEADS:
+        return "unembed"
+    return "mlp" if last in MLP_MODULES else "attn"
+
+
+def config_of(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> bytes:
+    """Return the content of adapter_config.json."""
+    names = trained_maps(adapter, model)
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": [_last_part(model, name) for name in names],
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    if model.n_experts and adapter.train_mlp and model.expert_lora == "per-expert":
+        config["rank_pattern"] = {
+            rf"mlp\.experts\.\d+\.{_last_part(model, name)}": _rank(found, adapter, model)
+            for name, found in model.declared.adapted.items()
+            if found.map.experts
+        }
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def _last_part(model: ModelConfig, name: str) -> str:
+    """Return the last part of a module's name, "q_proj"."""
+    return model.declared.adapted[name].map.adapter_module.rpartition(".")[2]
+
+
+def write_tensors(file: BinaryIO, shapes: Mapping[str, Shape], tensor: Callable[[str], np.ndarray]) -> None:
+    """Write a safetensors file of float32, the same bytes as the library, but one tensor after the other.
+
+    The library builds the whole file in memory, and no other thread runs while it does.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in sorted(shapes):
+        start, end = end, end + 4 * math.prod(shapes[name])
+        header[name] = {"dtype": "F32", "shape": shapes[name], "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in sorted(shapes):
+        file.write(np.ascontiguousarray(tensor(name), "<f4").data)
