@@ -18,8 +18,10 @@ from spmd_tx.models.attention import QUERY_BLOCK
 from spmd_tx.models.backbone import REMAT_LEVELS
 from spmd_tx.models.blockwise_attention import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.layers import HEAD, Place
 from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.delta_rule import CHUNK, SPAN
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.moe import GROUP_ELEMENTS, is_small
 from spmd_tx.models.page_loop import SEVERAL_PAGES
@@ -73,6 +75,7 @@ class StepMemory:
         saved = self.saved(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
+        layer += self._chunks(shape, copies=12)
         working = max(layer + self._experts(shape, FP32 * 8, trains=True), self._head(shape, copies=3))
         whole = self._trained(shape.rows) + self._gathered_base + self._head_factors(shape.rows)
         per_token = {"": 0, " of sequences": 4, " of several targets": 4 * MAX_TARGETS}[kind]
@@ -90,6 +93,7 @@ class StepMemory:
         scores = self._heads * shape.tokens * seen if table_tokens else self._scores_of_block(shape)
         held = self.itemsize * self._numbers(2, 1, 1, 2) + FP32 * self._numbers(1, 0, 0, 1)
         layer = shape.tokens * held + keys + self._factors(shape.rows) + 2 * FP32 * scores
+        layer += self._chunks(shape, copies=6)
         working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
         whole = self._stream(shape, 2) + self._gathered_base + self._head_factors(shape.rows)
         step = "continued prefill" if table_tokens else "prefill"
@@ -101,7 +105,8 @@ class StepMemory:
         keys = 1.5 * rows * seen * 2 * self._key_values * self.itemsize
         scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
         logits = 6 * rows * self.model.vocab_size * FP32
-        working = max(keys + scores, logits) + self._experts(Shape(rows, 1), FP32 * 4)
+        working = max(keys + scores, 3 * rows * self._state, logits)
+        working += self._experts(Shape(rows, 1), FP32 * 4)
         if self.splits_base:  # rows travel
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
         return self._corrected("decode", self.bank_bytes + working)
@@ -189,6 +194,25 @@ class StepMemory:
             return 0
         queries = min(blocks(shape.length)[0][1], QUERIES_AT_ONCE)
         return shape.rows * self._heads * queries * shape.length
+
+    @cached_property
+    def _state(self) -> Amount:
+        """The bytes of one sequence's state of a layer with linear attention; 0: there are none."""
+        mixer = self.model.declared.stateful
+        return mixer.state_bytes(self.itemsize) / self._tp if isinstance(mixer, DeltaRule) else 0
+
+    def _chunks(self, shape: Shape, copies: int) -> Amount:
+        """Return the bytes that linear attention holds: ``copies`` matrices of each chunk, and states.
+
+        There is a state before each span, besides the one that is read.
+        """
+        mixer = self.model.declared.stateful
+        if not isinstance(mixer, DeltaRule):
+            return 0
+        span = CHUNK * SPAN
+        tokens = shape.rows * min(shape.length, span)
+        within = copies * tokens * CHUNK * mixer.v_heads / self._tp * FP32
+        return within + (2 + shape.length // span) * shape.rows * self._state
 
     def _head(self, shape: Shape, copies: int) -> Amount:
         """Return the bytes of the logits held at once."""

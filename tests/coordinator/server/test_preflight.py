@@ -45,6 +45,13 @@ def test_one_over_which_they_do_not_is_refused(mixture, options, message):
         check_mesh(ServerConfig(base_model="tiny-moe", **options), mixture)
 
 
+def test_heads_of_keys_in_linear_attention_must_split(tmp_path):
+    model = read_model_config(tiny_model.write(tmp_path, tiny_model.Spec(family="qwen3_5")))
+    check_mesh(ServerConfig(base_model="tiny", tensor_parallel_size=2), model)
+    with pytest.raises(StartError, match="but 2 heads of keys of linear attention cannot be split 4 ways"):
+        check_mesh(ServerConfig(base_model="tiny", tensor_parallel_size=4), model)
+
+
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     """Each expert's down has two groups of inputs, and so have gate and up."""
