@@ -6,8 +6,8 @@ on its last page, which holds the last of its tokens and may be partly filled. I
 contents, or, if slots run out, when it is the least recently used.
 
 Workers run commands in order. A slot may be written as soon as the last command that reads it has been sent.
-A command first reads the states from which its rows start, then writes its rows' states, then makes its
-copies; so what a command copies can be found only by later commands.
+A command first copies the snapshots from which rows start into the rows' own slots, one after another, then
+reads the rows, then makes its other copies; so what it copies can be found only by later commands.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from hashlib import blake2b
 import numpy as np
 
 from spmd_tx.coordinator.sampling.pages import DIGEST_BYTES, PrefixCache
+from spmd_tx.protocol.commands import PREFILL_TOKENS
 
 NOTHING = 0  # the slot of zeros, from which a row that has read nothing starts
-INTERVAL = 1024  # tokens of a long prompt between snapshots
+INTERVAL = PREFILL_TOKENS  # tokens of a long prompt between snapshots: the parts in which it is read
 
 
 @dataclass(frozen=True)
@@ -66,26 +67,9 @@ def ends_on_device(stop_reason: str | None, last_token: int, device_tokens: Sequ
     return stop_reason == "length" or (stop_reason == "stop" and last_token in device_tokens)
 
 
-def next_end(first: int, most: int, end: int, chunk: int) -> int:
-    """Return where the next part of a prompt ends that is read from ``first``: at most ``most`` tokens.
-
-    Parts end at the places of snapshots, or else at multiples of ``chunk``, where reading on gives the same
-    bits as reading all at once.
-    """
-    reached = min(first + most, end, (first // INTERVAL + 1) * INTERVAL)
-    if reached == end or reached - reached % chunk <= first:
-        return reached
-    return reached - reached % chunk
-
-
 def is_due(position: int, end: int) -> bool:
     """Say whether a snapshot is wanted after the first ``position`` tokens of a prompt read up to ``end``."""
     return position > 0 and (position == end or position % INTERVAL == 0)
-
-
-def slots_within(budget: int, state_bytes: int, rows: int) -> int:
-    """Return the number of slots of a shard: zeros, one per row, and snapshots within ``budget`` bytes."""
-    return 1 + rows + budget // state_bytes
 
 
 class StateSlots:

@@ -15,9 +15,7 @@ from spmd_tx.coordinator.sampling.state_slots import (
     StateSlots,
     ends_on_device,
     is_due,
-    next_end,
     place,
-    slots_within,
 )
 
 PAGE_SIZE = 4
@@ -116,28 +114,9 @@ def test_only_what_the_device_ended_leaves_a_state_without_foreign_tokens(stop_r
     assert ends_on_device(stop_reason, last, [5, 6]) is expected
 
 
-@pytest.mark.parametrize(
-    "first, most, end, expected",
-    [
-        (0, 4096, 100, [100]),
-        (0, 4096, 2500, [1024, 2048, 2500]),
-        (0, 1000, 1500, [960, 1024, 1500]),
-        (70, 300, 500, [320, 500]),  # behind a snapshot within a chunk
-        (0, 10, 25, [10, 20, 25]),  # less than a chunk at once
-    ],
-)
-def test_a_prompt_is_read_up_to_snapshots_and_whole_chunks(first, most, end, expected):
-    ends = []
-    while first < end:
-        first = next_end(first, most, end, 64)
-        ends.append(first)
-    assert ends == expected
-
-
 def test_snapshots_are_due_at_the_end_and_at_intervals():
     assert [at for at in range(0, 2 * INTERVAL + 10) if is_due(at, INTERVAL + 5)] == [1024, 1029, 2048]
     assert not is_due(0, 0)
-    assert slots_within(budget=1000, state_bytes=300, rows=8) == 12
 
 
 @dataclass(eq=False)
