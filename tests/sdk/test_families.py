@@ -51,3 +51,7 @@ def test_samples_have_the_probabilities_that_training_computes(server):
             trained = logprobs_of(trainer, [supervised([*prompt, *answer.tokens])])[-24:]
             np.testing.assert_allclose(answer.logprobs, trained, rtol=0, atol=2e-4)
             prompt = [*prompt, *answer.tokens]
+        asked = types.ModelInput.from_ints(prompt), 4, drawn(max_tokens=24, seed=2)
+        for each in sampler.sample(*asked).result(SECONDS).sequences:
+            trained = logprobs_of(trainer, [supervised([*prompt, *each.tokens])])[-len(each.tokens) :]
+            np.testing.assert_allclose(each.logprobs, trained, rtol=0, atol=2e-4)
