@@ -50,14 +50,17 @@ def attend_keys(
 def segment_attention(implementation: str, segments_BT: Int[Array, "B T"]) -> Attention:
     """Causal attention within each packed segment, by a name of IMPLEMENTATIONS.
 
-    What depends on the segments alone is computed here, once for all layers. Layers with a window or sinks
-    have the reference, whose keyword arguments these are.
+    What depends on the segments alone is computed here, once for all layers. Layers may have a window, sinks
+    and a scale, the keyword arguments of the reference; where an implementation has none of these, they have
+    the reference.
     """
     is_possible = segments_BT.shape[1] % SEQUENCE_STEP == 0
-    whole = IMPLEMENTATIONS[implementation if is_possible else "reference"](segments_BT)
+    name = implementation if is_possible else "reference"
+    whole = IMPLEMENTATIONS[name](segments_BT)
 
     def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, **sight: Any) -> Array:
-        return (_reference(segments_BT) if sight else whole)(q_BTNE, k_BTKE, v_BTKE, **sight)
+        is_able = sight.keys() <= SIGHT.get(name, set())
+        return (whole if is_able else _reference(segments_BT))(q_BTNE, k_BTKE, v_BTKE, **sight)
 
     return attend
 
@@ -114,7 +117,13 @@ def _mosaic(segments_BT: Array) -> Attention:
     block = flash_attention.block_length(segments_BT.shape[1])
     if block is None:
         return _reference(segments_BT)
-    return partial(flash_attention.attend_blocks, place=flash_attention.place_of(segments_BT, block))
+    whole = flash_attention.place_of(segments_BT, block)
+
+    def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, *, window: int = 0, **sinks: Array) -> Array:
+        place = flash_attention.place_of(segments_BT, block, window) if window else whole
+        return flash_attention.attend_blocks(q_BTNE, k_BTKE, v_BTKE, place, **sinks)
+
+    return attend
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Array], Attention]] = {  # the fastest of each platform first
@@ -123,6 +132,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Array], Attention]] = {  # the fastest of e
     "mosaic": _mosaic,
     "reference": _reference,
 }
+SIGHT = {"mosaic": {"window", "sinks_N"}}  # the keyword arguments that implementations take
 OF_PLATFORM = {"gpu": ("cudnn", "cudnn_masked"), "tpu": ("mosaic",)}
 
 

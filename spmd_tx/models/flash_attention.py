@@ -47,11 +47,16 @@ def block_length(length: int) -> int | None:
     return next((size for size in range(LONGEST_BLOCK, 0, -LANES) if length % size == 0), None)
 
 
-def place_of(segments_BT: Int[Array, "B T"], block: int) -> Place:
-    """Find where segments begin, and which blocks share one. A segment ends where the number changes."""
+def place_of(segments_BT: Int[Array, "B T"], block: int, window: int = 0) -> Place:
+    """Find where segments begin, and which blocks share one. A segment ends where the number changes.
+
+    With a window, a token's segment is taken to begin no earlier than what the token sees.
+    """
     begins_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     position_BT = lax.broadcasted_iota(jnp.int32, segments_BT.shape, 1)
     start_BT = lax.cummax(jnp.where(begins_BT, position_BT, 0), axis=1)
+    if window:
+        start_BT = jnp.maximum(start_BT, position_BT - (window - 1))
     first_BI = start_BT[:, ::block] // block
     number_I = jnp.arange(first_BI.shape[1], dtype=jnp.int32)
     last_BI = jnp.sum(first_BI[:, None] <= number_I[None, :, None], axis=2, dtype=jnp.int32) - 1
@@ -63,46 +68,56 @@ def attend_blocks(
     k_BTKE: Float[Array, "B T K E"],
     v_BTKE: Float[Array, "B T K E"],
     place: Place,
+    sinks_N: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N E"]:
-    """Attend from every token to the tokens of its segment up to itself, with scores and softmax in fp32."""
+    """Attend from every token to the tokens of its segment up to itself, with scores and softmax in fp32.
+
+    Sinks are those of blockwise_attention.attend_segments.
+    """
     width, spare = q_BTNE.shape[-1], -q_BTNE.shape[-1] % LANES
 
     def flat(x: Array) -> Array:  # heads beside each other; zeros fill them up and change no score
         x = jnp.pad(x, (*[(0, 0)] * 3, (0, spare))) if spare else x
         return x.reshape(*x.shape[:2], -1)
 
-    y_BTH: Any = _attend((k_BTKE.shape[2], width**-0.5), flat(q_BTNE), flat(k_BTKE), flat(v_BTKE), place)
+    arrays = flat(q_BTNE), flat(k_BTKE), flat(v_BTKE)
+    y_BTH: Any = _attend((k_BTKE.shape[2], width**-0.5), *arrays, place, sinks_N)
     return y_BTH.reshape(*q_BTNE.shape[:3], -1)[..., :width]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(how: tuple[int, float], q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place) -> Array:
+def _attend(
+    how: tuple[int, float], q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
+) -> Array:
     """``how`` holds the number of key-value heads, and what scores are multiplied by."""
-    return _forward(how, q_BTH, k_BTH, v_BTH, place)[0]
+    return _forward(how, q_BTH, k_BTH, v_BTH, place, sinks_N)[0]
 
 
 def _kept(
-    how: tuple[int, float], q: Array, k: Array, v: Array, place: Place
+    how: tuple[int, float], q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
 ) -> tuple[Array, tuple[Any, ...]]:
     # Named here, not by the caller: the backward pass reads these very arrays (qwen3.REMAT_LEVELS).
-    y, sums = (checkpoint_name(x, "attended") for x in _forward(how, q, k, v, place))
+    y, sums = (checkpoint_name(x, "attended") for x in _forward(how, q, k, v, place, sinks_N))
     return y, (q, k, v, place, y, sums)
 
 
 def _forward(
-    how: tuple[int, float], q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place
+    how: tuple[int, float], q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
 ) -> tuple[Array, Array]:
     """Return the result, and the log-sum of each query's scores [B, N, 1, T]."""
     grid = _Grid(how[0], q_BTH, k_BTH, place)
+    sinks = []
+    if sinks_N is not None:  # as many as a block has queries, which begin with them
+        sinks = [jnp.broadcast_to(sinks_N.astype(jnp.float32)[:, None, None], (grid.heads, 1, grid.block))]
 
-    def kernel(first: Any, start: Any, q: Any, k: Any, v: Any, y: Any, sums: Any, *held: Any) -> None:
-        peak, total, result = held
+    def kernel(first: Any, start: Any, q: Any, k: Any, v: Any, *others: Any) -> None:
+        *of_head, y, sums, peak, total, result = others
         row, mine, other = pl.program_id(0), pl.program_id(2), pl.program_id(3)
 
         @pl.when(other == 0)
         def _begin() -> None:
-            peak[...] = jnp.full(peak.shape, MASKED, jnp.float32)
-            total[...] = jnp.zeros(total.shape, jnp.float32)
+            peak[...] = of_head[0][0] if of_head else jnp.full(peak.shape, MASKED, jnp.float32)
+            total[...] = jnp.full(total.shape, len(of_head), jnp.float32)
             result[...] = jnp.zeros(result.shape, jnp.float32)
 
         @pl.when((other >= first[row, mine]) & (other <= mine))
@@ -121,10 +136,10 @@ def _forward(
 
     statistics = (*grid.rows, grid.heads, 1, grid.length)
     outputs = [_like(q_BTH, q_BTH.shape, q_BTH.dtype), _like(q_BTH, statistics, jnp.float32)]
-    specs = [grid.start, grid.queries, grid.keys, grid.keys]
+    specs = [grid.start, grid.queries, grid.keys, grid.keys, *(grid.of_head for _ in sinks)]
     held = [(1, grid.block), (1, grid.block), (grid.width, grid.block)]
     call = grid.call("attention_forward", kernel, specs, [grid.queries, grid.numbers], outputs, held, 2)
-    y_BTH, sums = call(place.first, place.start, q_BTH, k_BTH, v_BTH)
+    y_BTH, sums = call(place.first, place.start, q_BTH, k_BTH, v_BTH, *sinks)
     return y_BTH, sums
 
 
@@ -136,7 +151,7 @@ def _backward(how: tuple[int, float], kept: tuple[Any, ...], slope_BTH: Array) -
     slopes = slopes.swapaxes(1, 2)[:, :, None]  # [B, N, 1, T]
     arrays = place.start, q_BTH, k_BTH, v_BTH, slope_BTH.astype(q_BTH.dtype), sums, slopes
     grad_k, grad_v = _grad_keys(how, grid, place, arrays)
-    return _grad_queries(how, grid, place, arrays), grad_k, grad_v, None
+    return _grad_queries(how, grid, place, arrays), grad_k, grad_v, None, None
 
 
 def _grad_queries(how: tuple[int, float], grid: "_Grid", place: Place, arrays: tuple[Array, ...]) -> Array:
@@ -230,6 +245,7 @@ class _Grid:
         self.numbers = pl.BlockSpec(
             (1, 1, 1, block), lambda row, head, mine, other, first: (row, head, 0, mine)
         )
+        self.of_head = pl.BlockSpec((1, 1, block), lambda row, head, mine, other, first: (head, 0, 0))
         self.start = pl.BlockSpec((1, 1, block), lambda row, head, mine, other, first: (row, 0, mine))
 
     def of_keys(self) -> tuple[Any, Any, Any, Any]:

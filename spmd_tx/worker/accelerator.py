@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.declared.channels import Mixture
+from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.expert_self_test import ExpertSizes
@@ -240,12 +241,15 @@ def joined_flags(flags: Sequence[str]) -> str:
 
 def sizes_of(setup: Setup, model: ModelConfig, platform: str, device: int) -> Sizes:
     """Return the sizes of attention on one device."""
+    mixers = [place.layer.mixer for place in model.declared.places if isinstance(place.layer.mixer, Softmax)]
     return Sizes(
         implementations=attention.candidates(platform, model.head_dim, setup.dtype != "float32"),
         heads=model.n_heads // setup.tp,
         kv_heads=max(1, model.n_kv_heads // setup.tp),
         head_dim=model.head_dim,
         device=device,
+        windows=tuple(sorted({mixer.window for mixer in mixers})) or (0,),
+        has_sinks=any(mixer.sinks for mixer in mixers),
     )
 
 

@@ -27,11 +27,20 @@ def problem_of(name: str, sizes: Any) -> str | None:
     """Say why an implementation must not be used for these sizes (self_test.Sizes); None if it is correct.
 
     It must be close to the reference, give the same bits twice, and the same for a row whatever the others
-    hold and wherever it stands. Behind the last token of a row pages hold infinities.
+    hold and wherever it stands. Behind the last token of a row, and before its window, pages hold infinities.
     """
-    run, reference = (implementation(each, sizes.device) for each in (name, "reference"))
+    for window in sizes.windows:
+        problem = _problem_in(window, name, sizes)
+        if problem is not None:
+            return f"{problem} in a window of {window} tokens" if window else problem
+    return None
+
+
+def _problem_in(window: int, name: str, sizes: Any) -> str | None:
+    sight = sight_of(window, sizes)
+    run, reference = (implementation(each, sizes.device, **sight) for each in (name, "reference"))
     for tokens in (1, SEVERAL):
-        q, pools, tables, positions = inputs(sizes, tokens)
+        q, pools, tables, positions = inputs(sizes, tokens, window)
         with jax.default_matmul_precision("highest"):
             exact = reference(*(_float32(x) for x in (q, *pools)), tables, positions)
         once, again = (np.asarray(run(q, *pools, tables, positions)) for _ in range(2))
@@ -50,7 +59,9 @@ def problem_of(name: str, sizes: Any) -> str | None:
     return None
 
 
-def inputs(sizes: Any, tokens: int) -> tuple[Array, tuple[Array, Array], np.ndarray, np.ndarray]:
+def inputs(
+    sizes: Any, tokens: int, window: int = 0
+) -> tuple[Array, tuple[Array, Array], np.ndarray, np.ndarray]:
     """Return queries [B, T, N, E], pools, tables and positions; nobody reads the last row."""
     random, page = np.random.default_rng(tokens), sizes.page_size
     lasts = np.array([*(page - 1, page, 2 * page + 5, PAGES * page // 2, PAGES * page - 1), -1])
@@ -61,8 +72,9 @@ def inputs(sizes: Any, tokens: int) -> tuple[Array, tuple[Array, Array], np.ndar
     shape = (LAYERS, count, page, sizes.kv_heads * sizes.head_dim)
     pools = random.standard_normal((2, *shape), np.float32)
     for table, last in zip(tables, lasts, strict=True):
-        behind = np.arange(last + 1, PAGES * page)
-        pools[:, :, table[behind // page], behind % page] = np.inf
+        order = np.arange(PAGES * page)
+        unseen = order[(order > last) | (order <= last - tokens + 1 - window if window else False)]
+        pools[:, :, table[unseen // page], unseen % page] = np.inf
     keys, values = (jnp.asarray(pool, jnp.bfloat16) for pool in pools)
     q = random.standard_normal((len(lasts), tokens, sizes.heads, sizes.head_dim), np.float32)
     positions = lasts[:, None] - np.arange(tokens)[::-1] if tokens > 1 else lasts[:, None]
@@ -70,7 +82,7 @@ def inputs(sizes: Any, tokens: int) -> tuple[Array, tuple[Array, Array], np.ndar
     return jnp.asarray(q, jnp.bfloat16), (keys, values), tables, positions
 
 
-def implementation(name: str, device: int) -> Callable[..., Array]:
+def implementation(name: str, device: int, **sight: Any) -> Callable[..., Array]:
     """Return (queries, keys, values, tables, positions) -> results, as the steps use it: inside shard_map."""
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
     heads, pool = P(DATA, None, TP), P(None, DATA, None, TP)
@@ -78,9 +90,15 @@ def implementation(name: str, device: int) -> Callable[..., Array]:
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, pool, pool, P(DATA), P(DATA)), out_specs=heads)
     def attend(q: Array, keys: Array, values: Array, tables: Array, positions: Array) -> Array:
-        return paged_attention(name, q, (keys, values), jnp.int32(LAYER), tables, positions)
+        return paged_attention(name, q, (keys, values), jnp.int32(LAYER), tables, positions, **sight)
 
     return attend
+
+
+def sight_of(window: int, sizes: Any) -> dict[str, Any]:
+    """Return the keyword arguments of attention with a window and sinks, where there are any."""
+    sight: dict[str, Any] = {"window": window} if window else {}
+    return sight | {"sinks_N": jnp.linspace(-2.0, 2.0, sizes.heads)} if sizes.has_sinks else sight
 
 
 def _float32(x: Array) -> Array:

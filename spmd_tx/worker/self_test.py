@@ -44,6 +44,8 @@ class Sizes(msgspec.Struct, frozen=True):
     head_dim: int
     device: int = 0  # among those of this process
     page_size: int = 0  # tokens, for attention to pages; 0: to whole rows
+    windows: tuple[int, ...] = (0,)  # tokens that layers see; 0: all
+    has_sinks: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -59,11 +61,27 @@ Attend = Callable[[Array, Array, Array, Array], Array]  # query, key, value and 
 
 def problem_of(attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]] = ROWS) -> str | None:
     """Say why an implementation must not be used; None if it is correct and gives the same bits twice."""
+    return _problem_in({}, attend, sizes, rows)
+
+
+def problem_in_sight(name: str, sizes: Sizes) -> str | None:
+    """Say the same of the windows and sinks that layers have."""
+    for window in sizes.windows:
+        sight = paged_self_test.sight_of(window, sizes)
+        problem = _problem_in(sight, implementation(name, sizes.device, **sight), sizes, ROWS)
+        if problem is not None:
+            return f"{problem} in a window of {window} tokens" if window else problem
+    return None
+
+
+def _problem_in(
+    sight: dict[str, Any], attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]]
+) -> str | None:
     run = with_gradients(attend)
     for length, lengths in rows.items():
         segments, arrays = _inputs(sizes, length, lengths)
         with jax.default_matmul_precision("highest"):
-            reference = with_gradients(implementation("reference", sizes.device))
+            reference = with_gradients(implementation("reference", sizes.device, **sight))
             exact = jax.device_get(reference(segments, *(x.astype(jnp.float32) for x in arrays)))
         once, again = (jax.device_get(run(segments, *arrays)) for _ in range(2))
         for name, want, got, second in zip(NAMES, exact, once, again, strict=True):
@@ -81,14 +99,14 @@ def worst_error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))
 
 
-def implementation(name: str, device: int) -> Attend:
+def implementation(name: str, device: int, **sight: Any) -> Attend:
     """Return attention as the steps use it: inside shard_map, on one device."""
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
     heads = P(DATA, None, TP)
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, heads, heads, P(DATA)), out_specs=heads)
     def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Array) -> Array:
-        return segment_attention(name, segments_BT)(q_BTNE, k_BTKE, v_BTKE)
+        return segment_attention(name, segments_BT)(q_BTNE, k_BTKE, v_BTKE, **sight)
 
     return attend
 
@@ -122,7 +140,7 @@ def main(argument: str) -> None:
             if sizes.page_size:
                 problem = paged_self_test.problem_of(name, sizes)
             else:
-                problem = problem_of(implementation(name, sizes.device), sizes)
+                problem = problem_in_sight(name, sizes)
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or cuDNN
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         verdict = Verdict(name, problem, jax.default_backend())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import flash_attention
+from spmd_tx.models import attention, flash_attention
 from spmd_tx.models.attention import segment_attention
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 
@@ -37,9 +37,11 @@ def arrays(rows, width, seed=0):
     return [random.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
 
-@partial(jax.jit, static_argnums=0)
-def results(name, segments, q, k, v, slope):
-    y, pull_back = jax.vjp(segment_attention(name, segments), q, k, v)
+@partial(jax.jit, static_argnums=(0, 6))
+def results(name, segments, q, k, v, slope, window=None):
+    """With a window, there are sinks, too."""
+    sight = {"window": window, "sinks_N": jnp.array([-1.0, 0.5, 2.0, 7.0])} if window else {}
+    y, pull_back = jax.vjp(partial(segment_attention(name, segments), **sight), q, k, v)
     return y, *pull_back(slope)
 
 
@@ -49,6 +51,20 @@ def test_results_and_gradients_are_the_references(width):
     found, wanted = (results(name, segments, *arrays(len(ROWS), width)) for name in ("mosaic", "reference"))
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.slow), 70])
+def test_windows_and_sinks_are_the_references(window, monkeypatch):
+    """The reference is not asked in place of the kernels; blocks that no query sees are skipped."""
+    segments = segments_of(ROWS)
+    wanted = results("reference", segments, *arrays(len(ROWS), 24), window)
+    monkeypatch.setattr(attention, "_reference", lambda segments: pytest.fail("the reference was asked"))
+    found = results("mosaic", segments, *arrays(len(ROWS), 24), window)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5)
+    place = flash_attention.place_of(segments, BLOCK, window)
+    assert place.first[0].tolist() == ([0, 0, 1] if window == 70 else [0, 1, 2])
+    assert place.last[0].tolist() == ([1, 2, 2] if window == 70 else [0, 1, 2])
 
 
 def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit():

@@ -51,9 +51,9 @@ def paged_attention(
 ) -> Float[Array, "B T N E"]:
     """Attend from all tokens of a row to the tokens up to their positions; grouped queries.
 
-    ``sight`` are the window and sinks of page_loop.attend_pages, which kernels do not have.
+    ``sight`` are the window and sinks of page_loop.attend_pages. No kernel reads one pool as keys and values.
     """
-    if sight and implementation in KERNELS.values():
+    if pools[1] is None and implementation in KERNELS.values():
         implementation = "reference"
     return IMPLEMENTATIONS[implementation](q_BTNE, pools, index, tables_BN, positions_BT, **sight)
 

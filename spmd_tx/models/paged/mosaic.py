@@ -7,6 +7,7 @@ beside the other.
 Dimension key as in queries.py; Q queries of a step, W tokens read at once.
 """
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,15 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
-from spmd_tx.models.paged.queries import LOWEST, by_head, by_token, estimate, positions_by_head, result
+from spmd_tx.models.paged.queries import (
+    LOWEST,
+    by_head,
+    by_token,
+    estimate,
+    positions_by_head,
+    result,
+    sinks_by_head,
+)
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LANES, SUBLANES = 128, 16  # of a tile of bfloat16
@@ -29,6 +38,9 @@ def attend(
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
+    *,
+    sinks_N: Float[Array, " N"] | None = None,
+    window: int = 0,
 ) -> Float[Array, "B T N E"]:
     """Attend from all tokens of a row to the tokens up to their positions."""
     from jax.experimental.pallas import tpu as pltpu
@@ -42,7 +54,12 @@ def attend(
     q_BKRE = by_head(q_BTNE, heads, queries)
     positions_BR = positions_by_head(positions_BT, group, queries)
     steps = q_BKRE.shape[2] // queries  # of a row
-    lasts_I = jnp.max(positions_BR.reshape(b * steps, queries), axis=1)
+    positions_IQ = positions_BR.reshape(b * steps, queries)
+    lasts_I = jnp.max(positions_IQ, axis=1)
+    befores_I = jnp.full_like(lasts_I, -1)  # the last tokens that are out of sight of all queries of a step
+    if window:
+        firsts_I = jnp.min(jnp.where(positions_IQ < 0, lasts_I[:, None], positions_IQ), axis=1)
+        befores_I = jnp.maximum(firsts_I - window, -1)
     last_step = b * steps - 1
 
     def row(step: Array) -> Array:
@@ -59,13 +76,17 @@ def attend(
         )
 
     of_queries = pl.BlockSpec((1, heads, queries, e), of_step)
+    sinks = []
+    if sinks_N is not None:
+        sinks = [sinks_by_head(sinks_N, heads, q_BKRE.shape[2])[..., None]]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=2,
+        num_scalar_prefetch=3,
         grid=(b * steps,),
         in_specs=[
             *(table(0), table(1)),
             pl.BlockSpec((1, queries, 1), lambda step, *_: (row(step), step % steps, 0)),
+            *(pl.BlockSpec((heads, queries, 1), lambda step, *_: (0, step % steps, 0)) for _ in sinks),
             *(of_queries, anywhere, anywhere),
         ],
         out_specs=of_queries,
@@ -78,16 +99,17 @@ def attend(
         ],
     )
     call = pl.pallas_call(
-        _kernel,
+        partial(_kernel, window, bool(sinks)),
         out_shape=result(q_BKRE.shape, q_BKRE.dtype, q_BKRE),
         grid_spec=grid,
         compiler_params=None if INTERPRET else pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
-        cost_estimate=estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size),
+        cost_estimate=estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size, window),
         interpret=INTERPRET,
         name="paged_attention",
     )
     tables = tables_BN[:, None]
-    y_BKRE = call(jnp.atleast_1d(index), lasts_I, tables, tables, positions_BR[..., None], q_BKRE, *pools)
+    of_steps = jnp.atleast_1d(index), lasts_I, befores_I
+    y_BKRE = call(*of_steps, tables, tables, positions_BR[..., None], *sinks, q_BKRE, *pools)
     return by_token(y_BKRE, t, group)
 
 
@@ -98,30 +120,28 @@ def _pages_at_once(pool: Array) -> int:
 
 
 def _kernel(
+    window: int,
+    has_sinks: bool,
     index_ref: Any,
     lasts_ref: Any,
+    befores_ref: Any,
     table_ref: Any,
     next_table_ref: Any,
     positions_ref: Any,
-    q_ref: Any,
-    keys_ref: Any,
-    values_ref: Any,
-    y_ref: Any,
-    key_blocks: Any,
-    value_blocks: Any,
-    semaphores: Any,
-    first_place: Any,
-    highest: Any,
-    total: Any,
-    summed: Any,
+    *others: Any,
 ) -> None:
     from jax.experimental.pallas import tpu as pltpu
 
+    sinks_ref, others = (others[0], others[1:]) if has_sinks else (None, others)
+    q_ref, keys_ref, values_ref, y_ref, key_blocks, value_blocks, semaphores, first_place, *sums = others
+    highest, total, summed = sums
     _, pages, page_size, wide = key_blocks.shape
     width, step = pages * page_size, pl.program_id(0)
-    last = lasts_ref[step]
+    last, before = lasts_ref[step], befores_ref[step]
+    begin = (before + 1) // width
+    next_begin = (befores_ref[jnp.minimum(step + 1, pl.num_programs(0) - 1)] + 1) // width
     # A row that sees nothing reads a block, too: each step leaves the next one's first block on its way.
-    count = jnp.maximum(1, (last + width) // width)
+    count = jnp.maximum(begin + 1, (last + width) // width)
 
     def copies(table: Any, block: Any, place: Any) -> list[Any]:
         """Return the copies of a block's pages to one of the two places."""
@@ -140,15 +160,19 @@ def _kernel(
     @pl.when(step == 0)
     def _() -> None:
         first_place[0] = 0
-        start(table_ref, 0, 0)
+        start(table_ref, begin, 0)
 
     first = first_place[0]
-    highest[...] = jnp.full(highest.shape, LOWEST, jnp.float32)
-    total[...] = jnp.zeros(total.shape, jnp.float32)
+    if sinks_ref is None:
+        highest[...] = jnp.full(highest.shape, LOWEST, jnp.float32)
+        total[...] = jnp.zeros(total.shape, jnp.float32)
+    else:
+        highest[...] = jnp.broadcast_to(sinks_ref[...], highest.shape)
+        total[...] = jnp.ones(total.shape, jnp.float32)
     summed[...] = jnp.zeros(summed.shape, jnp.float32)
 
     def add(block: Array, _: None) -> None:
-        place = (first + block) % 2
+        place = (first + block - begin) % 2
 
         @pl.when(block + 1 < count)
         def _() -> None:
@@ -156,25 +180,23 @@ def _kernel(
 
         @pl.when((block + 1 == count) & (step + 1 < pl.num_programs(0)))
         def _() -> None:
-            start(next_table_ref, 0, 1 - place)
+            start(next_table_ref, next_begin, 1 - place)
 
         for copy in copies(table_ref, block, place):
             copy.wait()
         keys_WX, values_WX = (blocks[place].reshape(width, wide) for blocks in (key_blocks, value_blocks))
-        _attend_to_block(
-            block * width, last, positions_ref, q_ref, keys_WX, values_WX, highest, total, summed
-        )
+        span = block * width, before, last, window
+        _attend_to_block(span, positions_ref, q_ref, keys_WX, values_WX, highest, total, summed)
 
-    lax.fori_loop(0, count, add, None)
-    first_place[0] = (first + count) % 2
+    lax.fori_loop(begin, count, add, None)
+    first_place[0] = (first + count - begin) % 2
     for head in range(q_ref.shape[1]):
         y_QE = summed[head] / jnp.maximum(total[head, :, :1], 1.0)  # the highest score adds 1
         y_ref[0, head] = y_QE.astype(y_ref.dtype)
 
 
 def _attend_to_block(
-    begin: Array,
-    last: Array,
+    span: tuple[Array, Array, Array, int],
     positions_ref: Any,
     q_ref: Any,
     keys_WX: Array,
@@ -183,13 +205,20 @@ def _attend_to_block(
     total: Any,
     summed: Any,
 ) -> None:
-    """Add tokens from position ``begin`` on to the sums of every head."""
+    """Add a block of tokens to the sums of every head.
+
+    ``span`` holds the block's first token, those between which there are any to be seen, and the window.
+    """
+    begin, before, last, window = span
     width, e = keys_WX.shape[0], q_ref.shape[3]
     # A page's earlier owner may have left infinities, and zero times infinity is not zero.
-    is_there_W1 = begin + lax.broadcasted_iota(jnp.int32, (width, 1), 0) <= last
+    order_W1 = begin + lax.broadcasted_iota(jnp.int32, (width, 1), 0)
+    is_there_W1 = (order_W1 <= last) & (order_W1 > before)
     values_WX = jnp.where(is_there_W1, values_WX, jnp.zeros_like(values_WX))
     order_QW = begin + lax.broadcasted_iota(jnp.int32, (q_ref.shape[2], width), 1)
     is_seen_QW = order_QW <= positions_ref[0]
+    if window:
+        is_seen_QW &= order_QW > positions_ref[0] - window
     for head in range(q_ref.shape[1]):
         mine = slice(head * e, (head + 1) * e)
         scores_QW = _dot(q_ref[0, head], keys_WX[:, mine], transposed=True) * e**-0.5

@@ -29,6 +29,12 @@ def positions_by_head(positions_BT: Int[Array, "B T"], group: int, multiple: int
     return jnp.pad(positions_BR, ((0, 0), (0, padding)), constant_values=-1)
 
 
+def sinks_by_head(sinks_N: Float[Array, " N"], heads: int, count: int) -> Float[Array, "K R"]:
+    """Return the sink of each of ``count`` queries of ``by_head``, in fp32."""
+    sinks_KG = sinks_N.astype(jnp.float32).reshape(heads, -1)
+    return jnp.tile(sinks_KG, (1, -(-count // sinks_KG.shape[1])))[:, :count]
+
+
 def by_token(y_BKRE: Float[Array, "B K R E"], tokens: int, group: int) -> Float[Array, "B T N E"]:
     """Undo ``by_head``."""
     b, heads, _, e = y_BKRE.shape
@@ -41,10 +47,10 @@ def result(shape: tuple[int, ...], dtype: DTypeLike, like: Array) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
-def estimate(q_BTNE: Array, pool: Array, most_tokens: int) -> pl.CostEstimate:
-    """Estimate the cost of rows with USUAL_TOKENS each, or with as many as their tables hold."""
-    b, _, _, e = q_BTNE.shape
-    seen = b * min(USUAL_TOKENS, most_tokens)
+def estimate(q_BTNE: Array, pool: Array, most_tokens: int, window: int) -> pl.CostEstimate:
+    """Estimate the cost of rows with USUAL_TOKENS each, or with as many as their tables or a window hold."""
+    b, t, _, e = q_BTNE.shape
+    seen = b * min(USUAL_TOKENS, most_tokens, *((window + t,) if window else ()))
     products = 4 * q_BTNE.size // b * seen
     read = 2 * seen * pool.shape[3] * pool.dtype.itemsize
     return pl.CostEstimate(

@@ -16,7 +16,15 @@ from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
 from spmd_tx.hlo.hints import costs
-from spmd_tx.models.paged.queries import LOWEST, by_head, by_token, estimate, positions_by_head, result
+from spmd_tx.models.paged.queries import (
+    LOWEST,
+    by_head,
+    by_token,
+    estimate,
+    positions_by_head,
+    result,
+    sinks_by_head,
+)
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LEAST = 16  # rows and columns of a product on tensor cores
@@ -31,8 +39,11 @@ def attend(
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
+    *,
+    sinks_N: Float[Array, " N"] | None = None,
+    window: int = 0,
 ) -> Float[Array, "B T N E"]:
-    """Attend from all tokens of a row to the tokens up to their positions."""
+    """Attend from all tokens of a row to the tokens up to their positions; sinks as a part of their own."""
     b, t, n, e = q_BTNE.shape
     page_size, heads = pools[0].shape[2], pools[0].shape[3] // e
     group, parts = n // heads, PARTS if t == 1 else 1
@@ -42,11 +53,11 @@ def attend(
     q_BKRE = by_head(q_BTNE, heads, queries)
     positions_BR = positions_by_head(positions_BT, group, queries)
     of_parts = (parts, *q_BKRE.shape[:3])
-    cost = estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size)
+    cost = estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size, window)
     whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *pools]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
     call = pl.pallas_call(
-        _kernel(pages, parts, queries),
+        _kernel(pages, parts, queries, window),
         out_shape=[result(shape, dtype, q_BKRE) for shape, dtype in shapes],
         grid=(q_BKRE.shape[2] // queries * parts, heads, b),
         in_specs=[_all_of(array.shape) for array in whole],
@@ -57,11 +68,22 @@ def attend(
     )
     with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):  # XLA keeps no estimate of Triton's calls
         highest_UBKR, total_UBKR, sum_UBKRE = call(*whole)
+    if sinks_N is not None:
+        sinks_1KR = sinks_by_head(sinks_N, heads, q_BKRE.shape[2])[None]
+        highest_UBKR, total_UBKR, sum_UBKRE = _with_sinks(sinks_1KR, highest_UBKR, total_UBKR, sum_UBKRE)
     share_UBKR = jnp.exp(highest_UBKR - jnp.max(highest_UBKR, axis=0, keepdims=True))
     total_BKR = jnp.sum(total_UBKR * share_UBKR, axis=0)
     sum_BKRE = jnp.sum(sum_UBKRE * share_UBKR[..., None], axis=0)
     y_BKRE = sum_BKRE / jnp.maximum(total_BKR, 1.0)[..., None]  # the highest score adds 1
     return by_token(y_BKRE.astype(q_BTNE.dtype), t, group)
+
+
+def _with_sinks(sinks_1KR: Array, highest_UBKR: Array, total_UBKR: Array, sum_UBKRE: Array) -> list[Array]:
+    """Append a part that has nothing but the sinks' share."""
+    sinks_1BKR = jnp.broadcast_to(sinks_1KR, highest_UBKR.shape[1:])[None]
+    part = sinks_1BKR, jnp.ones_like(sinks_1BKR), jnp.zeros_like(sum_UBKRE[:1])
+    found = highest_UBKR, total_UBKR, sum_UBKRE
+    return [jnp.concatenate(pair) for pair in zip(found, part, strict=True)]
 
 
 def _queries(count: int) -> int:
@@ -84,7 +106,7 @@ def _options(queries: int) -> Any:
     return plgpu.CompilerParams(num_warps=4 if queries < SEVERAL_QUERIES else 8, num_stages=2)
 
 
-def _kernel(block_pages: int, parts: int, queries: int) -> Any:
+def _kernel(block_pages: int, parts: int, queries: int, window: int) -> Any:
     def kernel(
         index_ref: Any,
         tables_ref: Any,
@@ -102,8 +124,11 @@ def _kernel(block_pages: int, parts: int, queries: int) -> Any:
         width = block_pages * page_size
         index, q_QE, positions_Q = index_ref[0], q_ref[row, head, mine], positions_ref[row, mine]
         last = jnp.max(positions_Q)
-        count = (last + width) // width
-        each = (count + parts - 1) // parts
+        count, begin, before = (last + width) // width, 0, -1
+        if window:  # before that of the first query nothing is seen
+            before = jnp.min(jnp.where(positions_Q < 0, last, positions_Q)) - window
+            begin = jnp.maximum(before + 1, 0) // width
+        each = (count - begin + parts - 1) // parts
 
         def read(ref: Any, pages: Array) -> Array:
             return ref[index, pages, :, pl.ds(head * e, e)].reshape(width, e)
@@ -114,8 +139,11 @@ def _kernel(block_pages: int, parts: int, queries: int) -> Any:
             order_W = block * width + jnp.arange(width, dtype=jnp.int32)
             # A page's earlier owner may have left infinities, and zero times infinity is not zero.
             values_WE = read(values_ref, pages)
-            values_WE = jnp.where((order_W <= last)[:, None], values_WE, jnp.zeros_like(values_WE))
-            is_seen_QW = order_W[None] <= positions_Q[:, None]
+            is_there_W, is_seen_QW = order_W <= last, order_W[None] <= positions_Q[:, None]
+            if window:
+                is_there_W &= order_W > before
+                is_seen_QW &= order_W[None] > positions_Q[:, None] - window
+            values_WE = jnp.where(is_there_W[:, None], values_WE, jnp.zeros_like(values_WE))
             scores_QW = _dot(q_QE, read(keys_ref, pages), transposed=True) * e**-0.5
             scores_QW = jnp.where(is_seen_QW, scores_QW, LOWEST)
             new_Q = jnp.maximum(highest_Q, jnp.max(scores_QW, axis=1))
@@ -127,8 +155,8 @@ def _kernel(block_pages: int, parts: int, queries: int) -> Any:
 
         nothing_Q = jnp.zeros((queries,), jnp.float32)
         start = (nothing_Q + LOWEST, nothing_Q, jnp.zeros((queries, e), jnp.float32))
-        end = jnp.minimum(count, (part + 1) * each)
-        highest_Q, total_Q, sum_QE = lax.fori_loop(part * each, end, add, start)
+        first = begin + part * each
+        highest_Q, total_Q, sum_QE = lax.fori_loop(first, jnp.minimum(count, first + each), add, start)
         highest_ref[part, row, head, mine] = highest_Q
         total_ref[part, row, head, mine] = total_Q
         sum_ref[part, row, head, mine] = sum_QE

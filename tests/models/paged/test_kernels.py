@@ -5,6 +5,7 @@ They run as plain XLA programs here; worker/paged_self_test.py asks the same of 
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -27,18 +28,20 @@ def kernel(request, monkeypatch):
     monkeypatch.setattr(
         paged_self_test,
         "implementation",
-        lambda name, device: before(name, device) if name == "reference" else alone(name),
+        lambda name, device, **sight: (
+            before(name, device, **sight) if name == "reference" else alone(name, sight)
+        ),
     )
     return request.param
 
 
-def alone(name):
+def alone(name, sight):
     """A kernel outside shard_map, in which kernels cannot be interpreted."""
 
     @jax.jit
     def attend(q, keys, values, tables, positions):
         index = jnp.int32(paged_self_test.LAYER)
-        return paged_attention(name, q, (keys, values), index, tables, positions)
+        return paged_attention(name, q, (keys, values), index, tables, positions, **sight)
 
     return attend
 
@@ -47,12 +50,18 @@ def test_a_kernel_passes_its_self_test(kernel):
     assert paged_self_test.problem_of(kernel, SIZES) is None
 
 
+def test_it_passes_with_windows_and_sinks(kernel):
+    """The window is shorter than a block, and what stands before it may be anything."""
+    with_sight = msgspec.structs.replace(SIZES, windows=(25,), has_sinks=True)
+    assert paged_self_test.problem_of(kernel, with_sight) is None
+
+
 @pytest.mark.parametrize("kernel", ["triton"], indirect=True)
 def test_the_self_test_finds_what_a_kernel_reads_behind_the_last_token(kernel, monkeypatch):
     shown = paged_self_test.inputs
 
-    def one_further(sizes, tokens):
-        q, pools, tables, positions = shown(sizes, tokens)
+    def one_further(sizes, *how):
+        q, pools, tables, positions = shown(sizes, *how)
         return q, pools, tables, np.where(positions < 0, positions, positions + 1)
 
     monkeypatch.setattr(paged_self_test, "inputs", one_further)
