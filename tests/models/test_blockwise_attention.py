@@ -15,6 +15,8 @@ from spmd_tx.models.families.rope import read_rope
 from spmd_tx.models.rope import rotate
 from tests.golden.parts import PARTS, SINKS, TOKENS
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 HEADS, KV_HEADS, WIDTH, ROWS = 4, 2, 8, 2
 
 

@@ -10,6 +10,8 @@ import pytest
 from spmd_tx.models import head, sampling
 from spmd_tx.sharding.mesh import TP, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
 @pytest.mark.parametrize("count", [1, 3, 5, 16])

@@ -10,6 +10,8 @@ import pytest
 from spmd_tx.models.page_loop import attend_pages, attend_row_by_row
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 PAGES, PAGE_SIZE, HEADS, GROUP, WIDTH, LAYER = 80, 4, 2, 2, 8, 1
 POSITIONS = np.array([0, 3, 40, 77], np.int32)  # blocks of 8 pages have 32 tokens
 TABLE = 20

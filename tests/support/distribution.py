@@ -25,6 +25,11 @@ TOGETHER = {
         "tests/sdk/test_stable_reinforce.py",
         "tests/sdk/test_training.py",
     ),
+    "bystander": (
+        "tests/fuzz/test_behind_the_door.py",
+        "tests/fuzz/test_mutants.py",
+        "tests/fuzz/test_requests_met_before.py",
+    ),
     "tiny engine": (
         "tests/models/test_against_reference.py",
         "tests/models/test_losses_against_reference.py",
@@ -36,6 +41,7 @@ TOGETHER = {
         "tests/worker/steps/test_remat.py",
         "tests/worker/steps/test_sample.py",
         "tests/worker/steps/test_swap.py",
+        "tests/worker/test_split.py",
     ),
 }
 GROUP_OF = {file: name for name, files in TOGETHER.items() for file in files}

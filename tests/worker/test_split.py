@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.tiny_engine import deal, named_factors, random_adapters, random_datum, slot_of, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SLOT = 2
 TOLERANCE = 2e-6  # relative to the largest entry of a factor's gradient
 

@@ -14,6 +14,8 @@ from spmd_tx.models.paged.attention import candidates, paged_attention
 from spmd_tx.worker import paged_self_test
 from spmd_tx.worker.self_test import Sizes
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 KERNELS = {"mosaic": mosaic, "triton": triton}
 SIZES = Sizes([], heads=4, kv_heads=2, head_dim=16, page_size=16)
 
