@@ -69,6 +69,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 0
 
+    open_uploads: Annotated[
+        int, Meta(ge=1, description="Uploads of weights of one owner that were begun and are not finished.")
+    ] = 16
+
     polls: Annotated[
         int, Meta(ge=1, description="Requests of one owner that wait for results at a time; others get 429.")
     ] = 4096

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.import_weights import import_weights
 from spmd_tx.cli.keys import keys
 from spmd_tx.cli.options import DEFAULTS, HELP, DatabaseUrl, DataDir, read_limits, server_options
 from spmd_tx.cli.plan import plan
@@ -49,6 +50,7 @@ def serve(**options: Any) -> None:
 serve.__signature__ = server_options()  # pyright: ignore[reportFunctionMemberAccess]
 app.command()(serve)
 app.command()(plan)
+app.command("import")(import_weights)
 
 
 @app.command()

@@ -237,6 +237,10 @@ def checkpoints(flow: Flow) -> list[str]:
     """List, then delete one."""
     run_id = flow.trainer.model_id
     listed = sorted(each.checkpoint_id for each in done(flow.rest.list_checkpoints(run_id)).checkpoints)
+    if hasattr(flow.rest, "search_checkpoints"):
+        found = done(flow.rest.search_checkpoints(checkpoint_type="training")).checkpoints
+        assert flow.state_path in [each.tinker_path for each in found]
+        assert {each.base_model for each in found} == {flow.base_model}
     done(flow.rest.delete_checkpoint(run_id, "weights/matrix"))
     left = [each.checkpoint_id for each in done(flow.rest.list_checkpoints(run_id)).checkpoints]
     assert left == ["sampler_weights/matrix"], left

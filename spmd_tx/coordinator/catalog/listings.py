@@ -28,7 +28,7 @@ NEWEST_FIRST = (Checkpoint.created_at.desc(), Checkpoint.number.desc())
 
 AccessScope = Literal["owned", "accessible"]
 
-_TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
+TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 
 
 class Page(NamedTuple):
@@ -96,17 +96,17 @@ async def training_run(database: Database, model: Model) -> TrainingRun:
 
 async def run_checkpoints(database: Database, run_id: str, caller: Caller) -> CheckpointsResponse:
     seen = select(Checkpoint).where(
-        Checkpoint.run_id == run_id, is_seen(caller, Checkpoint.owner), _is_there()
+        Checkpoint.run_id == run_id, is_seen(caller, Checkpoint.owner), is_there()
     )
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(*NEWEST_FIRST))).all()
-    return CheckpointsResponse(_checkpoints(rows))
+    return CheckpointsResponse(on_the_wire(rows))
 
 
 async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Checkpoint]:
     """The caller's newest checkpoints that can be sampled now."""
     query = select(Checkpoint).where(
-        Checkpoint.kind == SAMPLER_WEIGHTS, _is_there(), is_seen(caller, Checkpoint.owner)
+        Checkpoint.kind == SAMPLER_WEIGHTS, is_there(), is_seen(caller, Checkpoint.owner)
     )
     async with database.reading() as db:
         return (await db.scalars(query.order_by(*NEWEST_FIRST).limit(MAX_PAGE))).all()
@@ -114,14 +114,14 @@ async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[Ch
 
 async def checkpoints(database: Database, page: Page, caller: Caller) -> CheckpointsResponse:
     offset, limit = page.clamped()
-    seen = select(Checkpoint).where(is_seen(caller, Checkpoint.owner), _is_there())
+    seen = select(Checkpoint).where(is_seen(caller, Checkpoint.owner), is_there())
     async with database.reading() as db:
         rows = (await db.scalars(seen.order_by(*NEWEST_FIRST).offset(offset).limit(limit))).all()
         total = await _count(db, seen)
-    return CheckpointsResponse(_checkpoints(rows), Cursor(offset, limit, total))
+    return CheckpointsResponse(on_the_wire(rows), Cursor(offset, limit, total))
 
 
-def _is_there() -> ColumnElement[bool]:
+def is_there() -> ColumnElement[bool]:
     """Whether a checkpoint has not expired; an expired one counts as gone even before it is deleted."""
     return or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > time.time())
 
@@ -150,7 +150,7 @@ async def _training_run(db: AsyncSession, model: Model) -> TrainingRun:
 async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> WireCheckpoint | None:
     query = (
         select(Checkpoint)
-        .where(Checkpoint.run_id == model.id, Checkpoint.kind == kind, _is_there())
+        .where(Checkpoint.run_id == model.id, Checkpoint.kind == kind, is_there())
         .order_by(*NEWEST_FIRST)
         .limit(1)
     )
@@ -158,20 +158,21 @@ async def _last_checkpoint(db: AsyncSession, model: Model, kind: str) -> WireChe
     return row and _checkpoint(row)
 
 
-def _checkpoints(rows: Sequence[Checkpoint]) -> list[WireCheckpoint]:
+def on_the_wire(rows: Sequence[Checkpoint]) -> list[WireCheckpoint]:
     return [_checkpoint(row) for row in rows]
 
 
 def _checkpoint(row: Checkpoint) -> WireCheckpoint:
     return WireCheckpoint(
         checkpoint_id=f"{row.kind}/{row.name}",
-        checkpoint_type=_TYPES[row.kind],
+        checkpoint_type=TYPES[row.kind],
         time=_rfc3339(row.created_at),
         tinker_path=row.tinker_path,
         size_bytes=row.size_bytes,
         public=row.is_public,
         user_metadata=as_texts(row.user_metadata),
         expires_at=None if row.expires_at is None else _rfc3339(row.expires_at),
+        base_model=row.base_model,
     )
 
 

@@ -42,6 +42,7 @@ class SaveOptions(NamedTuple):
     ttl_seconds: int | None = None  # None: for ever
     user_metadata: dict[str, Any] | None = None
     request_id: str | None = None  # of the request, which may overwrite its own checkpoint when it runs again
+    owner: str | None = None  # None: the owner of the model, whose rows are there
 
 
 class CheckpointCatalog:
@@ -81,7 +82,7 @@ class CheckpointCatalog:
                 f"checkpoint {path} exists; choose another name, or save with overwrite=True"
             )
         if self._most_bytes:
-            await self._check_quota(path)
+            await self._check_quota(options.owner or await self._owner(path.run_id), besides=path)
         self._discard_later(self._staged.get(path))
         staged = self._staged[path] = await self._do(self._store.stage, path)
         return staged
@@ -98,7 +99,8 @@ class CheckpointCatalog:
         is_new = await asyncio.to_thread(files.is_to_be_published, staged, options.request_id)
         if manifest is None or earlier is None or is_new:
             sizes = await asyncio.to_thread(files.sizes, staged)
-            manifest = self._manifest(path, adapter, options, sizes, await self._owner(path.run_id))
+            owner = options.owner or await self._owner(path.run_id)
+            manifest = self._manifest(path, adapter, options, sizes, owner)
             if earlier is not None and options.request_id is not None:
                 manifest = msgspec.structs.replace(manifest, is_public=earlier.is_public)
             await self._do(self._store.commit, path, staged, manifest)
@@ -140,12 +142,12 @@ class CheckpointCatalog:
         await self._list(target, manifest)
         self._staged.pop(target, None)
 
-    async def _check_quota(self, path: CheckpointPath) -> None:
+    async def _check_quota(self, owner: str, besides: CheckpointPath) -> None:
         """Raise InvalidRequest if the owner has too many bytes, not counting an overwritten checkpoint."""
-        owner, now = await self._owner(path.run_id), time.time()
+        now = time.time()
         is_there = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
         query = select(func.sum(Checkpoint.size_bytes)).where(
-            Checkpoint.owner == owner, is_there, not_(and_(*_is(path)))
+            Checkpoint.owner == owner, is_there, not_(and_(*_is(besides)))
         )
         async with self._database.reading() as db:
             total = int(await db.scalar(query) or 0)
@@ -282,6 +284,8 @@ class CheckpointCatalog:
             listed = {_path(row): row for row in (await db.scalars(select(Checkpoint))).all()}
             for path in listed.keys() - complete.keys():
                 await db.delete(listed[path])
+            for path in listed.keys() & complete.keys():
+                listed[path].base_model = complete[path].base_model
             db.add_all(_new_row(path, complete[path]) for path in complete.keys() - listed.keys())
 
     async def _delete(self, path: CheckpointPath) -> None:
@@ -359,4 +363,5 @@ def _new_row(path: CheckpointPath, manifest: Manifest) -> Checkpoint:
         expires_at=manifest.expires_at,
         owner=manifest.owner,
         is_public=manifest.is_public,
+        base_model=manifest.base_model,
     )

@@ -22,6 +22,7 @@ from spmd_tx.coordinator.http.tinker.models import ModelsController
 from spmd_tx.coordinator.http.tinker.sampling import SamplingController
 from spmd_tx.coordinator.http.tinker.sessions import SessionsController, TracesController
 from spmd_tx.coordinator.http.tinker.training import CustomLossesController, TrainingController
+from spmd_tx.coordinator.http.tinker.uploads import UploadsController
 from spmd_tx.coordinator.http.tinker.usage import UsageController
 
 
@@ -39,6 +40,7 @@ def make_app(services: Services) -> Litestar:
             SamplingController,
             CheckpointsController,
             DownloadsController,
+            UploadsController,
             FuturesController,
             HealthController,
             MetricsController,

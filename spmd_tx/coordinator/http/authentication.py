@@ -18,6 +18,7 @@ IS_READING = "is_reading"
 IS_UNMETERED = "is_unmetered"
 IS_SIGNED = "is_signed"
 IS_DROPPED = "is_dropped"
+IS_STREAMED = "is_streamed"
 HAS_PROMPTS = "has_prompts"
 HAS_BATCH = "has_batch"
 
@@ -27,6 +28,8 @@ UNMETERED: dict[str, Any] = {IS_UNMETERED: True}  # the SDK sends it whatever it
 SIGNED: dict[str, Any] = {IS_SIGNED: True}  # needs a signature in the URL instead of a key (signed_urls.py)
 SDK_READS: dict[str, Any] = READS | UNMETERED
 DROPS: dict[str, Any] = SDK_READS | {IS_DROPPED: True}  # its body is dropped as it arrives
+# Its body goes to disk as it arrives; the route bounds it.
+STREAMED: dict[str, Any] = {IS_STREAMED: True}
 PROMPTS: dict[str, Any] = {HAS_PROMPTS: True}  # its body may be as large as prompts
 BATCH: dict[str, Any] = {HAS_BATCH: True}  # its body may be as large as any
 
@@ -45,7 +48,8 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
         raise InvalidRequest("the address holds the character NUL, which no name has; leave it out")
     services: Services = connection.app.state.services
     if services.keyring.is_open:
-        cross_site.keep_out(connection.headers, services.config)
+        is_signed_file = IS_SIGNED in route.opt and IS_STREAMED in route.opt
+        cross_site.keep_out(connection.headers, services.config, is_signed_file=is_signed_file)
     if IS_SIGNED in route.opt:
         reader = services.signed_urls.caller(connection.scope["path"], connection.query_params)
         services.keyring.vouch(reader)

@@ -1,6 +1,7 @@
 """Limits request bodies: their size, how slowly they may arrive, and how much memory all of them hold."""
 
 import asyncio
+import math
 from typing import cast
 
 from litestar.types import (
@@ -13,7 +14,13 @@ from litestar.types import (
     WebSocketReceiveMessage,
 )
 
-from spmd_tx.coordinator.http.authentication import HAS_BATCH, HAS_PROMPTS, IS_DROPPED, IS_READING
+from spmd_tx.coordinator.http.authentication import (
+    HAS_BATCH,
+    HAS_PROMPTS,
+    IS_DROPPED,
+    IS_READING,
+    IS_STREAMED,
+)
 from spmd_tx.coordinator.http.body_room import BodyRoom, Place
 from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
 from spmd_tx.coordinator.http.services import Services
@@ -55,7 +62,8 @@ class _Body:
         self._receive = receive
         self._services: Services = scope["litestar_app"].state.services
         self._bounds = self._services.config.bounds
-        self._most = MAX_BODY_BYTES  # bytes
+        self._most: float = MAX_BODY_BYTES  # bytes
+        self._is_streamed = False
         self._weight = 1
         self._room: BodyRoom | None = None
         self._place: Place | None = None
@@ -99,6 +107,9 @@ class _Body:
     def _begin(self) -> None:
         """Read from the headers how large the body may be, and choose its room."""
         headers, opt = self._headers, self._scope["route_handler"].opt
+        if IS_STREAMED in opt:
+            self._is_streamed, self._most = True, math.inf
+            return
         if IS_READING in opt:
             self._most = self._bounds.reading_body_bytes
         elif HAS_PROMPTS in opt:
@@ -106,7 +117,7 @@ class _Body:
         elif HAS_BATCH not in opt:
             self._most = self._bounds.plain_body_bytes
         length = headers.get(b"content-length", b"")
-        size = int(length) if length.isdigit() else self._most
+        size = int(length) if length.isdigit() else int(self._most)
         if size > self._most:
             raise self._too_large()
         if size <= SMALL_BYTES or IS_DROPPED in opt:
@@ -121,8 +132,10 @@ class _Body:
         """Return when the next part of the body must have arrived."""
         bounds = self._bounds
         began_at += self._waited
-        deadline = min(now + bounds.body_piece_seconds, began_at + bounds.body_seconds)
-        if self._place is None:
+        deadline = now + bounds.body_piece_seconds
+        if not self._is_streamed:
+            deadline = min(deadline, began_at + bounds.body_seconds)
+        if self._place is None and not self._is_streamed:
             return deadline
         in_time = max(bounds.body_grace_seconds, self._received / bounds.body_bytes_per_second)
         return min(deadline, began_at + in_time)  # a slower body would keep room from others
@@ -158,7 +171,7 @@ class _Body:
         )
 
     def _too_large(self) -> BodyTooLarge:
-        what = f"the body is larger than {self._most >> 10} KiB"
+        what = f"the body is larger than {int(self._most) >> 10} KiB"
         is_of_data = self._most == MAX_BODY_BYTES
         return BodyTooLarge(f"{what}; send fewer datums per request" if is_of_data else what)
 

@@ -1,29 +1,24 @@
 """Copies checkpoints, each into a training run of its own, which cannot be trained."""
 
 import asyncio
-import time
 import uuid
 from contextlib import suppress
 from hashlib import blake2b
 from weakref import WeakValueDictionary
 
 import msgspec
-from sqlalchemy import Executable, insert
 
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.closed_runs import new_model, new_session
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed
-from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.storage.tables import Model, Session
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import CopyWeightsRequest
 from spmd_tx.errors import InvalidRequest, NotFound
-
-ENDED_BECAUSE = "it only holds a copy of a checkpoint"
 
 
 class CheckpointCopies:
@@ -72,9 +67,9 @@ class CheckpointCopies:
                     f"model_seq_id {number} of session {session_id!r} is already in use; send the next one"
                 )
             return
-        rows = [_new_model(run_id, source, manifest)]
+        rows = [new_model(run_id, str(source), manifest.base_model, manifest.adapter)]
         if request.session_id is None:
-            rows.insert(0, _new_session(session_id, request.destination_project_id, own.caller.owner))
+            rows.insert(0, new_session(session_id, request.destination_project_id, own.caller.owner))
         payload = msgspec.json.encode(msgspec.structs.replace(request, weights_access_token=None))
         refused = Failed(cannot_be_trained(run_id, str(source)), "user")
         await self._queue.submit("copy_weights", run_id, 0, session_id, payload, also=rows, refused=refused)
@@ -98,28 +93,3 @@ async def _place(request: CopyWeightsRequest, key: str | None, own: Access) -> t
         request.ttl_seconds,
     ]
     return str(uuid.UUID(bytes=blake2b(msgspec.json.encode(named), digest_size=16).digest(), version=4)), 0
-
-
-def _new_session(session_id: str, project_id: str | None, owner: str) -> Executable:
-    """The session ends at once, since nobody sends its heartbeats."""
-    now = clock.now()
-    return insert(Session).values(
-        id=session_id,
-        created_at=now,
-        ended_at=now,
-        ended_because=ENDED_BECAUSE,
-        tags=[],
-        project_id=project_id,
-        owner=owner,
-    )
-
-
-def _new_model(run_id: str, source: CheckpointPath, manifest: Manifest) -> Executable:
-    return insert(Model).values(
-        id=run_id,
-        session_id=run_id.rpartition(":train:")[0],
-        base_model=manifest.base_model,
-        created_at=time.time(),
-        copied_from=str(source),
-        **msgspec.to_builtins(manifest.adapter),
-    )

@@ -20,8 +20,11 @@ FORMS = ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded
 PORT = re.compile(r":[0-9]*$")
 
 
-def keep_out(headers: Headers, config: ServerConfig) -> None:
-    """Raise Forbidden for another site's name or page, and UnsupportedBody for what forms send."""
+def keep_out(headers: Headers, config: ServerConfig, *, is_signed_file: bool = False) -> None:
+    """Raise Forbidden for another site's name or page, and UnsupportedBody for what forms send.
+
+    A file may have any type where the URL is signed, which no page can know.
+    """
     host, origin = headers.get("host", ""), headers.get("origin")
     if not _is_own(host, config.host):
         raise Forbidden(
@@ -30,6 +33,8 @@ def keep_out(headers: Headers, config: ServerConfig) -> None:
         )
     if origin is not None and not _is_own(origin.partition("://")[2], config.host):
         raise Forbidden(f"this server has no API keys, and takes no requests from pages of {origin!r}")
+    if is_signed_file:
+        return
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in FORMS or (not kind and origin is not None and headers.get("content-length", "0") != "0"):
         raise UnsupportedBody(

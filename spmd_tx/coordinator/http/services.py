@@ -20,6 +20,7 @@ from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
@@ -102,6 +103,7 @@ class Services:
     catalog: Catalog
     checkpoints: CheckpointCatalog
     copies: CheckpointCopies
+    uploads: CheckpointUploads
     queue: RequestQueue
     scheduler: RequestScheduler
     health: Health

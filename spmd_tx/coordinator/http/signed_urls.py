@@ -30,12 +30,16 @@ class SignedUrls:
         self._secret = secret
         self._clock = clock
 
-    def sign(self, base: str, path: str, owner: str, key_id: str | None) -> str:
+    def sign(
+        self, base: str, path: str, owner: str, key_id: str | None, expires_at: float | None = None
+    ) -> str:
         """Sign an unquoted path and return its URL at a base URL.
 
-        ``key_id`` is the API key of the request; None on a server without keys.
+        ``key_id`` is the API key of the request; None on a server without keys. ``expires_at`` is in seconds
+        since the epoch; None: LIFETIME_SECONDS from now.
         """
-        expires, key = str(int(self._clock() + LIFETIME_SECONDS)), key_id or ""
+        expires = str(int(self._clock() + LIFETIME_SECONDS if expires_at is None else expires_at))
+        key = key_id or ""
         query = {"expires": expires, "owner": owner, "key": key}
         query["signature"] = self._signature(path, *query.values())
         return f"{base.rstrip('/')}{quote(path)}?{urlencode(query)}"

@@ -27,6 +27,7 @@ Kind = Literal[
     "save_weights_for_sampler",
     "save_weights_external",
     "copy_weights",
+    "upload_weights",
     "sample",
     "create_custom_loss",
 ]

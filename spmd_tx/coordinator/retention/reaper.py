@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size, show_size
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.checkpoints import uploads
 from spmd_tx.coordinator.requests import traces
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY, folder_of
@@ -127,6 +128,8 @@ class Reaper:
             if dry_run:
                 await savepoint.rollback()
         doomed.append(await asyncio.to_thread(self._compilation_cache))
+        unfinished = await asyncio.to_thread(uploads.expired, self._data_dir, now)
+        doomed.append(_Doomed("uploads that were not finished", unfinished))
         doomed.append(_Doomed("traces", await asyncio.to_thread(traces.old_files, self._data_dir, now)))
         old = ["scratch", "idle_adapters"] if at_rest else ["scratch"]
         doomed.append(_Doomed("old folders", [path for name in old for path in self._data_dir.glob(name)]))

@@ -18,8 +18,10 @@ from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_chec
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
+from spmd_tx.coordinator.checkpoints.uploads import Uploads
 from spmd_tx.coordinator.http.body_room import make_rooms
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
+from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
@@ -207,6 +209,13 @@ async def open_services(
         catalog=stores.catalog,
         checkpoints=stores.checkpoints,
         copies=CheckpointCopies(stores.checkpoints, queue),
+        uploads=CheckpointUploads(
+            Uploads(config.data_dir, config.bounds.open_uploads),
+            stores.checkpoints,
+            queue,
+            model.config,
+            config.model_name,
+        ),
         queue=queue,
         scheduler=scheduler,
         health=health,

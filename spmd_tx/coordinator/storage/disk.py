@@ -23,6 +23,7 @@ KINDS = (
     "payloads",
     "snapshots",
     "checkpoints",
+    "uploads",
     "versions",
     "routing",
     "stability",

@@ -54,7 +54,9 @@ class Model(Base):
     train_unembed: Mapped[bool]
     user_metadata: Mapped[dict[str, Any] | None]
     created_at: Mapped[float] = mapped_column(index=True)
-    copied_from: Mapped[str | None]  # tinker:// path; it only holds the copy, and cannot be trained
+    copied_from: Mapped[
+        str | None
+    ]  # tinker:// path, or "an upload"; it only holds the copy, and cannot be trained
 
     @property
     def adapter(self) -> AdapterSpec:
@@ -93,6 +95,7 @@ class Checkpoint(Base):
     created_at: Mapped[float] = mapped_column(index=True)
     expires_at: Mapped[float | None] = mapped_column(index=True)
     owner: Mapped[str] = mapped_column(index=True, default=LOCAL_OWNER, server_default=LOCAL_OWNER)
+    base_model: Mapped[str | None]  # null: not yet taken from the folder
 
     @property
     def tinker_path(self) -> str:

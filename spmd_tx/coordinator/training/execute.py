@@ -149,7 +149,7 @@ class Training:
                 return self._optim_step(model, read_body(body, training.OptimStepRequest))
             case "save_weights" | "save_weights_for_sampler" | "save_weights_external":
                 return await self._save(model, request, body)
-            case "sample" | "copy_weights" | "create_custom_loss":
+            case "sample" | "copy_weights" | "upload_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
     async def _loss(self, model: TrainedModel, sent: ForwardBackwardRequest, layout: str | None) -> Begun:

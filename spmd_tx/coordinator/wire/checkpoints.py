@@ -1,10 +1,13 @@
 """The JSON of checkpoints and training runs: listings, exports, copies and downloads."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from spmd_tx.coordinator.wire.fields import Label, Number, TrainingNumber
+from spmd_tx.coordinator.wire.fields import Label, Number, Text, TrainingNumber
+from spmd_tx.coordinator.wire.moments import Moment
+from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, SearchOwner
+from spmd_tx.coordinator.wire.training import LoraConfig
 
 
 class SaveWeightsExternalRequest(msgspec.Struct, frozen=True):
@@ -40,6 +43,26 @@ class ExternalWeightsUrlsResponse(msgspec.Struct, frozen=True):
     expires: str  # RFC 3339
 
 
+class ExternalWeightsUploadStartRequest(msgspec.Struct, frozen=True):
+    base_model: str
+    lora_config: LoraConfig
+    destination_project_id: Label | None = None
+
+
+class ExternalWeightsUploadStartResponse(msgspec.Struct, frozen=True):
+    upload_id: str
+    urls: dict[str, str]  # by file, to be sent there with PUT
+    expires: str  # RFC 3339
+
+
+class ExternalWeightsUploadFinishRequest(msgspec.Struct, frozen=True):
+    upload_id: str
+
+
+class ExternalWeightsUploadFinishResponse(msgspec.Struct, frozen=True):
+    tinker_path: str
+
+
 class Cursor(msgspec.Struct, frozen=True):
     offset: int
     limit: int
@@ -55,6 +78,29 @@ class Checkpoint(msgspec.Struct, frozen=True):
     public: bool = False
     user_metadata: dict[str, Any] | None = None
     expires_at: str | None = None  # RFC 3339
+    base_model: str | None = None
+
+
+class CheckpointSearchCursor(msgspec.Struct, frozen=True):
+    """Names the last checkpoint of a page."""
+
+    last_created_at: Moment
+    last_checkpoint_uuid: Text
+
+
+class CheckpointSearchRequest(msgspec.Struct, frozen=True):
+    project_ids: list[Text] | None = None
+    user_metadata: dict[str, str] = {}  # all of them must be those of the checkpoint
+    checkpoint_type: Literal["training", "sampler", "external"] | None = None
+    owner: SearchOwner = OwnSearchOwner()
+    base_models: list[Text] | None = None  # an empty list matches nothing
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+    cursor: CheckpointSearchCursor | None = None
+
+
+class CheckpointSearchResponse(msgspec.Struct, frozen=True):
+    checkpoints: list[Checkpoint]
+    next_cursor: CheckpointSearchCursor | None = None
 
 
 class CheckpointsResponse(msgspec.Struct, frozen=True):

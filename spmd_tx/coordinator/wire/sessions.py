@@ -25,17 +25,20 @@ class ProgramsHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OwnSearchOwner(msgspec.Struct, frozen=True, tag="own"):
-    """Selects the caller's own sessions."""
+    """Selects the caller's own."""
 
 
 class AccessibleSearchOwner(msgspec.Struct, frozen=True, tag="accessible"):
-    """Selects all sessions that the caller may see."""
+    """Selects all that the caller may see."""
 
 
 class UserSearchOwner(msgspec.Struct, frozen=True, tag="user"):
-    """Selects the sessions of some owners, as far as the caller may see them."""
+    """Selects what belongs to some owners, as far as the caller may see it."""
 
     owner_urns: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=10)]
+
+
+SearchOwner = OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner
 
 
 class ActiveQuery(msgspec.Struct, frozen=True, tag="active"):
@@ -69,7 +72,7 @@ class SessionSearchRequest(msgspec.Struct, frozen=True):
     project_ids: list[Text] | None = None
     user_metadata: dict[str, str] = {}
     display_name: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None = None
-    owner: OwnSearchOwner | AccessibleSearchOwner | UserSearchOwner = OwnSearchOwner()
+    owner: SearchOwner = OwnSearchOwner()
     statuses: Annotated[list[StatusQuery], msgspec.Meta(min_length=1)] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
     cursor: SessionSearchCursor | None = None

@@ -19,6 +19,7 @@ class Ids:
     session: str
     request: str
     name: str = "ck"  # of its checkpoints
+    upload: str = "00000000-0000-4000-8000-000000000000"
 
     @property
     def model(self) -> str:
@@ -144,6 +145,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
             "model_seq_id": 11,
         },
     ],
+    ("POST", "/api/v1/external_weights_upload_finish"): [lambda ids, _: {"upload_id": ids.upload}],
     ("POST", "/api/v1/load_weights"): [
         lambda ids, own: {"model_id": ids.model, "seq_id": 16, "path": own.path("weights")},
         lambda ids, own: _load(ids, own.path("weights")),
@@ -198,6 +200,11 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("POST", "/api/v1/client/dynamic_config"): {"sdk_version": "0.38.0"},
     ("POST", "/api/v1/telemetry"): {"events": []},
     ("POST", "/api/v1/create_session"): {"tags": [], "sdk_version": "0.38.0"},
+    ("POST", "/api/v1/external_weights_upload_start"): {
+        "base_model": BASE_MODEL,
+        "lora_config": {"rank": 8},
+    },
+    ("POST", "/api/v1/checkpoints/search"): {"owner": {"type": "accessible"}},  # a listing, too
     ("POST", "/api/v1/sessions/search"): {"owner": {"type": "accessible"}},  # a listing, too
     ("GET", "/api/v1/get_server_capabilities"): None,
     ("GET", "/api/v1/auth/apikey/me"): None,
@@ -219,13 +226,13 @@ SIGNED = {
         "files/{run_id}/{kind}/{name}/{version}/{file}",
         "archives/{run_id}/{kind}/{name}/{version}",
     )
-} | {TRACE}
+} | {TRACE, ("PUT", "/api/v1/uploads/{upload_id}/{file}")}
 
 READING = {
     ("POST", f"/api/v1/{name}")
     for name in (
         "client/config client/dynamic_config telemetry get_info weights_info retrieve_future "
-        "retrieve_futures sessions/search"
+        "retrieve_futures sessions/search checkpoints/search"
     ).split()
 }
 
@@ -250,6 +257,7 @@ async def send(
         name=ids.name,
         version="v",
         file="f",
+        upload_id=ids.upload,
         path="openapi.json",
     )
     url = client.base_url.copy_with(raw_path=(filled + QUERIES.get(route, "")).encode())

@@ -53,7 +53,10 @@ async def set_up(client) -> Ids:
     sampler = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
     (await client.post("create_sampling_session", json=sampler)).raise_for_status()
     step = {"learning_rate": 1e-4}
-    return Ids(session, await result("optim_step", model_id=ids.model, seq_id=3, adam_params=step))
+    request = await result("optim_step", model_id=ids.model, seq_id=3, adam_params=step)
+    upload = {"base_model": BASE_MODEL, "lora_config": lora}
+    started = await client.post("external_weights_upload_start", json=upload)
+    return Ids(session, request, upload=started.raise_for_status().json()["upload_id"])
 
 
 @pytest.fixture
@@ -77,12 +80,14 @@ async def his(mallory) -> Ids:
 
 
 def nobodys() -> Ids:
-    return Ids(str(uuid.uuid4()), uuid.uuid4().hex)
+    return Ids(str(uuid.uuid4()), uuid.uuid4().hex, upload=str(uuid.uuid4()))
 
 
 def told(response, ids: Ids):
     """Status and body, whatever the ids are."""
-    text = response.text.replace(ids.session, "SESSION").replace(ids.request, "REQUEST")
+    text = response.text
+    for name in ("session", "request", "upload"):
+        text = text.replace(getattr(ids, name), name)
     return response.status_code, text, response.headers["content-type"]
 
 

@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.catalog import catalog, listings
+from spmd_tx.coordinator.catalog import catalog, checkpoint_search, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import READS
@@ -22,6 +22,8 @@ from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import (
+    CheckpointSearchRequest,
+    CheckpointSearchResponse,
     CheckpointsResponse,
     CopyWeightsRequest,
     CopyWeightsResponse,
@@ -134,6 +136,12 @@ class CheckpointsController(Controller):
         offset: FromQuery[int] = 0,
     ) -> CheckpointsResponse:
         return await listings.checkpoints(services.database, listings.Page(offset, limit), access.caller)
+
+    @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)
+    async def search(
+        self, data: JSONBody[CheckpointSearchRequest], services: Service, access: Accessible
+    ) -> CheckpointSearchResponse:
+        return await checkpoint_search.search(services.database, data, access.caller)
 
     @get("/training_runs/{run_id:str}/checkpoints")
     async def run_checkpoints(

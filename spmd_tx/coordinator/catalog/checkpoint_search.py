@@ -1,0 +1,112 @@
+"""Searches checkpoints, newest first, page by page. Reads only."""
+
+from collections.abc import AsyncIterator, Sequence
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.catalog import listings
+from spmd_tx.coordinator.catalog.session_search import ROUNDING_SECONDS, ROWS_AT_ONCE
+from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
+from spmd_tx.coordinator.wire.checkpoints import (
+    CheckpointSearchCursor,
+    CheckpointSearchRequest,
+    CheckpointSearchResponse,
+)
+from spmd_tx.coordinator.wire.moments import read_moment, write_moment
+from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, UserSearchOwner, as_texts
+from spmd_tx.errors import InvalidRequest, NotFound
+
+MOST_NUMBER = 2**31 - 1  # of the column
+
+
+async def search(
+    database: Database, request: CheckpointSearchRequest, caller: Caller
+) -> CheckpointSearchResponse:
+    """Find one page. Metadata is compared here, since databases differ in JSON.
+
+    Raises NotFound for a project without a session that the caller may see.
+    """
+    async with database.reading() as db:
+        await _check_projects(db, request.project_ids or [], caller)
+        found: list[Checkpoint] = []
+        async for row in _candidates(db, request, caller):
+            if request.user_metadata.items() <= (as_texts(row.user_metadata) or {}).items():
+                found.append(row)
+                if len(found) > request.limit:
+                    break
+    page = found[: request.limit]
+    last = page[-1] if len(found) > request.limit else None
+    return CheckpointSearchResponse(
+        listings.on_the_wire(page),
+        last and CheckpointSearchCursor(write_moment(last.created_at), str(UUID(int=last.number))),
+    )
+
+
+async def _check_projects(db: AsyncSession, project_ids: Sequence[str], caller: Caller) -> None:
+    wanted = select(Session.project_id).where(
+        is_seen(caller, Session.owner), Session.project_id.in_(project_ids)
+    )
+    missing = set(project_ids) - set(await db.scalars(wanted.distinct()))
+    if missing:
+        raise NotFound(
+            f"project {min(missing)!r} has no sessions that you may see; leave it out of project_ids"
+        )
+
+
+async def _candidates(
+    db: AsyncSession, request: CheckpointSearchRequest, caller: Caller
+) -> AsyncIterator[Checkpoint]:
+    """Yield the checkpoints that meet the conditions on columns, from the cursor on."""
+    query = select(Checkpoint).where(*_conditions(request, caller))
+    query = query.order_by(*listings.NEWEST_FIRST).limit(ROWS_AT_ONCE)
+    place = request.cursor and await _place(db, request.cursor)
+    while True:
+        rows = (await db.scalars(query if place is None else query.where(_is_behind(*place)))).all()
+        for row in rows:
+            yield row
+        if len(rows) < ROWS_AT_ONCE:
+            return
+        place = rows[-1].created_at, rows[-1].number
+
+
+def _is_behind(created_at: float, number: int) -> ColumnElement[bool]:
+    is_earlier = Checkpoint.created_at < created_at
+    return or_(is_earlier, and_(Checkpoint.created_at == created_at, Checkpoint.number < number))
+
+
+def _conditions(request: CheckpointSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
+    conditions = [is_seen(caller, Checkpoint.owner), listings.is_there()]
+    if isinstance(request.owner, OwnSearchOwner):
+        conditions.append(Checkpoint.owner == caller.owner)
+    elif isinstance(request.owner, UserSearchOwner):
+        conditions.append(Checkpoint.owner.in_(request.owner.owner_urns))
+    if request.checkpoint_type is not None:
+        kinds = [kind for kind, type in listings.TYPES.items() if type == request.checkpoint_type]
+        conditions.append(Checkpoint.kind.in_(kinds))
+    if request.base_models is not None:
+        conditions.append(Checkpoint.base_model.in_(request.base_models))
+    if request.project_ids is not None:
+        runs = select(Model.id).join(Session, Session.id == Model.session_id)
+        conditions.append(Checkpoint.run_id.in_(runs.where(Session.project_id.in_(request.project_ids))))
+    return conditions
+
+
+async def _place(db: AsyncSession, cursor: CheckpointSearchCursor) -> tuple[float, int]:
+    """Return where the last page ended: creation time, exact if the checkpoint is still there, and number."""
+    seconds = read_moment("cursor.last_created_at", cursor.last_created_at).timestamp()
+    try:
+        number = UUID(cursor.last_checkpoint_uuid).int
+    except ValueError:
+        number = MOST_NUMBER + 1
+    if number > MOST_NUMBER:
+        raise InvalidRequest(
+            f"cursor.last_checkpoint_uuid is {cursor.last_checkpoint_uuid!r}; send next_cursor as it came"
+        )
+    exact = await db.scalar(select(Checkpoint.created_at).where(Checkpoint.number == number))
+    if exact is not None and abs(exact - seconds) < ROUNDING_SECONDS:
+        seconds = exact
+    return seconds, number

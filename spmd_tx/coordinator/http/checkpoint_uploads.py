@@ -1,0 +1,171 @@
+"""Takes in weights that clients upload, each as a checkpoint in a training run of its own.
+
+The run follows from the upload's id, so that finishing again gives the same checkpoint.
+"""
+
+import asyncio
+import base64
+import hashlib
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
+from spmd_tx.coordinator.checkpoints import foreign_adapter
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
+from spmd_tx.coordinator.checkpoints.uploads import Part, Upload, Uploads, check_size
+from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.closed_runs import new_model, new_session
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.records import Failed
+from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
+from spmd_tx.errors import InvalidRequest, NotFound, RequestError, Unavailable
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol.commands import AdapterSpec
+
+NAME = "upload"  # of the checkpoint
+SOURCE = "an upload"
+PIECE_BYTES = 1 << 20  # written at once
+AT_ONCE = 2  # uploads that are checked; each takes the memory of a tensor, and the disk's time
+
+
+class Sent(NamedTuple):
+    """Says which bytes of a file a request sends, as far as its headers tell."""
+
+    start: int = 0
+    total: int | None = None  # bytes of the whole file; None: what comes is all
+    md5: str | None = None  # of the bytes that it sends, in Base64
+
+
+class CheckpointUploads:
+    """Begins uploads, receives their files and finishes them."""
+
+    def __init__(
+        self,
+        uploads: Uploads,
+        checkpoints: CheckpointCatalog,
+        queue: RequestQueue,
+        model: ModelConfig,
+        base_model: str,
+    ) -> None:
+        self._uploads = uploads
+        self._checkpoints = checkpoints
+        self._queue = queue
+        self._model = model
+        self._base_model = base_model
+        self._sending: set[tuple[str, str]] = set()  # upload and file
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by upload
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def begin(
+        self, owner: str, base_model: str, adapter: AdapterSpec, project_id: str | None
+    ) -> Upload:
+        """Raises InvalidRequest when the owner has too many open uploads."""
+
+        def begin() -> Upload:
+            most_bytes = foreign_adapter.most_bytes(adapter, self._model)
+            return self._uploads.begin(owner, base_model, adapter, project_id, most_bytes)
+
+        return await asyncio.to_thread(begin)
+
+    async def part(self, id: str, name: str) -> Part:
+        """Say how much of a file has arrived. Raises NotFound."""
+        return await asyncio.to_thread(lambda: self._uploads.part(self._uploads.find(id), name))
+
+    async def receive(self, id: str, name: str, sent: Sent, pieces: AsyncIterator[bytes]) -> Part:
+        """Write what a request sends of a file, as far as it comes; return how much has arrived by then.
+
+        Raises NotFound, BodyTooLarge, InvalidRequest for a wrong digest, and Unavailable while another
+        request sends the same file.
+        """
+        upload = await asyncio.to_thread(self._uploads.find, id)
+        if (id, name) in self._sending:
+            raise Unavailable(f"another request is sending {name} of upload {id}; send this one again later")
+        self._sending.add((id, name))
+        try:
+            part = await asyncio.to_thread(self._uploads.part, upload, name)
+            check_size(upload, name, sent.total or 0)
+            if sent.start > part.size or (part.is_whole and sent.start):
+                return part
+            return await self._write(upload, name, sent, pieces)
+        except FileNotFoundError:
+            raise NotFound(f"upload {id!r} has expired, or is finished; start a new one") from None
+        finally:
+            self._sending.discard((id, name))
+
+    async def _write(self, upload: Upload, name: str, sent: Sent, pieces: AsyncIterator[bytes]) -> Part:
+        file = await asyncio.to_thread(self._uploads.open, upload, name, sent.start)
+        digest, waiting = hashlib.md5(usedforsecurity=False), bytearray()
+
+        async def flush() -> None:
+            piece = bytes(waiting)
+            waiting.clear()
+            await asyncio.to_thread(self._uploads.write, upload, name, file, piece)
+
+        try:
+            async for piece in pieces:
+                waiting += piece
+                digest.update(piece)
+                if len(waiting) >= PIECE_BYTES:
+                    await flush()
+        finally:  # also if the client is gone: it can continue here
+            try:
+                await flush()
+                size = file.tell()
+            finally:
+                await asyncio.to_thread(file.close)
+        if sent.md5 is not None and base64.b64encode(digest.digest()).decode() != sent.md5:
+            (await asyncio.to_thread(self._uploads.open, upload, name, sent.start)).close()
+            raise InvalidRequest(
+                f"Content-MD5 of {name} is {sent.md5!r}, which its bytes do not have; send it again"
+            )
+        if sent.total is not None and size > sent.total:
+            raise InvalidRequest(f"{name} has {size} bytes by now, and Content-Range says {sent.total}")
+        is_whole = sent.total is None or size == sent.total
+        if is_whole:
+            await asyncio.to_thread(self._uploads.complete, upload, name)
+        return Part(size, is_whole)
+
+    async def finish(self, id: str, own: Access) -> CheckpointPath:
+        """Make the checkpoint. Raises NotFound, and InvalidRequest for files that were not announced so."""
+        target = CheckpointPath(model_id(id, 0), EXTERNAL_WEIGHTS, NAME)
+        async with self._locks.setdefault(id, asyncio.Lock()):
+            with suppress(NotFound):
+                await own.checkpoint(target)
+                return target
+            upload = await asyncio.to_thread(self._uploads.find, id)
+            if not own.caller.sees(upload.owner):
+                raise NotFound(f"upload {id!r} does not exist, or has expired; start a new one")
+            await asyncio.to_thread(self._uploads.check_whole, upload)
+            async with self._at_once:
+                await self._take_in(upload, target)
+            await asyncio.to_thread(self._uploads.forget, upload)
+        return target
+
+    async def _take_in(self, upload: Upload, target: CheckpointPath) -> None:
+        options = SaveOptions(owner=upload.owner)
+        staged = await self._checkpoints.begin(target, options)
+        folder, names = self._uploads.folder(upload.id), (self._base_model, upload.base_model)
+        try:
+            adapter = await asyncio.to_thread(
+                foreign_adapter.convert, folder, staged, upload.adapter, self._model, names
+            )
+        except (RequestError, OSError):
+            await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+            raise
+        await self._make_run(upload, target.run_id, adapter)
+        await self._checkpoints.complete(target, staged, adapter, options)
+
+    async def _make_run(self, upload: Upload, run_id: str, adapter: AdapterSpec) -> None:
+        """Create the run. Its request takes number 0 of the line, so it is created only once."""
+        rows = [
+            new_session(upload.id, upload.project_id, upload.owner),
+            new_model(run_id, SOURCE, self._base_model, adapter),
+        ]
+        payload = msgspec.json.encode({"upload_id": upload.id})
+        refused = Failed(cannot_be_trained(run_id, SOURCE), "user")
+        await self._queue.submit("upload_weights", run_id, 0, upload.id, payload, also=rows, refused=refused)

@@ -1,0 +1,116 @@
+"""Routes to upload weights: start, a signed URL for each file, and finish."""
+
+import re
+from datetime import UTC, datetime
+
+from litestar import Controller, Request, Response, post, put
+from litestar.enums import MediaType
+from litestar.params import FromPath, JSONBody
+from litestar.status_codes import HTTP_200_OK, HTTP_308_PERMANENT_REDIRECT
+
+from spmd_tx.coordinator.http.authentication import SIGNED, STREAMED
+from spmd_tx.coordinator.http.checkpoint_uploads import Sent
+from spmd_tx.coordinator.http.public_address import base_url
+from spmd_tx.coordinator.http.services import Accessible, Service, accepts_work
+from spmd_tx.coordinator.tenancy import audit
+from spmd_tx.coordinator.training import validation
+from spmd_tx.coordinator.wire.checkpoints import (
+    ExternalWeightsUploadFinishRequest,
+    ExternalWeightsUploadFinishResponse,
+    ExternalWeightsUploadStartRequest,
+    ExternalWeightsUploadStartResponse,
+)
+from spmd_tx.errors import InvalidRequest
+
+PREFIX = "/api/v1"
+FILE = "/uploads/{upload_id:str}/{file:str}"
+RANGE = re.compile(r"bytes (?:\*|(?P<first>\d{1,18})-(?P<last>\d{1,18}))/(?P<total>\d{1,18})")
+INCOMPLETE = HTTP_308_PERMANENT_REDIRECT  # as resumable uploads of Google's Cloud Storage use it
+
+
+class UploadsController(Controller):
+    path = PREFIX
+
+    @post("/external_weights_upload_start", status_code=HTTP_200_OK, guards=[accepts_work])
+    async def start(
+        self,
+        data: JSONBody[ExternalWeightsUploadStartRequest],
+        request: Request,
+        services: Service,
+        access: Accessible,
+    ) -> ExternalWeightsUploadStartResponse:
+        """Begin an upload. Its files are those that save_weights_external writes."""
+        services.names.need(data.base_model)
+        adapter = validation.check_lora(data.lora_config, None, services.limits)
+        await services.quotas.check_session(access.caller, len(data.destination_project_id or ""))
+        owner = access.caller.owner
+        upload = await services.uploads.begin(owner, data.base_model, adapter, data.destination_project_id)
+        base = base_url(request, services.config.trusted_proxies)
+        urls = {
+            file: services.signed_urls.sign(
+                base,
+                PREFIX + FILE.replace("{upload_id:str}", upload.id).replace("{file:str}", file),
+                owner,
+                access.caller.key_id,
+                upload.expires_at,
+            )
+            for file in upload.most_bytes
+        }
+        expires = datetime.fromtimestamp(upload.expires_at, UTC).isoformat()
+        return ExternalWeightsUploadStartResponse(upload.id, urls, expires)
+
+    @put(
+        FILE,
+        status_code=HTTP_200_OK,
+        guards=[accepts_work],
+        opt=SIGNED | STREAMED,
+        request_max_body_size=None,  # the upload knows how large the file can be
+    )
+    async def file(
+        self, upload_id: FromPath[str], file: FromPath[str], request: Request, services: Service
+    ) -> Response[bytes]:
+        """Receive a file, or a part of it with Content-Range; tell how much has arrived."""
+        sent = _sent(dict(request.headers))
+        if sent is None:
+            part = await services.uploads.part(upload_id, file)
+        else:
+            part = await services.uploads.receive(upload_id, file, sent, request.stream())
+        if part.is_whole:
+            return Response(b"", media_type=MediaType.TEXT)
+        headers = {"Range": f"bytes=0-{part.size - 1}"} if part.size else {}
+        return Response(b"", status_code=INCOMPLETE, headers=headers, media_type=MediaType.TEXT)
+
+    @post("/external_weights_upload_finish", status_code=HTTP_200_OK, guards=[accepts_work])
+    async def finish(
+        self, data: JSONBody[ExternalWeightsUploadFinishRequest], services: Service, access: Accessible
+    ) -> ExternalWeightsUploadFinishResponse:
+        """Check the files, and make a checkpoint of them. Repeated, it returns the same checkpoint."""
+        path = await services.uploads.finish(data.upload_id, access)
+        details = {"tinker_path": str(path)}
+        event = audit.AuditEvent("checkpoint_uploaded", access.caller, access.caller.owner, details)
+        await audit.note(services.database, event)
+        return ExternalWeightsUploadFinishResponse(str(path))
+
+
+def _sent(headers: dict[str, str]) -> Sent | None:
+    """Read what a request sends; None: nothing, it asks how much has arrived. Raises InvalidRequest."""
+    if headers.get("content-encoding", "identity") != "identity":
+        raise InvalidRequest(f"Content-Encoding is {headers['content-encoding']!r}; leave it out")
+    length, md5 = headers.get("content-length", ""), headers.get("content-md5")
+    text = headers.get("content-range")
+    if text is None:
+        return Sent(total=int(length) if length.isdigit() else None, md5=md5)
+    found = RANGE.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(
+            f"Content-Range is {text!r}; send 'bytes FIRST-LAST/TOTAL', or 'bytes */TOTAL' to ask"
+        )
+    total = int(found["total"])
+    if found["first"] is None:
+        return None
+    first, last = int(found["first"]), int(found["last"])
+    if not first <= last < total:
+        raise InvalidRequest(f"Content-Range is {text!r}; it must be first <= last < total")
+    if length.isdigit() and int(length) != last - first + 1:
+        raise InvalidRequest(f"Content-Range is {text!r}, and Content-Length is {length}; they do not agree")
+    return Sent(first, total, md5)
