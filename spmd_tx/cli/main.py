@@ -16,6 +16,7 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.import_weights import import_weights
 from spmd_tx.cli.keys import keys
 from spmd_tx.cli.options import DEFAULTS, HELP, DatabaseUrl, DataDir, read_limits, server_options
+from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.config import ServerConfig
@@ -222,7 +223,10 @@ def main() -> None:
     private.hide_password()
     private.keep_files()
     try:
-        app()
+        arguments, notes = translated(sys.argv[1:])
+        for note in notes:
+            typer.echo(f"spmd-tx: {note}", err=True)
+        app(arguments)
     except StartError as error:
         typer.echo(f"spmd-tx: {error}", err=True)
         sys.exit(2)
