@@ -21,7 +21,7 @@ from spmd_tx.hlo.hints import costs
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LEAST_ROWS, MOST_ROWS = 16, 128  # of a program; more rows are limited by arithmetic
 COLUMNS = 64  # that a program computes
-DEPTH = 64  # columns of the input that it reads at once
+DEPTH_BYTES = 128  # of a row of the input that it reads at once, four times ahead: 96 KB for 128 rows
 LEAST_PART = 1024  # columns of the input: each part's sums are written, and read again to be added
 PROGRAMS = 128  # that occupy a GPU
 
@@ -41,7 +41,8 @@ def stack_product(
     (count, depth), width = x_BI.shape, w_LIO.shape[2]
     rows = max(LEAST_ROWS, 1 << (count - 1).bit_length())
     x_BI = jnp.pad(x_BI, ((0, rows - count), (0, 0)))
-    columns, step = min(COLUMNS, _power(width)), min(DEPTH, _power(depth))
+    columns = min(COLUMNS, _power(width))
+    step = min(DEPTH_BYTES // x_BI.dtype.itemsize, _power(depth))
     parts = _parts(depth, step, width // columns)
     dtype = x_BI.dtype if parts == 1 else jnp.float32
     precision = lax.Precision.HIGHEST if x_BI.dtype == jnp.float32 else None

@@ -23,8 +23,10 @@ def random_arrays(rows: int, depth: int, width: int, dtype: str, seed: int = 0):
     return jnp.asarray(x, dtype), jnp.asarray(w, dtype)
 
 
-@pytest.mark.parametrize("rows, depth, width", [(5, 256, 128), (16, 96, 48), (33, 192, 16)])
-@pytest.mark.parametrize("dtype, error", [("float32", 1e-4), ("bfloat16", 0.3)])
+@pytest.mark.parametrize(
+    "rows, depth, width, dtype, error",
+    [(5, 256, 128, "bfloat16", 0.3), (16, 96, 48, "float32", 1e-4), (33, 192, 16, "bfloat16", 0.3)],
+)
 def test_rows_are_multiplied_by_the_matrix_of_their_layer(rows, depth, width, dtype, error):
     x, w = random_arrays(rows, depth, width, dtype)
     others = w.at[0].set(jnp.nan).at[2].set(jnp.nan)
