@@ -58,8 +58,11 @@ class _Config(msgspec.Struct):
 def most_bytes(adapter: AdapterSpec, model: ModelConfig) -> dict[str, int]:
     """Return how many bytes each file of an adapter can have."""
     sizes = [math.prod(shape) for module in modules(adapter, model) for shape in (module.a, module.b)]
-    header = SPARE_HEADER_BYTES + HEADER_BYTES_PER_TENSOR * len(sizes)
-    return {CONFIG_FILE: MOST_CONFIG_BYTES, WEIGHTS_FILE: header + 4 * sum(sizes)}
+    return {CONFIG_FILE: MOST_CONFIG_BYTES, WEIGHTS_FILE: _most_of_header(len(sizes)) + 4 * sum(sizes)}
+
+
+def _most_of_header(tensors: int) -> int:
+    return SPARE_HEADER_BYTES + HEADER_BYTES_PER_TENSOR * tensors
 
 
 def convert(
@@ -74,6 +77,7 @@ def convert(
     adapter = _read_config(folder / CONFIG_FILE, announced, base_models)
     wanted = {module.name: module for module in modules(adapter, model)}
     shapes = {name: shape for module in wanted.values() for name, shape in module.shapes.items()}
+    _check_header_size(folder / WEIGHTS_FILE, _most_of_header(len(shapes)))
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="np") as tensors:
             names = list(tensors.keys())
@@ -132,6 +136,17 @@ def _read_config(path: Path, announced: AdapterSpec, base_models: Sequence[str])
 
 def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].partition(":")[0].casefold()
+
+
+def _check_header_size(path: Path, most: int) -> None:
+    """Raise InvalidRequest for a header that takes far more memory to read than those of such adapters."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > most:
+        raise InvalidRequest(
+            f"{path.name} is not a safetensors file, or is damaged: its header has {size} bytes, and that of "
+            f"such an adapter has at most {most}"
+        )
 
 
 def _check_names(

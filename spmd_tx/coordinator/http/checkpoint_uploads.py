@@ -22,6 +22,7 @@ from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.closed_runs import new_model, new_session
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound, RequestError, Unavailable
 from spmd_tx.models.config import ModelConfig
@@ -49,12 +50,14 @@ class CheckpointUploads:
         uploads: Uploads,
         checkpoints: CheckpointCatalog,
         queue: RequestQueue,
+        storage: DiskGuard,
         model: ModelConfig,
         base_model: str,
     ) -> None:
         self._uploads = uploads
         self._checkpoints = checkpoints
         self._queue = queue
+        self._storage = storage
         self._model = model
         self._base_model = base_model
         self._sending: set[tuple[str, str]] = set()  # upload and file
@@ -80,7 +83,7 @@ class CheckpointUploads:
         """Write what a request sends of a file, as far as it comes; return how much has arrived by then.
 
         Raises NotFound, BodyTooLarge, InvalidRequest for a wrong digest, and Unavailable while another
-        request sends the same file.
+        request sends the same file; OSError while the disk is too full.
         """
         upload = await asyncio.to_thread(self._uploads.find, id)
         if (id, name) in self._sending:
@@ -104,6 +107,7 @@ class CheckpointUploads:
         async def flush() -> None:
             piece = bytes(waiting)
             waiting.clear()
+            self._storage.require_space()
             await asyncio.to_thread(self._uploads.write, upload, name, file, piece)
 
         try:

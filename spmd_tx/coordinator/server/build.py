@@ -213,6 +213,7 @@ async def open_services(
             Uploads(config.data_dir, config.bounds.open_uploads),
             stores.checkpoints,
             queue,
+            stores.disk,
             model.config,
             config.model_name,
         ),

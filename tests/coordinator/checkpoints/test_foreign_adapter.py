@@ -147,3 +147,11 @@ def test_a_file_that_was_cut_is_refused(tmp_path, folder, cut):
     (folder / WEIGHTS_FILE).write_bytes(content[:cut])
     with pytest.raises(InvalidRequest, match="is not a safetensors file, or is damaged"):
         convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])
+
+
+def test_a_header_that_would_take_much_memory_is_not_read(tmp_path, folder):
+    names = {f"t{number}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(30_000)}
+    header = json.dumps(names).encode()
+    (folder / WEIGHTS_FILE).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(InvalidRequest, match=rf"its header has {len(header)} bytes"):
+        convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])

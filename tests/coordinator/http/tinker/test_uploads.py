@@ -260,3 +260,11 @@ async def test_weights_from_outside_have_no_optimizer_to_load(api, upload, folde
     answer = await api.post("load_weights", json={**load(session_id, path), "optimizer": True})
     assert answer.status_code == 400
     assert "has no optimizer state" in answer.json()["detail"]
+
+
+async def test_a_file_stops_where_the_disk_is_too_full_and_goes_on_later(api, upload, folder, services):
+    url, content = upload["urls"][WEIGHTS_FILE], (folder / WEIGHTS_FILE).read_bytes()
+    services.storage._is_full = True
+    assert (await api.put(url, content=content)).status_code == 503
+    services.storage._is_full = False
+    assert (await api.put(url, content=content)).status_code == 200
