@@ -15,7 +15,7 @@ from spmd_tx.demo import tiny_model
 from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
 from tests.conformance.world import World
-from tests.sdk.conftest import SPEC
+from tests.sdk.conftest import SLOTS, SPEC
 from tests.sdk.server import BASE_MODEL, serving
 
 pytestmark = [
@@ -25,8 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::tinker.lib.experimental.ExperimentalWarning"),
 ]
 
-SLOTS = 96
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
@@ -35,7 +33,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     tokens = [
         asyncio.run(keys.in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")
     ]
-    with serving(model_dir, data_dir, max_lora_adapters=SLOTS, max_lora_rank=4) as server:
+    with serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server:  # the programs of tests/sdk
         server.wait_until_ready()
         world = World(server, model_dir, *tokens)
         yield world
@@ -60,9 +58,15 @@ def test_it_does_what_the_table_says(check: Check, world: World):
     check(world)
 
 
+OF_CLIENTS = [name for name, entry in CHECKS.items() if entry.group in TWICE]
+
+
 @pytest.mark.parametrize(
     "check",
-    [pytest.param(entry.check, id=name) for name, entry in CHECKS.items() if entry.group in TWICE],
+    [
+        pytest.param(CHECKS[name].check, id=name, marks=[pytest.mark.slow] if number % 3 else [])
+        for number, name in enumerate(OF_CLIENTS)
+    ],
 )
 def test_it_does_so_on_the_future_of_a_client(check: Check, world_of_futures: World):
     check(world_of_futures)

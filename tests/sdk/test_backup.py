@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tinker
 
 from tests.sdk.examples import SECONDS, batch, logprobs_of, train
@@ -46,6 +47,7 @@ def test_a_server_starts_on_the_backup_of_one_that_runs(model_dir, tmp_path):
         assert_is_there(server, path, expected)
 
 
+@pytest.mark.slow
 def test_a_server_starts_on_a_dump_of_postgresql_and_a_copy_of_the_files(model_dir, tmp_path, postgres):
     tools = Path(postgres.bin_path)
     postgres.psql("CREATE DATABASE backup_before;")
