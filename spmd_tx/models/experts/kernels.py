@@ -37,6 +37,10 @@ def _divisor(size: int, most: int, step: int) -> int:
     return next((part for part in range(most // step * step, 0, -step) if size % part == 0), size)
 
 
+def _is_power(size: int) -> bool:
+    return size & (size - 1) == 0
+
+
 def _result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
     """Declare a result that differs between the same devices as ``like`` does."""
     return jax.ShapeDtypeStruct(shape, like.dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
@@ -144,6 +148,8 @@ def triton(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, expert
     depth, width = x_NPI.shape[2], (arrays[0].shape[1] if transposed else w_XIO.shape[2])
     rows = x_PI.shape[0] // expert_M.shape[0]
     columns, step = min(OUTPUTS, width & -width), min(DEPTH, depth & -depth)  # powers of two
+    if isinstance(w_XIO, Packed) and not _is_power(w_XIO.encoding.group):
+        raise ValueError(f"groups of {w_XIO.encoding.group} inputs are not read by the kernel")
 
     def kernel(expert_ref: Any, x_ref: Any, *others: Any) -> None:
         *w_refs, y_ref = others

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 import msgspec
@@ -9,12 +10,15 @@ import numpy as np
 import pytest
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.config import configured
+from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.memory.plan import Memory, best_plan, report
-from spmd_tx.worker.memory.refusal import make_plan
+from spmd_tx.worker.memory.refusal import _remedies, make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
 from spmd_tx.worker.memory.steps import LEVELS
+from tests.support import encoded_models
 from tests.support.model_shapes import QWEN3_8B, QWEN3_30B_A3B
 from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
@@ -303,3 +307,39 @@ def test_a_little_more_free_memory_gives_the_same_pages_so_that_programs_are_fou
 def test_many_adapters_fit_where_layers_gather_theirs_one_after_the_other():
     h100 = gib(0.92 * 0.96 * 79.1)
     assert best_plan(sizes(mesh=(8, 1, 1), adapter_slots=64, bank_slots=66), h100) is not None
+
+
+GPT_OSS = {  # gpt-oss-20b
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+}
+
+
+def gpt_oss(**option) -> Sizes:
+    model = configured(replace(declare(encoded_models.MODELS["mxfp4"] | GPT_OSS), **option))
+    return sizes(model, adapter_slots=1, bank_slots=2, max_rank=16)
+
+
+def test_packed_experts_are_proposed_where_they_make_it_fit():
+    assert next(_remedies(gpt_oss(), partial(best_plan, memory=gib(40)))) == "--expert-weights packed"
+    packed = report(make_plan(gpt_oss(packs_experts=True), gib(40)))
+    assert packed.base_bytes < 0.35 * gpt_oss().whole_base
+    experts = 24 * 32 * 3 * 2880 * 2880
+    assert gpt_oss().whole_base - packed.base_bytes == experts * (2 - (4 + 8 / 32) / 8)
+
+
+def test_a_tpu_has_room_for_a_layer_that_is_decoded():
+    planned = [
+        best_plan(gpt_oss(packs_experts=True), replace(gib(60), tries_kernels=on_gpu))
+        for on_gpu in (True, False)
+    ]
+    on_gpu, on_tpu = (each.steps.decode(32, 8192) for each in planned if each is not None)
+    assert on_tpu - on_gpu == 32 * 3 * 2880 * 2880 * 2
