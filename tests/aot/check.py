@@ -25,9 +25,10 @@ FIGURES = (
 ROLES = (
     *("train", "prefill", "decode", "optim_step"),  # of usual sizes
     *("largest train", "largest prefill", "continued prefill", "widest decode"),  # that need most memory
-    *("short train", "copy_pages"),
+    *("short train", "copy_pages", "copy_states"),
 )
 LARGEST = {"train": "largest train", "prefill": "largest prefill", "decode": "widest decode"}
+BY_NAME = ("copy_pages", "copy_states", "continued prefill")  # with which names of programs begin
 USUAL_ADAPTERS = 8
 # The same source and versions give the same programs, but for the order in which XLA tries things.
 TOLERANCE = 1.01
@@ -173,9 +174,7 @@ def by_role(programs: Sequence[Any]) -> dict[str, Any]:
     main = [each for each in programs if each.is_main and not each.name.startswith("continued")]
     found = {each.wanted.kind: each for each in main if each.wanted.is_usual and each.wanted.kind in ROLES}
     for each in programs:
-        role = next(
-            (role for role in ("copy_pages", "continued prefill") if each.name.startswith(role)), None
-        )
+        role = next((role for role in BY_NAME if each.name.startswith(role)), None)
         found |= {role: each} if role else {}
     for kind, role in LARGEST.items():
         same = [each for each in main if each.wanted.kind == kind]

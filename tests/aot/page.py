@@ -21,40 +21,56 @@ HEADER = (
     *("model", "devices", "mesh (fsdp, ep, tp)", "program, per data shard"),
     *("TFLOP", "GB moved", "roofline, ms", "tokens/s at most"),
 )
+Line = list[str]  # its cells
 
 
-def lines(cases: Sequence[Case], found: dict[str, Reports]) -> list[list[str]]:
-    """Return the lines of the table, in the order of the cases."""
+def lines(cases: Sequence[Case], found: dict[str, Reports], before: Sequence[Line] = ()) -> list[Line]:
+    """Return the lines of the table, in the order of the cases. ``before`` are those that the page has."""
+    kept = {(*line[:3], line[3].split()[0]): line for line in before}
+    for case in cases:
+        for role in ROLES:
+            if case.name in found and role in found[case.name].programs:
+                kept[*_place(case), role] = _line(case, found[case.name].programs[role])
+    wanted = [(*_place(case), role) for case in cases for role in ROLES]
+    return [kept[place] for place in wanted if place in kept]
+
+
+def read_lines(text: str) -> list[Line]:
+    """Return the lines of the table of a page. Raises ValueError if it has none."""
+    _, begin, rest = text.partition(f"<!-- {MARK} -->")
+    if not begin:
+        raise ValueError(f"no part begins with <!-- {MARK} -->")
+    table = rest.partition(f"<!-- end of {MARK} -->")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    return [row for row in rows if len(row) == len(HEADER)][2:]
+
+
+def _place(case: Case) -> tuple[str, str, str]:
+    devices = case.devices if case.is_tpu else case.devices.replace("x", " x ", 1)
+    return case.model, devices, ", ".join(map(str, case.mesh))
+
+
+def _line(case: Case, program: ProgramReport) -> Line:
     return [
-        _line(case, found[case.name].programs[role])
-        for case in cases
-        for role in ROLES
-        if case.name in found and role in found[case.name].programs
-    ]
-
-
-def _line(case: Case, program: ProgramReport) -> list[str]:
-    return [
-        case.model,
-        case.devices.replace("x", " x ", 1) if not case.is_tpu else case.devices,
-        ", ".join(map(str, case.mesh)),
+        *_place(case),
         program.name,
-        f"{program.flops / 1e12:.3g}",
-        f"{program.bytes_moved / 1e9:.3g}",
-        f"{1e3 * program.roofline_seconds:.3g}",
+        _short(program.flops / 1e12),
+        _short(program.bytes_moved / 1e9),
+        _short(1e3 * program.roofline_seconds),
         f"{program.tokens_per_second:,.0f}",
     ]
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="what was given to check.py as --hlo")
     folder = parser.parse_args().folder
-    cases, found = read(FILE.read_text()), read_reports(folder)
-    missing = [case.name for case in cases if case.name not in found]
-    if missing:
-        parser.error(f"{folder} has nothing of {'; '.join(missing)}")
-    tables.publish(PAGE, MARK, tables.markdown(HEADER, lines(cases, found)))
+    table = lines(read(FILE.read_text()), read_reports(folder), read_lines(PAGE.read_text()))
+    tables.publish(PAGE, MARK, tables.markdown(HEADER, table))
     return 0
 
 

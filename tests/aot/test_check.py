@@ -100,6 +100,7 @@ def test_programs_have_roles_whatever_their_sizes():
         program("forward 4x2048", "forward", length=2048, is_usual=True),
         program("prefill 1x1024", "prefill", 20, is_usual=True),
         program("copy_pages 128", "prefill", is_main=False, is_usual=True),
+        program("copy_states 256", "prefill", is_main=False, is_usual=True),
         program("continued prefill 1x1024 after 8192", "prefill", 70),
         program("decode 128x2048 of 1", "decode", 5, is_usual=True),
         program("decode 128x8192 of 4", "decode", 9),
@@ -113,6 +114,7 @@ def test_programs_have_roles_whatever_their_sizes():
         "largest prefill": "prefill 1x1024",
         "continued prefill": "continued prefill 1x1024 after 8192",
         "copy_pages": "copy_pages 128",
+        "copy_states": "copy_states 256",
         "decode": "decode 128x2048 of 1",
         "widest decode": "decode 128x8192 of 4",
     }

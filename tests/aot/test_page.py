@@ -2,8 +2,9 @@
 
 from spmd_tx.worker.aot.report import ProgramReport
 from tests.aot.check import read
-from tests.aot.page import lines
+from tests.aot.page import HEADER, MARK, lines, read_lines
 from tests.aot.reports import Reports, read_reports, write_reports
+from tests.bench import tables
 
 NAME = "qwen3-8b 8xh100 8,1,1 8192"
 (CASE,) = read(f'["{NAME}"."train"]\nsorts = 0\n')
@@ -14,10 +15,10 @@ def program(name, **figures):
 
 
 def test_a_line_has_a_programs_figures():
-    figures = {"flops": 1.5e14, "bytes_moved": 7e11, "roofline_seconds": 0.5, "expected_seconds": 0.8}
+    figures = {"flops": 1.5e14, "bytes_moved": 1.7636e12, "roofline_seconds": 0.5, "expected_seconds": 0.8}
     found = Reports(case=NAME, programs={"train": program("train mlp 4x2048", tokens=65536, **figures)})
     assert lines([CASE], {NAME: found}) == [
-        ["qwen3-8b", "8 x h100", "8, 1, 1", "train mlp 4x2048", "150", "700", "500", "81,920"]
+        ["qwen3-8b", "8 x h100", "8, 1, 1", "train mlp 4x2048", "150", "1,764", "500", "81,920"]
     ]
 
 
@@ -33,3 +34,13 @@ def test_roles_that_are_not_compiled_again_are_kept(tmp_path):
     write_reports(folder, Reports(case=NAME, programs={"train": program("new")}))
     programs = read_reports(tmp_path)[NAME].programs
     assert {role: each.name for role, each in programs.items()} == {"train": "new", "decode": "kept"}
+
+
+def test_what_is_not_compiled_again_keeps_its_line():
+    old = ["qwen3-8b", "8 x h100", "8, 1, 1", "train full 4x2048", "1", "2", "3", "4"]
+    elsewhere = ["qwen3-8b", "8 x h100", "1, 1, 8", "train full 4x2048", "1", "2", "3", "4"]
+    page = f"<!-- {MARK} -->\n{tables.markdown(HEADER, [old, elsewhere])}\n<!-- end of {MARK} -->\n"
+    assert read_lines(page) == [old, elsewhere]
+    assert lines([CASE], {}, read_lines(page)) == [old]
+    found = Reports(case=NAME, programs={"train": program("train mlp 4x2048")})
+    assert [line[3] for line in lines([CASE], {NAME: found}, [old])] == ["train mlp 4x2048"]
