@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.config import ServerConfig
-from tests import write_options_page
+from tests import write_models_page, write_options_page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -20,6 +20,12 @@ named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_page_of_options_is_written_from_the_options():
     written = write_options_page.PAGE.read_text()
     assert written == write_options_page.page(), f"run: {write_options_page.COMMAND}"
+
+
+@pytest.mark.parametrize("table", ["families", pytest.param("devices", marks=pytest.mark.slow)])
+def test_the_page_of_models_has_the_tables_of_today(table):
+    written = write_models_page.PAGE.read_text()
+    assert written == write_models_page.page(table), f"run: {write_models_page.COMMAND} {table}"
 
 
 def test_every_option_is_on_its_page_with_its_default():

@@ -54,6 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1},
     },
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
+    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
     "glm4_moe": {
         **SIGMOID_ROUTER,
         "architectures": ["Glm4MoeForCausalLM"],
@@ -106,8 +107,7 @@ ALIASES = {
 
 def family_named(name: str) -> str:
     """Return the family that a user means: "Qwen3.5" is "qwen3_5". Raises StartError."""
-    known = {_letters(family): family for family in FAMILIES}
-    known |= {alias: family for alias, family in ALIASES.items() if family in FAMILIES}
+    known = {_letters(family): family for family in FAMILIES} | ALIASES
     found = known.get(_letters(name))
     if found is None:
         raise StartError(f"--family is {name!r}; families: {', '.join(FAMILIES)}")

@@ -71,7 +71,7 @@ def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     _write_json(path / "tokenizer_config.json", _tokenizer_config(spec))
-    _write_json(path / "config.json", _model_config(spec, ids))
+    _write_json(path / "config.json", model_config(spec, ids))
     _write_json(
         path / "generation_config.json",
         {"eos_token_id": [ids[TURN_END], ids[END_OF_TEXT]], "pad_token_id": ids[END_OF_TEXT]},
@@ -88,7 +88,7 @@ def _random_weight(name: str, shape: tuple[int, ...], spec: Spec, seed: int) -> 
 
 
 def _write_weights(path: Path, spec: Spec, seed: int) -> None:
-    shapes = stored_shapes(declare(_model_config(spec, {})))
+    shapes = stored_shapes(declare(model_config(spec, {})))
     tensors = {name: _random_weight(name, shape, spec, seed) for name, shape in shapes.items()}
     if spec.n_shards == 1:
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
@@ -103,7 +103,8 @@ def _write_weights(path: Path, spec: Spec, seed: int) -> None:
     _write_json(path / "model.safetensors.index.json", index)
 
 
-def _model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
+def model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
+    """Return what config.json says; ``ids`` are those of the special tokens, by their texts."""
     return {
         "model_type": spec.family,
         "intermediate_size": spec.d_ff,

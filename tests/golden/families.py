@@ -98,6 +98,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": _DENSE
     | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
     | {"rope_theta": 1e6},
+    "smollm3": _DENSE
+    | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 4}
+    | {"no_rope_layers": [1, 0, 1, 0], "rope_theta": 10000.0, "pad_token_id": 0},
     "qwen3_yarn": _DENSE
     | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_scaling": _YARN}
     | {"rope_theta": 10000.0, "max_position_embeddings": 64},

@@ -1,5 +1,9 @@
-"""Writes transformers_families.npz. Needs torch and transformers: python -m tests.golden.write_families"""
+"""Writes transformers_families.npz, or the logits of some families in it. Needs torch and transformers.
 
+Usage: python -m tests.golden.write_families [FAMILY ...]
+"""
+
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,8 +28,9 @@ def logits(name: str, directory: Path) -> np.ndarray:
 
 
 def main() -> None:
-    arrays = {}
-    for name in CONFIGS:
+    names = sys.argv[1:]
+    arrays = dict(np.load(LOGITS)) if names else {}
+    for name in names or CONFIGS:
         with tempfile.TemporaryDirectory() as directory:
             arrays[f"{name}/logits"] = logits(name, Path(directory))
         print(name, f"std {arrays[f'{name}/logits'].std():.3f}")

@@ -102,6 +102,12 @@ def test_a_model_has_as_many_positions_as_it_can_tell_apart(path, architecture, 
         ("LlamaForCasualLM", {}, r"holds a LlamaForCasualLM; .*nearest: LlamaForCausalLM"),
         ("StarForCausalLM", {"auto_map": {"AutoModel": "star.Star"}}, r"\(auto_map\) is never run"),
         ("Qwen2ForCausalLM", {"use_sliding_window": True}, "sets use_sliding_window to True"),
+        (
+            "SmolLM3ForCausalLM",
+            {"no_rope_layers": [0, 1]},
+            r"sets no_rope_layers to \[0, 1\]; each layer needs",
+        ),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, r"sets no_rope_layers to \[1\]; each layer needs"),
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "sets hidden_act to 'gelu'"),
         (
             "LlamaForCausalLM",

@@ -1,12 +1,15 @@
-"""Llama 3 (Dubey et al. 2024), and Mistral, Ministral 3 and Qwen2, which differ from it in a few keys."""
+"""Llama 3 (Dubey et al. 2024), and Mistral, Ministral 3, Qwen2 and SmolLM3, which differ from it little."""
+
+from dataclasses import replace
 
 from spmd_tx.models.declared.channels import Glu
-from spmd_tx.models.declared.layers import LM_HEAD, Cycle, Layer, Model, Norm
+from spmd_tx.models.declared.layers import LM_HEAD, Cycle, Layer, Model, Norm, in_cycles
 from spmd_tx.models.declared.mixers import Softmax
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
 FIRST_THETA = {"rope_theta": 10000.0}  # of the first checkpoints, which do not say so
+SMOLLM3 = {"rope_theta": 2e6, "tie_word_embeddings": True}  # where a checkpoint does not say so
 
 
 def llama(keys: Keys) -> Model:
@@ -27,6 +30,27 @@ def qwen2(keys: Keys) -> Model:
     """Declare a Qwen2ForCausalLM."""
     keys.refuse(use_sliding_window=False)
     return _model(keys, ("q", "k", "v"))
+
+
+def smollm3(keys: Keys) -> Model:
+    """Declare a SmolLM3ForCausalLM, in which every few layers have no positions (Yang et al. 2025)."""
+    keys = Keys({**SMOLLM3, **keys.raw})
+    keys.refuse(use_sliding_window=False)
+    model = llama(keys)
+    rotated = keys.get("no_rope_layers")
+    if rotated is None:
+        interval = keys.get("no_rope_layer_interval") or 4
+        rotated = [(number + 1) % interval for number in range(model.n_layers)]
+    if len(rotated) < model.n_layers or not rotated[0]:
+        raise Refusal(
+            f"sets no_rope_layers to {rotated!r}; each layer needs a number there, the first one not 0"
+        )
+    (layer,) = model.stack[0].layers
+    assert isinstance(layer.mixer, Softmax)
+    plain = replace(layer, mixer=replace(layer.mixer, rope=None))
+    return replace(
+        model, stack=in_cycles(tuple(layer if has else plain for has in rotated[: model.n_layers]))
+    )
 
 
 def _model(keys: Keys, biases: tuple[str, ...] = (), *, has_mlp_bias: bool = False, window: int = 0) -> Model:

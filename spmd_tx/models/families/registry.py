@@ -26,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5ForConditionalGeneration": qwen3_5.dense,
     "Qwen3_5MoeForCausalLM": qwen3_5.mixture,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5.mixture,
+    "SmolLM3ForCausalLM": llama.smollm3,
 }
 
 

@@ -1,0 +1,106 @@
+"""What config.json says of models that people use, as far as sizes follow from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+
+
+def attention(width: int, heads: int, kv_heads: int, head_dim: int = 128) -> Config:
+    return {
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+
+
+def dense(architecture: str, layers: int, inner: int, vocabulary: int, positions: int, **more: Any) -> Config:
+    return {
+        "architectures": [architecture],
+        "num_hidden_layers": layers,
+        "intermediate_size": inner,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        **more,
+    }
+
+
+def qwen3(layers: int, inner: int) -> Config:
+    return dense("Qwen3ForCausalLM", layers, inner, 151936, 40960)
+
+
+def qwen3_moe(layers: int, inner: int) -> Config:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": inner}
+    return dense("Qwen3MoeForCausalLM", layers, inner, 151936, 40960, **experts)
+
+
+def llama(layers: int, inner: int, **more: Any) -> Config:
+    return dense("LlamaForCausalLM", layers, inner, 128256, 131072, **more)
+
+
+def deepseek(experts: int, first: int, groups: int, **more: Any) -> Config:
+    """Return a DeepSeek-V3 or one like it: 61 layers, of which the first ones are dense."""
+    latent = {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    router = {
+        "n_group": groups,
+        "topk_group": groups // 2 or 1,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+    }
+    sizes = {"n_routed_experts": experts, "moe_intermediate_size": 2048, "first_k_dense_replace": first}
+    return dense("DeepseekV3ForCausalLM", 61, 18432, positions=131072, **latent, **router, **sizes, **more)
+
+
+def glm4_moe(layers: int, first: int, experts: int, inner: int, dense_inner: int) -> Config:
+    sizes = {"n_routed_experts": experts, "moe_intermediate_size": inner, "first_k_dense_replace": first}
+    more = {"n_shared_experts": 1, "num_experts_per_tok": 8, "attention_bias": True}
+    return dense("Glm4MoeForCausalLM", layers, dense_inner, 151552, 131072, **sizes, **more)
+
+
+def gpt_oss(layers: int, experts: int) -> Config:
+    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+    sizes = {"num_local_experts": experts, "num_experts_per_tok": 4, "sliding_window": 128}
+    return dense("GptOssForCausalLM", layers, 2880, 201088, 131072, **sizes, rope_scaling=yarn)
+
+
+def stored(name: str) -> Config:
+    return json.loads((Path(__file__).parents[1] / "aot" / "configs" / name / "config.json").read_text())
+
+
+TIED = {"tie_word_embeddings": True}
+CONFIGS: dict[str, Config] = {
+    "Qwen/Qwen3-4B": qwen3(36, 9728) | attention(2560, 32, 8) | TIED,
+    "Qwen/Qwen3-8B": qwen3(36, 12288) | attention(4096, 32, 8),
+    "Qwen/Qwen3-32B": qwen3(64, 25600) | attention(5120, 64, 8),
+    "Qwen/Qwen3-30B-A3B": qwen3_moe(48, 768) | attention(2048, 32, 4),
+    "Qwen/Qwen3-235B-A22B": qwen3_moe(94, 1536) | attention(4096, 64, 4),
+    "Qwen/Qwen3.5-9B": stored("qwen3.5-9b"),
+    "Qwen/Qwen3.5-35B-A3B": stored("qwen3.5-35b-a3b"),
+    "Qwen/Qwen2.5-7B": dense("Qwen2ForCausalLM", 28, 18944, 152064, 32768) | attention(3584, 28, 4),
+    "meta-llama/Llama-3.2-1B": llama(16, 8192) | attention(2048, 32, 8, 64) | TIED,
+    "meta-llama/Llama-3.2-3B": llama(28, 8192) | attention(3072, 24, 8) | TIED,
+    "meta-llama/Llama-3.1-8B": llama(32, 14336) | attention(4096, 32, 8),
+    "meta-llama/Llama-3.1-70B": llama(80, 28672) | attention(8192, 64, 8),
+    "mistralai/Mistral-7B-v0.3": dense("MistralForCausalLM", 32, 14336, 32768, 32768)
+    | attention(4096, 32, 8),
+    "HuggingFaceTB/SmolLM3-3B": dense("SmolLM3ForCausalLM", 36, 11008, 128256, 65536)
+    | attention(2048, 16, 4)
+    | TIED,
+    "zai-org/GLM-4.5-Air": glm4_moe(46, 1, 128, 1408, 10944) | attention(4096, 96, 8),
+    "zai-org/GLM-4.6": glm4_moe(92, 3, 160, 1536, 12288) | attention(5120, 96, 8),
+    "zai-org/GLM-4.7-Flash": stored("glm-4.7-flash"),
+    "deepseek-ai/DeepSeek-V3.1": deepseek(256, 3, 8, vocabulary=129280) | attention(7168, 128, 128),
+    "moonshotai/Kimi-K2-Thinking": deepseek(384, 1, 1, vocabulary=163840) | attention(7168, 64, 64),
+    "openai/gpt-oss-20b": gpt_oss(24, 32) | attention(2880, 64, 8, 64),
+    "openai/gpt-oss-120b": gpt_oss(36, 128) | attention(2880, 64, 8, 64),
+}
