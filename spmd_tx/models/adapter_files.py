@@ -26,6 +26,7 @@ from spmd_tx.protocol.commands import AdapterSpec, expert_rank
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+TEXT_MODEL = "language_model."  # in the names of a model with vision; hosted Tinker leaves it out
 ALIGNMENT = 8  # bytes, of the tensors in a safetensors file
 SHARED_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}  # of maps whose outer factors experts share
 
@@ -73,7 +74,7 @@ def modules(adapter: AdapterSpec, model: ModelConfig) -> Iterator[Module]:
 
 def _modules_of(name: str, adapter: AdapterSpec, model: ModelConfig) -> Iterator[Module]:
     found = model.declared.adapted[name]
-    declared, module = found.map, PREFIX + found.map.adapter_module
+    declared, module = found.map, PREFIX + found.map.adapter_module.replace(TEXT_MODEL, "")
     rank = _rank(found, adapter, model)
     a, b = (rank, declared.width_in), (declared.width_out, rank)
     if declared.experts and model.expert_lora == "shared-outer":
@@ -106,9 +107,7 @@ def spelling(tensor: str) -> str:
     found = TENSOR.fullmatch(tensor)
     if found is None:
         return tensor
-    module = (
-        found["module"].removeprefix(PREFIX).replace("language_model.", "").replace(".attn.", ".self_attn.")
-    )
+    module = found["module"].removeprefix(PREFIX).replace(TEXT_MODEL, "").replace(".attn.", ".self_attn.")
     if module.rpartition(".")[2] in HEADS:
         module = HEADS[0]
     return f"{module}.{found['factor']}"

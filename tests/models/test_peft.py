@@ -9,10 +9,12 @@ from safetensors.numpy import load_file, save_file
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import MeshError
-from spmd_tx.models import peft
-from spmd_tx.models.config import read_model_config
+from spmd_tx.models import adapter_files, peft
+from spmd_tx.models.config import configured, read_model_config
+from spmd_tx.models.families.registry import declare
 from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.protocol.commands import AdapterSpec
+from tests.support import known_models
 
 SPEC = tiny_model.Spec(n_layers=2, d_model=32, n_kv_heads=2, d_ff=48, vocab_size=272, tied=False)
 MAX_RANK = 6
@@ -236,6 +238,17 @@ def test_every_spelling_of_a_name_is_read(tmp_path, checkpoint, family):
     jax.tree.map(
         np.testing.assert_array_equal, peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK), expected
     )
+
+
+def test_the_text_model_of_a_model_with_vision_has_the_names_of_a_text_model():
+    model = configured(declare(known_models.CONFIGS["Qwen/Qwen3.5-9B"]))
+    named = {module.name: module.map for module in adapter_files.modules(WHOLE, model)}
+    assert model.declared.layer_prefix.startswith("model.language_model.")
+    at = "base_model.model.model.layers."
+    assert {f"{at}0.linear_attn.in_proj_q", f"{at}3.self_attn.q_proj", "base_model.model.lm_head"} <= set(
+        named
+    )
+    assert not any("language_model" in name for name in named)
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path, model):
