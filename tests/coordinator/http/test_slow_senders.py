@@ -3,10 +3,12 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+import httpx
 import pytest
 
 from spmd_tx.coordinator.http import body_guard, uvicorn_server
 from spmd_tx.coordinator.tenancy import keys
+from tests.coordinator.conftest import BASE_MODEL
 from tests.coordinator.http.real_server import answer_of, connected, head, is_well, sqlite_only
 from tests.coordinator.http.real_server import bound as bound  # a fixture
 from tests.coordinator.http.real_server import client as client  # a fixture
@@ -221,3 +223,22 @@ async def test_a_length_that_is_not_true_disturbs_only_its_sender(port, client):
             writer.write(request)
             assert b"HTTP/1.1 400" in await answer_of(reader)
     assert await is_well(client)
+
+
+async def test_an_uploaded_file_may_take_long_but_not_stall_and_what_came_is_kept(port, client, bound):
+    body = {"base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+    upload = (await client.post("external_weights_upload_start", json=body)).json()
+    url = httpx.URL(upload["urls"]["adapter_config.json"])
+    start = f"PUT {url.raw_path.decode()} HTTP/1.1\r\nhost: server\r\ncontent-length: 4\r\n\r\n{{".encode()
+    bound(body_seconds=0.05)
+    async with connected(port) as (reader, writer):
+        writer.write(start)
+        await asyncio.sleep(0.2)
+        writer.write(b"} \n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    bound(body_piece_seconds=0.05)
+    async with connected(port) as (reader, writer):
+        writer.write(start)
+        assert (await answer_of(reader)).startswith(b"HTTP/1.1 408")
+    asked = await client.put(url, headers={"Content-Range": "bytes */4"})
+    assert asked.headers["range"] == "bytes=0-0"
