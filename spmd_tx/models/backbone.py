@@ -39,7 +39,7 @@ from spmd_tx.models.named import Named
 from spmd_tx.models.packed import Packed
 from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
-from spmd_tx.models.stack_product import reads_stack, stack_product
+from spmd_tx.models.stack_product import reads_stack
 from spmd_tx.models.state_pool import Keep
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import EP, FSDP, TP
@@ -77,7 +77,7 @@ class LayerPass:
     model: ModelConfig
     place: Place
     w: Named[Array]
-    lora: Named[Lora[Array]]
+    lora: Named[Lora[Array]]  # of maps in ``stack``, too, those of all repetitions
     how: Pass
     stack: moe.Kernels  # matrices that are read where those of all repetitions are stacked,
     number: Array | None  # and which of them is this layer's; None: there are none
@@ -85,12 +85,12 @@ class LayerPass:
     def linear(self, x: Array, name: str, width_out: int) -> Array:
         """Apply a map without its bias."""
         if name in self.stack:
-            matrices = self.stack[name]
+            matrices, run = self.stack[name], self.how.stacked_map
             assert self.number is not None
+            assert run is not None
             assert not isinstance(matrices, Packed), "only experts are"
-            y = stack_product(x[:, 0], matrices, self.number)[:, None]
-        else:
-            y = self.how.linear(x, self.w[name], width_out)
+            return run(x[:, 0], matrices, self.lora[name], self.number)[:, None]
+        y = self.how.linear(x, self.w[name], width_out)
         return y + self.how.apply_lora(x, self.lora[name]) if name in self.lora else y
 
     def norm(self, x: Array, name: str) -> Array:
@@ -132,7 +132,7 @@ def backbone(
         its_own = places[: len(cycle.layers)]
         del places[: len(cycle.layers)]
         stacks = [_stacked(model, place, base, adapters, tokens_BT.shape[0], how) for place in its_own]
-        run = _run_cycle(model, its_own, stacks, positions_BT, how)
+        run = _run_cycle(model, its_own, stacks, adapters, positions_BT, how)
         if how.remat is not None:
             run = rematerialised(run, how.remat)
         xs = tuple(
@@ -173,6 +173,7 @@ def _inputs(
         index = numbers.start + numbers.step * index
     if replayed_LBTC is not None and len(numbers) < replayed_LBTC.shape[0]:
         replayed_LBTC = replayed_LBTC[numbers.start : numbers.stop : numbers.step]
+    factors = factors.without(_dense(stack))
     return w, factors, index, replayed_LBTC, jnp.arange(len(numbers)) if stack else None
 
 
@@ -190,11 +191,17 @@ def _stacked(
     if isinstance(channel, Mixture) and moe.reads_stack(w.up, model.d_model, channel.experts, how):
         found |= _experts(w)
     tp = lax.axis_size(TP)
-    for name in Named(adapters.layers).part(place.prefix) if how.stationary else ():
+    factors = Named(adapters.layers).part(place.prefix)
+    for name in () if how.stacked_map is None else factors:
         is_whole = w[name].shape[1:] == lora.local_widths(model, place.name(name), tp)
-        if is_whole and reads_stack(how.product, w[name].shape, rows):
+        if is_whole and reads_stack(w[name].shape, rows):
             found[name] = w[name]
     return found
+
+
+def _dense(stack: moe.Kernels) -> list[str]:
+    """Return the names of matrices that are read in place, but for those of experts."""
+    return [name for name, each in stack.items() if each.ndim == 3 and not name.endswith("_bias")]
 
 
 def _experts(w: Named[Array] | moe.Kernels) -> moe.Kernels:
@@ -207,17 +214,23 @@ def _run_cycle(
     model: ModelConfig,
     places: list[Place],
     stacks: list[moe.Kernels],
+    adapters: Adapters[Array],
     positions_BT: Array,
     how: Pass,
 ) -> Callable[..., Any]:
     """Make the body of a loop over the repetitions of a cycle."""
+    whole = [
+        {name: Named(adapters.layers)[place.name(name)] for name in _dense(stack)}
+        for place, stack in zip(places, stacks, strict=True)
+    ]
 
     def run(carry: tuple[Array, Any], inputs: tuple[Any, ...]) -> Any:
         x_BTD, cache = carry
         chosen = list[Array | None]()
-        for place, stack, one in zip(places, stacks, inputs, strict=True):
+        for place, stack, its_whole, one in zip(places, stacks, whole, inputs, strict=True):
             w, factors, index, replayed_BTC, number = one
-            layer = LayerPass(model, place, w, how.take_factors(factors), how, stack, number)
+            lora = how.take_factors(factors).with_(its_whole)
+            layer = LayerPass(model, place, w, lora, how, stack, number)
             run_mixer = MIXERS[type(place.layer.mixer)]
             x_BTD, cache = run_mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)

@@ -7,6 +7,7 @@ from typing import Any
 from jax import Array, lax
 
 from spmd_tx.models.lora import ApplyLora, ExpertAdapters, TakeFactors
+from spmd_tx.models.stack_product import StackedMap
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import TP
 
@@ -36,6 +37,9 @@ class Pass:
     stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel
     experts: Array | None = None  # int [B, T, L, C]: choices to replay; -1: the router chooses
     take_factors: TakeFactors = lambda factors: factors  # of each layer, before it runs
+    stacked_map: StackedMap | None = (
+        None  # for few rows; None: a layer's matrices are taken out of their stack
+    )
     product: str = "reference"  # of experts: a name of experts.product.IMPLEMENTATIONS
     segments: Array | None = None  # int [B, T]; 0: padding. Layers with a state need them
     slots: StateSlots | None = None  # None: every row begins with nothing read

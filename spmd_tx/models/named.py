@@ -46,6 +46,10 @@ class Named(Generic[Leaf]):
         left_out = set(names)
         return Named({name: leaf for name, leaf in self._leaves.items() if name not in left_out})
 
+    def with_(self, more: Mapping[str, Leaf]) -> "Named[Leaf]":
+        """Return these leaves and more."""
+        return Named({**self._leaves, **more})
+
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Leaf]], tuple[str, ...]]:
         keyed = [(jax.tree_util.GetAttrKey(name), leaf) for name, leaf in self._leaves.items()]
         return keyed, tuple(self._leaves)

@@ -1,13 +1,15 @@
-"""The product of a decode's rows with a layer's matrix, read where the matrices of all layers are stacked.
+"""The maps of a decode's layers with their adapters, read where the matrices of all layers are stacked.
 
 XLA for GPUs copies a layer's matrix out of the stack before it multiplies, which moves it three times; XLA
 for TPUs does not. The kernel splits the sum over a matrix's inputs into parts, so that narrow matrices, too,
 occupy a whole GPU. How it is split follows from the shape of the matrix alone. No row changes a bit of
 another one.
 
-Dimension key: B row, L layer, I input width, O output width, U part of the inputs.
+Dimension key as in lora.py; U part of the inputs, Q ranks of all slots.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
 from spmd_tx.hlo.hints import costs
+from spmd_tx.models.lora import ApplyLora, Lora
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LEAST_ROWS, MOST_ROWS = 16, 128  # of a program; more rows are limited by arithmetic
@@ -24,42 +27,58 @@ COLUMNS = 64  # that a program computes
 DEPTH_BYTES = 128  # of a row of the input that it reads at once, four times ahead: 96 KB for 128 rows
 LEAST_PART = 1024  # columns of the input: each part's sums are written, and read again to be added
 PROGRAMS = 128  # that occupy a GPU
+FEW = 8  # programs, if the sum were not split: then a part may be a quarter of LEAST_PART
+
+# (rows [B, I], stack [L, I, O], factors [L, S, R, ...], layer) -> [B, O]
+StackedMap = Callable[[Array, Array, Lora[Array], Array], Array]
 
 
-def reads_stack(product: str, shape: tuple[int, ...], rows: int) -> bool:
-    """Say whether few rows are multiplied in place by a stack [L, I, O], by the product of the experts."""
-    _, depth, width = shape
-    return product == "triton" and rows <= MOST_ROWS and min(_power(depth), _power(width)) >= LEAST_ROWS
+def reads_stack(shape: tuple[int, ...], rows: int) -> bool:
+    """Say whether the kernel can multiply few rows by a stack [L, I, O]."""
+    return rows <= MOST_ROWS and min(map(_power, shape[1:])) >= LEAST_ROWS
 
 
 def stack_product(
-    x_BI: Float[Array, "B I"], w_LIO: Float[Array, "L I O"], layer: Int[Array, ""]
-) -> Float[Array, "B O"]:
-    """Multiply rows by the matrix of a layer, with sums in fp32, on an NVIDIA GPU."""
+    x_BI: Float[Array, "B I"],
+    w_LIO: Float[Array, "L _ _"],
+    layer: Int[Array, ""],
+    plus: tuple[Array, Array] | None = None,
+    *,
+    transposed: bool = False,
+) -> Float[Array, "B _"]:
+    """Multiply rows by the matrix of a layer, with sums in fp32, on an NVIDIA GPU.
+
+    With ``plus``, rows [B, Q] and a stack [L, Q, O], their product is added before anything is rounded. With
+    ``transposed`` the stack is [L, O, I].
+    """
     from jax.experimental.pallas import triton as plgpu
 
-    (count, depth), width = x_BI.shape, w_LIO.shape[2]
+    (count, depth), width = x_BI.shape, w_LIO.shape[1 if transposed else 2]
     rows = max(LEAST_ROWS, 1 << (count - 1).bit_length())
-    x_BI = jnp.pad(x_BI, ((0, rows - count), (0, 0)))
-    columns = min(COLUMNS, _power(width))
-    step = min(DEPTH_BYTES // x_BI.dtype.itemsize, _power(depth))
+    columns, most = min(COLUMNS, _power(width)), DEPTH_BYTES // x_BI.dtype.itemsize
+    step = min(most, _power(depth))
     parts = _parts(depth, step, width // columns)
     dtype = x_BI.dtype if parts == 1 else jnp.float32
-    precision = lax.Precision.HIGHEST if x_BI.dtype == jnp.float32 else None
+    arrays = [_padded(x_BI, rows), w_LIO]
+    if plus is not None:
+        arrays += [_padded(plus[0], rows), plus[1]]
 
-    def kernel(layer_ref: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
-        layer, start = layer_ref[0], pl.program_id(1) * (depth // parts)
-        outputs = pl.ds(pl.program_id(0) * columns, columns)
+    def kernel(layer_ref: Any, x_ref: Any, w_ref: Any, *refs: Any) -> None:
+        (*plus_refs, y_ref), part = refs, pl.program_id(1)
+        layer, outputs = layer_ref[0], pl.ds(pl.program_id(0) * columns, columns)
 
-        def add(number: Any, sum_BO: Array) -> Array:
+        def add(x_ref: Any, w_ref: Any, start: Any, step: int, number: Any, sum_BO: Array) -> Array:
             inputs = pl.ds(start + number * step, step)
-            w_IO = w_ref[layer, inputs, outputs]
-            return sum_BO + jnp.dot(
-                x_ref[:, inputs], w_IO, precision=precision, preferred_element_type=jnp.float32
-            )
+            w = w_ref[(layer, outputs, inputs) if transposed else (layer, inputs, outputs)]
+            return sum_BO + _dot(x_ref[:, inputs], w, transposed)
 
-        turns = depth // parts // step
-        y_BO = lax.fori_loop(0, turns, add, jnp.zeros((rows, columns), jnp.float32))
+        turns, y_BO = depth // parts // step, jnp.zeros((rows, columns), jnp.float32)
+        y_BO = lax.fori_loop(0, turns, partial(add, x_ref, w_ref, part * (depth // parts), step), y_BO)
+        if plus_refs:
+            more = plus_refs[0].shape[1]
+            its = min(most, _power(more))
+            turns = jnp.maximum(1 - part, 0) * (more // its)  # in the first part only
+            y_BO = lax.fori_loop(jnp.int32(0), turns, partial(add, *plus_refs, 0, its), y_BO)
         y_ref[...] = y_BO.astype(y_ref.dtype)
 
     like = jax.typeof(x_BI).manual_axis_type
@@ -67,21 +86,53 @@ def stack_product(
         kernel,
         out_shape=jax.ShapeDtypeStruct((parts, rows, width), dtype, manual_axis_type=like),
         grid=(width // columns, parts),
-        in_specs=[
-            pl.BlockSpec((1,), lambda column, part: (0,)),
-            pl.BlockSpec((rows, depth), lambda column, part: (0, 0)),
-            pl.BlockSpec(w_LIO.shape, lambda column, part: (0, 0, 0)),
-        ],
+        in_specs=[_all_of((1,)), *(_all_of(array.shape) for array in arrays)],
         out_specs=pl.BlockSpec((None, rows, columns), lambda column, part: (part, 0, column)),
         compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4, num_stages=4),
         interpret=INTERPRET,
         name="stack_product",
     )
-    item = x_BI.dtype.itemsize
-    moved = (depth * width + rows * depth) * item + parts * rows * width * jnp.dtype(dtype).itemsize
-    with jax.named_scope(costs(2 * rows * depth * width, moved)):
-        y_UBO = call(layer[None], x_BI, w_LIO)
+    numbers = sum(array.size for array in arrays[::2]) + sum(array[0].size for array in arrays[1::2])
+    moved = numbers * x_BI.dtype.itemsize + parts * rows * width * jnp.dtype(dtype).itemsize
+    with jax.named_scope(costs(2 * rows * width * sum(x.shape[1] for x in arrays[::2]), moved)):
+        y_UBO = call(layer[None], *arrays)
     return jnp.sum(y_UBO, axis=0).astype(x_BI.dtype)[:count] if parts > 1 else y_UBO[0, :count]
+
+
+def stacked_maps(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"], apply_lora: ApplyLora) -> StackedMap:
+    """Apply maps with their adapters [L, S, R, ...] to rows of one token, all of them read in place.
+
+    As in lora.bank_lora, all adapters are applied to all rows, and another row's adapter adds exactly zero.
+    Of adapters whose rank tensor cores do not have, ``apply_lora`` takes those of a layer.
+    """
+    gate_BS = slots_B[:, None] == jnp.arange(scale_S.shape[0])[None]
+
+    def apply(x_BI: Array, w_LIO: Array, lora: Lora[Array], layer: Array) -> Array:
+        if _power(lora.a.shape[2]) < LEAST_ROWS:
+            added_BO = apply_lora(x_BI[:, None], Lora(lora.a[layer], lora.b[layer]))[:, 0]
+            return stack_product(x_BI, w_LIO, layer) + added_BO
+        a_LQI, b_LQO = (x.reshape(x.shape[0], -1, x.shape[3]) for x in (lora.a, lora.b))
+        low_BQ = stack_product(x_BI, a_LQI, layer, transposed=True)
+        low_BSR = low_BQ.reshape(-1, *lora.a.shape[1:3]) * scale_S.astype(x_BI.dtype)[None, :, None]
+        low_BSR = jnp.where(gate_BS[:, :, None], low_BSR, jnp.zeros((), x_BI.dtype))
+        return stack_product(x_BI, w_LIO, layer, (low_BSR.reshape(low_BQ.shape), b_LQO))
+
+    return apply
+
+
+def _padded(x_BI: Array, rows: int) -> Array:
+    return jnp.pad(x_BI, ((0, rows - x_BI.shape[0]), (0, 0)))
+
+
+def _all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
+    return pl.BlockSpec(shape, lambda column, part: (0,) * len(shape))
+
+
+def _dot(x: Array, w: Array, transposed: bool) -> Array:
+    """Multiply with sums in fp32; fp32 is multiplied as such."""
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    contract = (((1,), (1 if transposed else 0,)), ((), ()))
+    return lax.dot_general(x, w, contract, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _power(size: int) -> int:
@@ -91,7 +142,7 @@ def _power(size: int) -> int:
 
 def _parts(depth: int, step: int, programs: int) -> int:
     """Return into how many parts the sum over the inputs is split."""
-    most = min(_power(depth // step), depth // LEAST_PART)
+    most = min(_power(depth // step), depth // (LEAST_PART if programs > FEW else LEAST_PART // 4))
     parts = 1
     while 2 * parts <= most and parts * programs < PROGRAMS:
         parts *= 2

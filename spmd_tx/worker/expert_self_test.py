@@ -10,6 +10,7 @@ prints a Verdict as a line of JSON. A broken kernel may end the process, which a
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,14 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.experts.product import grouped_product, implementation
+from spmd_tx.models.lora import Lora, bank_lora
 from spmd_tx.models.packed import Matrix, Packed, decoded, scale_dtype
-from spmd_tx.models.stack_product import LEAST_ROWS, MOST_ROWS, reads_stack, stack_product
+from spmd_tx.models.stack_product import LEAST_ROWS, MOST_ROWS, reads_stack, stacked_maps
 from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.self_test import MOST_ERROR, Verdict, worst_error
 
 TILE, TILES = 128, 12  # as training has them
+RANK = 32  # of the two adapters with which a stack is tried
 
 
 ENCODINGS: dict[str, Callable[[int], Encoding]] = {
@@ -74,28 +77,51 @@ def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
 
 
 def problem_of_stack(sizes: ExpertSizes) -> str | None:
-    """Say the same of the product with one layer's matrix, where it is stacked."""
+    """Say the same of one layer's map with its adapters, whose matrix and factors are read in place."""
     random, layer = np.random.default_rng(0), sizes.experts - 1
-    mesh = Mesh(np.array(jax.local_devices()[sizes.device]).reshape(1, 1, 1), AXES)
-    run = jax.jit(jax.shard_map(stack_product, mesh=mesh, in_specs=(P(), P(), P()), out_specs=P()))
+    scale_S = np.array([0.5, 2.0], np.float32)
     for depth, width in ((sizes.width, sizes.inner), (sizes.inner, sizes.width)):
-        w_LIO = _random(random, sizes.dtype, sizes.experts, depth, width)
+        w_LIO = _random(random, sizes.dtype, sizes.experts, depth, width) * depth**-0.5
+        lead = (sizes.experts, 2, RANK)
+        lora = Lora(*(_random(random, sizes.dtype, *lead, each) * RANK**-0.5 for each in (depth, width)))
         for rows in (1, LEAST_ROWS, MOST_ROWS):
-            if not reads_stack("triton", w_LIO.shape, rows):
+            if not reads_stack(w_LIO.shape, rows):
                 continue
-            x_BI = _random(random, sizes.dtype, rows, depth)
-            got, again = (np.asarray(run(x_BI, w_LIO, np.int32(layer))) for _ in range(2))
-            what = f"product of {rows} rows with a stacked matrix"
-            wanted = np.asarray(x_BI, np.float32) @ np.asarray(w_LIO[layer], np.float32)
-            error = worst_error(got, wanted)
+            slots_B = random.integers(0, 2, rows).astype(np.int32)
+            run = partial(_jitted_map(sizes.device, slots_B, scale_S), w_LIO=w_LIO, lora=lora, layer=layer)
+            x_BI = _random(random, sizes.dtype, rows, depth) * depth**-0.5
+            got, again = (np.asarray(run(x_BI)) for _ in range(2))
+            what = f"map of {rows} rows with stacked matrices"
+            error = worst_error(got, _expected_map(x_BI, w_LIO[layer], lora, layer, slots_B, scale_S))
             if not error <= MOST_ERROR:  # also true for NaN
                 return f"the {what} is off by {error:.2g}"
             if got.tobytes() != again.tobytes():
                 return f"the {what} differs between two runs"
             beside = _random(random, sizes.dtype, rows, depth).at[0].set(x_BI[0])
-            if np.asarray(run(beside, w_LIO, np.int32(layer)))[0].tobytes() != got[0].tobytes():
+            if np.asarray(run(beside))[0].tobytes() != got[0].tobytes():
                 return f"the {what} depends on other rows"
     return None
+
+
+def _jitted_map(device: int, slots_B: np.ndarray, scale_S: np.ndarray) -> Callable[..., Array]:
+    """Return (rows, stack, factors, layer) -> rows, inside shard_map on one device."""
+    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=P())
+    def run(x_BI: Array, w_LIO: Array, lora: Lora[Array], layer: Array) -> Array:
+        adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
+        return stacked_maps(*adapters, bank_lora(*adapters))(x_BI, w_LIO, lora, layer)
+
+    return lambda x_BI, w_LIO, lora, layer: run(x_BI, w_LIO, lora, np.int32(layer))
+
+
+def _expected_map(
+    x_BI: Array, w_IO: Array, lora: Lora[Array], layer: int, slots_B: np.ndarray, scale_S: np.ndarray
+) -> np.ndarray:
+    x, w, a, b = (np.asarray(each, np.float32) for each in (x_BI, w_IO, lora.a[layer], lora.b[layer]))
+    low_BR = np.einsum("BI,BRI->BR", x, a[slots_B]) * scale_S[slots_B, None]
+    return x @ w + np.einsum("BR,BRO->BO", low_BR, b[slots_B])
 
 
 def _jitted(name: str, transposed: bool, device: int) -> jax.stages.Wrapped:

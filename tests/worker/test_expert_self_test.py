@@ -1,7 +1,10 @@
+from functools import partial
+
 import jax.numpy as jnp
 import pytest
 
 from spmd_tx.models.experts import product
+from spmd_tx.models.lora import Lora
 from spmd_tx.worker import expert_self_test
 from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack
 
@@ -51,23 +54,24 @@ def test_what_is_wrong_is_noticed(wrong, problem, monkeypatch):
     assert str(problem_of_product("reference", SIZES)).startswith(problem)
 
 
-def takes_the_first_layer(x, w, layer):
-    return x @ w[0]
+def right_map(slots, scales, apply_lora, layer_of=lambda layer: layer, mixed=0.0):
+    def apply(x, w, lora, layer):
+        layer = layer_of(layer)
+        low = apply_lora(x[:, None], Lora(lora.a[layer], lora.b[layer]))[:, 0]
+        return (x @ w[layer] + low) * (1 + mixed * x[-1:, :1])
 
-
-def mixes_rows(x, w, layer):
-    return (x @ w[layer]) * (1 + 0.01 * jnp.sign(x[-1:, :1]).astype(x.dtype))
+    return apply
 
 
 @pytest.mark.parametrize(
-    "product_of_stack, problem",
+    "wrong, problem",
     [
-        (lambda x, w, layer: x @ w[layer], "None"),
-        (takes_the_first_layer, "the product of 1 rows with a stacked matrix is off by"),
-        (mixes_rows, "the product of 16 rows with a stacked matrix depends on other rows"),
+        ({}, "None"),
+        ({"layer_of": lambda layer: 0}, "the map of 1 rows with stacked matrices is off by"),
+        ({"mixed": 0.1}, "the map of 16 rows with stacked matrices depends on other rows"),
     ],
     ids=["right", "takes_the_first_layer", "mixes_rows"],
 )
-def test_what_is_wrong_with_a_stack_is_noticed(product_of_stack, problem, monkeypatch):
-    monkeypatch.setattr(expert_self_test, "stack_product", product_of_stack)
+def test_what_is_wrong_with_a_stack_is_noticed(wrong, problem, monkeypatch):
+    monkeypatch.setattr(expert_self_test, "stacked_maps", partial(right_map, **wrong))
     assert str(problem_of_stack(ExpertSizes(experts=3, width=16, inner=32))).startswith(problem)

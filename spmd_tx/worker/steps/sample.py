@@ -25,6 +25,7 @@ from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode
 from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
 from spmd_tx.models.row_lora import row_lora
 from spmd_tx.models.sampling import draw, draw_split, filters, tempered, tempered_by
+from spmd_tx.models.stack_product import StackedMap, stacked_maps
 from spmd_tx.models.state_pool import NOTHING, Keep, copy_slots, with_pages
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
@@ -282,6 +283,10 @@ def make_decode(
         steps: Array,
     ) -> Any:
         adapters, loras = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
+        stacked_map = None
+        if product_of(mesh) == "triton":
+            scale_S2 = bank.scale if active is None else bank.scale[active]
+            stacked_map = stacked_maps(rows.slots, scale_S2[:, 0], loras[0])
         state = rows.resume(previous)
         b = rows.source.shape[0]
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
@@ -301,7 +306,7 @@ def make_decode(
             attend = partial(decode_attend, on(mesh, paged_attention), tables_BN)
             forced = None if rows.forced is None else rows.forced[:, step]
             where = (model, base, adapters, loras, cache, state, rows)
-            cache, state, one = _step(*where, forced, attend, product_of(mesh), top, any_filters)
+            cache, state, one = _step(*where, forced, attend, stacked_map, product_of(mesh), top, any_filters)
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
 
@@ -342,6 +347,7 @@ def _step(
     rows: DecodeRows,
     forced_B: Array | None,
     attend_at: Callable[[Array, Array], Attend],
+    stacked_map: StackedMap | None,
     product: str,
     top: int,
     any_filters: Array | None,
@@ -363,6 +369,7 @@ def _step(
         *loras,
         sequence_parallel=False,
         stationary=True,
+        stacked_map=stacked_map,
         product=product,
         segments=segments_B1,
         slots=slots,

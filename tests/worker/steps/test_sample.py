@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.models import backbone
+from spmd_tx.models import backbone, stack_product
 from spmd_tx.models.sampling import draw
+from spmd_tx.worker.steps import sample as sampling_steps
 from tests.models import reference
 from tests.support.tiny_engine import (
     BOTH_SCALES,
@@ -81,24 +82,25 @@ def test_the_sampler_agrees_with_the_trainer_and_with_one_device(sampler):
         np.testing.assert_allclose(one.logprobs, trainer, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "shape, kind",
-    [((1, 1, 2), "dense"), pytest.param((1, 2, 2), "mixture", marks=pytest.mark.slow)],
-    ids=["dense", "experts"],
-)
-def test_a_decode_may_read_matrices_where_all_layers_stack_them(shape, kind, monkeypatch):
+@pytest.mark.parametrize("shape", [(1, 1, 2), pytest.param((2, 2, 1), marks=pytest.mark.slow)], ids=mesh_name)
+def test_a_decode_may_read_matrices_and_factors_where_all_layers_stack_them(shape, monkeypatch):
+    """As on GPUs, but for the kernel."""
     found = list[tuple[int, ...]]()
 
-    def product_of_stack(x, w, layer):
+    def product_of_stack(x, w, layer, plus=None, *, transposed=False):
         found.append(w.shape)
-        return x @ w[layer]
+        y = x @ (w[layer].T if transposed else w[layer])
+        return y if plus is None else y + plus[0] @ plus[1][layer]
 
-    monkeypatch.setattr(backbone, "reads_stack", lambda product, shape, rows: len(shape) == 3)
-    monkeypatch.setattr(backbone, "stack_product", product_of_stack)
-    sampler = TinySampler(tiny_engine(shape, kind=kind), np.float32)
+    monkeypatch.setattr(stack_product, "stack_product", product_of_stack)
+    monkeypatch.setattr(stack_product, "LEAST_ROWS", 1)
+    monkeypatch.setattr(backbone, "reads_stack", lambda shape, rows: True)
+    monkeypatch.setattr(sampling_steps, "product_of", lambda mesh: "triton")
+    monkeypatch.setattr(sampling_steps, "platform", lambda mesh: "gpu")
+    sampler = TinySampler(tiny_engine(shape), np.float32)
     drawn = run(sampler, stand(SAMPLES, shards=sampler.data_shards))
-    assert len(found) == {"mixture": 4, "dense": 7}[kind]
-    for one, expected in zip(drawn, on_one_device(kind), strict=True):
+    assert len(found) == 2 * 7, "each map's matrix and factors"
+    for one, expected in zip(drawn, on_one_device(), strict=True):
         assert np.array_equal(one.tokens, expected.tokens)
         np.testing.assert_allclose(one.logprobs, expected.logprobs, rtol=0, atol=TOLERANCE)
 
