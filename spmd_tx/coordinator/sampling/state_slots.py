@@ -1,4 +1,4 @@
-"""Slots for the states of sequences on one data shard: those of rows, and snapshots for prefixes. Pure.
+"""The state slots of sequences on one data shard: those of rows, and snapshots for prefixes. Pure.
 
 A state of a fixed size cannot be cut back to an earlier token, as pages can. So a prefix that is found in the
 cache is only of use up to a snapshot: a slot that holds the state after exactly its tokens. A snapshot hangs
