@@ -16,7 +16,7 @@ FLAGS = {"train_attn": "attn", "train_mlp": "mlp", "train_unembed": "unembed"}
 @pytest.mark.parametrize("family", tiny_families.FAMILIES)
 def test_names_of_all_families_tell_factors_apart_and_what_trains_them(family, layout):
     spec = replace(tiny_model.PRESETS["tiny"], family=family)
-    model = configured(declare(tiny_model._model_config(spec, {})), layout)
+    model = configured(declare(tiny_model.model_config(spec, {})), layout)
     names = [name for module in modules(AdapterSpec(rank=4), model) for name in module.shapes]
     assert len({spelling(name) for name in names}) == len(names)
     for flag, group in FLAGS.items():
