@@ -2,7 +2,7 @@
 
 import msgspec
 
-from spmd_tx.protocol.commands import unpack_array
+from spmd_tx.protocol.encoding import unpack_array
 from spmd_tx.protocol.reports import PROTOCOL_VERSION, AnyReport
 
 # For how long a connection may be silent before it is closed. ZeroMQ sends heartbeats in its own threads.

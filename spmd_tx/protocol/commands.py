@@ -6,15 +6,11 @@ there are several), N pages in a row's table, C page copies, M new pages, K deco
 one (fsdp, ep) coordinate of the mesh.
 """
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.protocol.programs import ProgramShape
-from spmd_tx.protocol.reports import AnyReport
-from spmd_tx.protocol.setup import Setup
 
 # A loss's position in this tuple is its number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
@@ -402,19 +398,3 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
     generation: int
     sequence: int  # from 0 in each generation
     command: AnyCommand
-
-
-def _pack(value: object) -> object:
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, np.ascontiguousarray(value).data
-    raise TypeError(f"cannot send a {type(value).__name__}")
-
-
-def unpack_array(kind: type, value: Any) -> np.ndarray:
-    dtype, shape, buffer = value
-    return np.frombuffer(buffer, dtype).reshape(shape)
-
-
-encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
-decode_to_worker = msgspec.msgpack.Decoder(Setup | Envelope, dec_hook=unpack_array).decode
-decode_report = msgspec.msgpack.Decoder(AnyReport, dec_hook=unpack_array).decode

@@ -15,7 +15,7 @@ from spmd_tx.models.paged.attention import candidates
 from spmd_tx.worker import paged_self_test
 from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack
 from spmd_tx.worker.self_test import Sizes, implementation, problem_of
-from spmd_tx.worker.steps.sample import make_copy_pages
+from spmd_tx.worker.steps.pages import make_copy_pages
 from tests.bench.dummy import PAGE, Dummy
 from tests.bench.meter import Meter
 

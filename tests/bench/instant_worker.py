@@ -12,7 +12,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from spmd_tx.protocol import commands, reports
+from spmd_tx.protocol import commands, encoding, reports
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.secret import Keys
 from spmd_tx.protocol.setup import Setup
@@ -41,27 +41,27 @@ def main() -> int:
     def beat() -> None:
         socket = connect()
         while True:
-            socket.send(commands.encode(reports.Beat(**origin, sequence=None)))
+            socket.send(encoding.encode(reports.Beat(**origin, sequence=None)))
             time.sleep(BEAT_SECONDS)
 
     threading.Thread(target=beat, daemon=True).start()
     socket = connect()
-    socket.send(commands.encode(reports.Hello(**origin, jax_port=1)))
-    setup = commands.decode_to_worker(socket.recv())
+    socket.send(encoding.encode(reports.Hello(**origin, jax_port=1)))
+    setup = encoding.decode_to_worker(socket.recv())
     assert isinstance(setup, Setup)
     plan = MemoryPlan(
         pages=PAGES, train_tokens=setup.train_tokens or TRAIN_TOKENS, decode_rows=setup.decode_rows or ROWS
     )
-    socket.send(commands.encode(reports.Ready(**origin, plan=plan, device="1 x nothing")))
+    socket.send(encoding.encode(reports.Ready(**origin, plan=plan, device="1 x nothing")))
     while True:
-        envelope = commands.decode_to_worker(socket.recv())
+        envelope = encoding.decode_to_worker(socket.recv())
         assert isinstance(envelope, commands.Envelope)
         arrays, metrics = answer(envelope.command)
         reply = reports.Reply(**origin, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
-        socket.send(commands.encode(reply))
+        socket.send(encoding.encode(reply))
         if isinstance(envelope.command, commands.Compile):
             compiled = reports.Compiled(**origin, number=envelope.command.number)
-            socket.send(commands.encode(compiled))
+            socket.send(encoding.encode(compiled))
         if isinstance(envelope.command, commands.Shutdown):
             return 0
 

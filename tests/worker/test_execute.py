@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from spmd_tx.protocol import commands
+from spmd_tx.protocol import agents, commands, encoding
 from spmd_tx.protocol.commands import (
     AdapterSpec,
     Compile,
@@ -155,7 +155,7 @@ def test_replies_are_plain_arrays_and_numbers_in_the_order_of_the_commands():
     assert [reply.arrays["number"].tolist() for reply in replies[:3]] == [[n, n, n] for n in (1, 2, 3)]
     assert {type(reply.arrays["number"]) for reply in replies[:3]} == {np.ndarray}
     assert replies[1].metrics == {"grad_norm": 0.5}
-    assert commands.decode_report(commands.encode(replies[1])).metrics == {"grad_norm": 0.5}
+    assert agents.decode_any_report(encoding.encode(replies[1])).metrics == {"grad_norm": 0.5}
 
 
 def test_the_next_command_is_dispatched_before_a_result_is_fetched():

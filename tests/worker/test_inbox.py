@@ -2,7 +2,9 @@ import pytest
 import zmq
 
 from spmd_tx.errors import CommandGap, MeshError
-from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Envelope, Shutdown, decode_report, encode
+from spmd_tx.protocol.agents import decode_any_report
+from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Envelope, Shutdown
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Beat, Hello, Ready, Written
 from spmd_tx.protocol.secret import Keys
@@ -39,7 +41,7 @@ class Coordinator:
 
     def receive(self):
         self.worker, message = self.socket.recv_multipart()
-        return decode_report(message)
+        return decode_any_report(message)
 
     def send(self, message):
         self.socket.send_multipart([self.worker, encode(message)])

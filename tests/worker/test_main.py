@@ -12,6 +12,7 @@ import psutil
 import pytest
 import zmq
 
+from spmd_tx.protocol.agents import decode_any_report
 from spmd_tx.protocol.commands import (
     AdapterSpec,
     CreateAdapter,
@@ -20,9 +21,8 @@ from spmd_tx.protocol.commands import (
     SaveState,
     Shutdown,
     Snapshot,
-    decode_report,
-    encode,
 )
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
 from spmd_tx.protocol.secret import Keys
@@ -82,7 +82,7 @@ class Group:
 
     def next_report(self):
         identity, *frames = self.socket.recv_multipart()
-        report = decode_report(b"".join(frames))
+        report = decode_any_report(b"".join(frames))
         if isinstance(report, Hello):
             self.identities[report.process] = identity
             if report.process == 0:

@@ -9,7 +9,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from spmd_tx.protocol.agents import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AgentReport, AnyOrder, decode_order
-from spmd_tx.protocol.commands import encode
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.reports import in_frames
 from spmd_tx.protocol.secret import Keys
 

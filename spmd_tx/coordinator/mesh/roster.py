@@ -24,7 +24,7 @@ from spmd_tx.protocol.agents import (
     StopWorker,
     WorkerEnded,
 )
-from spmd_tx.protocol.commands import encode
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.reports import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)

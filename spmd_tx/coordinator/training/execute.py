@@ -58,13 +58,7 @@ from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp
-from spmd_tx.protocol.commands import (
-    AnyCommand,
-    CreateAdapter,
-    LoadState,
-    OptimStep,
-    Snapshot,
-)
+from spmd_tx.protocol.commands import AnyCommand, CreateAdapter, LoadState, OptimStep, Snapshot
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.protocol.commands import CustomLoss, encode, unpack_array
+from spmd_tx.protocol.commands import CustomLoss
+from spmd_tx.protocol.encoding import encode, unpack_array
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):

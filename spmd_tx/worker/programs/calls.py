@@ -22,15 +22,9 @@ from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.pages import make_copy_pages, make_copy_states, make_place_tables
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.steps.sample import (
-    DecodeRows,
-    make_copy_pages,
-    make_copy_states,
-    make_decode,
-    make_place_tables,
-    make_prefill,
-)
+from spmd_tx.worker.steps.sample import DecodeRows, make_decode, make_prefill
 from spmd_tx.worker.steps.swap import make_page_in, make_swap_steps
 from spmd_tx.worker.steps.train import Rows, make_forward, make_forward_backward
 

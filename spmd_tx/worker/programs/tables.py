@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from spmd_tx.protocol.commands import Decode
-from spmd_tx.worker.steps.sample import TABLE_ENTRIES
+from spmd_tx.worker.steps.pages import TABLE_ENTRIES
 
 
 def table_changes(command: Decode, shards: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

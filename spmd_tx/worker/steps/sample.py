@@ -21,20 +21,17 @@ from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
 from spmd_tx.models.grouped_lora import grouped_lora, places
-from spmd_tx.models.kv_cache import KvCache, continue_attend, copy_pages, decode_attend, prefill_attend
+from spmd_tx.models.kv_cache import KvCache, continue_attend, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
 from spmd_tx.models.row_lora import row_lora
 from spmd_tx.models.sampling import draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.models.stack_product import StackedMap, stacked_maps
-from spmd_tx.models.state_pool import NOTHING, Keep, copy_slots, with_pages
+from spmd_tx.models.state_pool import NOTHING, Keep
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
 from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs, product_of
-
-TABLE_ENTRIES = 1024  # of one data shard that one call writes
-COPIES_AT_ONCE = 16  # pages, on GPUs, where every turn of a loop costs as much as copying several
 
 
 class Bank(PyTreeNode):
@@ -174,54 +171,6 @@ def make_prefill(
         return cache, jax.tree.map(replicate_rows, scores), experts_BTLC
 
     return prefill
-
-
-def make_copy_pages(mesh: Mesh, cache: KvCache | Keep) -> Callable[..., Any]:
-    """Make (cache, copies) -> cache, which copies pages (from, to), int32 [C, 2]. Donates ``cache``.
-
-    The copies of each data shard come first among its pairs; the others are (0, 0).
-    """
-    at_once = COPIES_AT_ONCE if platform(mesh) == "gpu" else 1
-
-    @partial(jax.jit, donate_argnums=0)
-    @partial(jax.shard_map, mesh=mesh, in_specs=(specs(cache), P(DATA)), out_specs=specs(cache))
-    def copy(cache: KvCache | Keep, copies: Array) -> KvCache | Keep:
-        return with_pages(cache, lambda pages: copy_pages(pages, copies, at_once))
-
-    return copy
-
-
-def make_copy_states(mesh: Mesh, cache: KvCache | Keep) -> Callable[..., Any]:
-    """Make (cache, copies) -> cache, which copies states (from, to), int32 [C, 2], as copy_slots does.
-
-    The copies of each data shard come first among its pairs; the others are (0, 0). Donates ``cache``.
-    """
-
-    @partial(jax.jit, donate_argnums=0)
-    @partial(jax.shard_map, mesh=mesh, in_specs=(specs(cache), P(DATA)), out_specs=specs(cache))
-    def copy(cache: Keep, copies: Array) -> Keep:
-        return cache.replace(states=copy_slots(cache.states, copies))
-
-    return copy
-
-
-def make_place_tables(mesh: Mesh, tables: Weight) -> Callable[..., Any]:
-    """Make (tables, source, entries) -> tables, those of the rows of a Decode. Donates ``tables`` [B, N].
-
-    Row r begins as row ``source`` [B] of its data shard, if that is not negative. ``entries`` are (row, place
-    in its table, page), int32 [U, 3]; U splits over the data shards like B. Entries without a page have
-    different rows from the number of rows on.
-    """
-    in_specs = (tables.spec, P(DATA), P(DATA))
-
-    @partial(jax.jit, donate_argnums=0)
-    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=tables.spec)
-    def place(tables_BN: Array, source_B: Array, entries_U3: Array) -> Array:
-        tables_BN = jnp.where(source_B[:, None] < 0, tables_BN, tables_BN[jnp.maximum(source_B, 0)])
-        row_U, place_U, page_U = entries_U3.T
-        return tables_BN.at[row_U, place_U].set(page_U, unique_indices=True, mode="drop")
-
-    return place
 
 
 def on(mesh: Mesh, paged_attention: str) -> str:

@@ -16,7 +16,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from spmd_tx.protocol import commands, reports
+from spmd_tx.protocol import commands, encoding, reports
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.secret import Keys
 from tests.coordinator.sampling.fake_device import FakeDevice
@@ -51,14 +51,14 @@ def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
     def beat():
         socket = connect()
         while True:
-            socket.send(commands.encode(reports.Beat(**origin, sequence=None)))
+            socket.send(encoding.encode(reports.Beat(**origin, sequence=None)))
             time.sleep(0.2)
 
     threading.Thread(target=beat, daemon=True).start()
     socket = connect()
 
     def report(kind, **fields):
-        socket.send(commands.encode(kind(**origin, **fields)))
+        socket.send(encoding.encode(kind(**origin, **fields)))
 
     if "FAKE_WORKER_FAILS_AT_START" in os.environ:
         print("no device found", file=sys.stderr, flush=True)
@@ -67,7 +67,7 @@ def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
     if "FAKE_WORKER_DOES_NOT_FIT" in os.environ:
         report(reports.Failure, message="the mesh needs 8 devices", traceback="", is_final=True)
         return 1
-    setup = commands.decode_to_worker(socket.recv())
+    setup = encoding.decode_to_worker(socket.recv())
     report(reports.Progress, message="loading weights 50 %")
     device = new_device(setup, report)
     report(reports.Progress, message="")
@@ -75,7 +75,7 @@ def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
     report(reports.Ready, plan=plan, device="1 x fake")
     print(f"worker {options.process_id} is ready", flush=True)
     while True:
-        envelope = commands.decode_to_worker(socket.recv())
+        envelope = encoding.decode_to_worker(socket.recv())
         command = envelope.command
         if isinstance(command, commands.Shutdown):
             report(reports.Reply, sequence=envelope.sequence)

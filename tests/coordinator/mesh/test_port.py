@@ -10,7 +10,7 @@ import zmq.asyncio
 from spmd_tx.coordinator.mesh import port as worker_port
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.errors import StartError
-from spmd_tx.protocol.commands import encode
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.reports import FRAME_BYTES, Hello, Reply, in_frames
 from spmd_tx.protocol.secret import Keys
 

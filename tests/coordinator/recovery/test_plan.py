@@ -5,11 +5,7 @@ import pytest
 
 from spmd_tx.coordinator.scheduler import scheduler
 from spmd_tx.errors import WorkerLost
-from spmd_tx.protocol.commands import (
-    ForwardBackward,
-    OptimStep,
-    SaveState,
-)
+from spmd_tx.protocol.commands import ForwardBackward, OptimStep, SaveState
 from tests.coordinator.recovery.generations import next_generation, train_for_a_while
 from tests.coordinator.scheduler.fake_sampling import slots
 from tests.coordinator.training.bench import logprobs

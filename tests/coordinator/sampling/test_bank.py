@@ -4,14 +4,7 @@ import pytest
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
-from spmd_tx.protocol.commands import (
-    AdapterSpec,
-    DropPaged,
-    LoadSampler,
-    PageIn,
-    PageOut,
-    WriteSampler,
-)
+from spmd_tx.protocol.commands import AdapterSpec, DropPaged, LoadSampler, PageIn, PageOut, WriteSampler
 
 ADAPTER = AdapterSpec(rank=4)
 FOLDER = Path("/versions")

@@ -5,10 +5,7 @@ import numpy as np
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.sampling.batch import Dispatch
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
-from spmd_tx.protocol.commands import (
-    STOP_TOKENS,
-    Decode,
-)
+from spmd_tx.protocol.commands import STOP_TOKENS, Decode
 
 
 class FakeSampling:

@@ -9,13 +9,7 @@ from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
-from spmd_tx.protocol.commands import (
-    Decode,
-    ForwardBackward,
-    OptimStep,
-    PageOut,
-    SaveState,
-)
+from spmd_tx.protocol.commands import Decode, ForwardBackward, OptimStep, PageOut, SaveState
 from tests.coordinator.scheduler.fake_sampling import sample, slots
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
 

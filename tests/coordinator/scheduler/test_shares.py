@@ -1,10 +1,6 @@
 from itertools import pairwise
 
-from spmd_tx.protocol.commands import (
-    Decode,
-    ForwardBackward,
-    PageOut,
-)
+from spmd_tx.protocol.commands import Decode, ForwardBackward, PageOut
 from tests.coordinator.scheduler.fake_sampling import sample, slots
 
 A, B = "alice:train:0", "bob:train:0"

@@ -3,14 +3,7 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator.training.slots import TURN
-from spmd_tx.protocol.commands import (
-    CreateAdapter,
-    DropSwapped,
-    ForwardBackward,
-    Snapshot,
-    SwapIn,
-    SwapOut,
-)
+from spmd_tx.protocol.commands import CreateAdapter, DropSwapped, ForwardBackward, Snapshot, SwapIn, SwapOut
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
 from tests.coordinator.training.fake_trainer import FakeTrainer
 

@@ -11,7 +11,7 @@ from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.sharding.weight import Weight
 from spmd_tx.worker.programs import tables
 from spmd_tx.worker.programs.tables import table_changes
-from spmd_tx.worker.steps.sample import make_place_tables
+from spmd_tx.worker.steps.pages import make_place_tables
 
 SHARDS, ROWS, WIDTH = 2, 5, 12
 OPTIONAL = "top", "active", "block", "forced"
