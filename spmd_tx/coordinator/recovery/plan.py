@@ -25,12 +25,12 @@ async def plan(
     ``beyond_repair`` says of requests, by id, why they cannot be run again.
     """
     first_open = min((request.seq_id for request in unfinished), default=None)
-    if first_open == 0:  # later requests may have failed already, without waiting for it
-        closed = (await log.history(model_id, after=-1)).closed
-        return Restoration(model_id, session_id, closed=frozenset(closed)) if closed else None
     # A snapshot behind an unanswered request would skip what the answer has to be made from.
     start, damage = await snapshots.newest(model_id, before=first_open)
     history = await log.history(model_id, after=-1 if start is None else start.seq_id)
+    if not history.is_created:  # its creation may be in the log and not yet among ``unfinished``
+        closed = frozenset(history.closed)  # later requests may have failed already, without waiting for it
+        return Restoration(model_id, session_id, closed=closed) if closed else None
     never_again = (beyond_repair.get(each.request.id) for each in history.executed)
     refusal = (
         history.refusal or _problem(model_id, start, damage, history) or next(filter(None, never_again), None)

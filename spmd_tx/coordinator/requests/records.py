@@ -162,6 +162,7 @@ class History(NamedTuple):
     executed: list[Executed]  # in order of seq_id
     closed: set[int]  # numbers of requests that were refused, or failed without an effect
     refusal: str | None  # why there is no model: its creation failed, or the operator has given it up
+    is_created: bool  # False: the request that creates the model has no outcome yet
 
 
 class LossCount(NamedTuple):

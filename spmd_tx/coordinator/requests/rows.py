@@ -115,14 +115,15 @@ async def history(db: AsyncSession, line: str, after: int) -> History:
         .order_by(RequestRow.seq_id)
     )
     rows = (await db.scalars(query)).all()
-    found = History([], set(), _broken(line, rows))
+    creation = await db.scalar(select(RequestRow).where(RequestRow.line == line, RequestRow.seq_id == 0))
+    is_created = creation is None or creation.finished_at is not None
+    found = History([], set(), _broken(line, rows), is_created)
     for row in rows:
         if row.executed:
             found.executed.append(Executed(_request(row), row.digest, row.layout))
         else:
             found.closed.add(row.seq_id)
-    creation = await db.scalar(select(RequestRow).where(RequestRow.line == line, RequestRow.seq_id == 0))
-    if creation is None or (creation.finished_at is not None and not creation.executed):
+    if creation is None or (is_created and not creation.executed):
         error = creation and creation.error
         return found._replace(refusal=error or f"{line} was made by an earlier version of this server")
     return found

@@ -76,6 +76,18 @@ async def test_a_model_that_was_never_created_still_says_why(bench):
     assert "lora_config.rank is 64" in await bench.failure(bench.train(A, 1, 10))
 
 
+async def test_a_model_accepted_while_workers_get_ready_is_created(bench, monkeypatch):
+    """Its request is in the log already, and reaches the scheduler a moment later."""
+    arrivals = []
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.log, "_announce", arrivals.append)
+        created = bench.create(A)
+    await next_generation(bench)
+    bench.scheduler.arrive(*arrivals)
+    await bench.result(created)
+    await bench.result(bench.train(A, 1, 10))
+
+
 async def test_a_result_that_differs_is_reported_and_the_stored_one_stays(bench, caplog):
     await bench.result(bench.create(A))
     trained = bench.train(A, 1, 10)

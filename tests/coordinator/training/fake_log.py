@@ -51,7 +51,8 @@ class FakeLog:
             else:
                 closed.add(request.seq_id)
         creation = next((self.outcomes.get(each.id) for each in mine if each.seq_id == 0), None)
-        return History(executed, closed, creation.error if isinstance(creation, Failed) else None)
+        refusal = creation.error if isinstance(creation, Failed) else None
+        return History(executed, closed, refusal, creation is not None)
 
     async def count_losses(self, in_flight, blamed):
         self.losses.update(in_flight)
