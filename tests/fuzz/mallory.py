@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -19,7 +20,10 @@ from tests.fuzz.calls import API, Call, Names
 
 CONNECTIONS = 6
 SECONDS = 60  # for an answer; what takes longer hangs
+PAUSE = 0.1  # seconds between two attempts
 POLL_SECONDS = 2  # after which a poll is left
+BUSY = 503  # as when the database is locked; the SDK asks again
+UNFINISHED = 408  # of a poll
 LAST = 12  # calls that are shown of what was sent before a death
 
 
@@ -132,7 +136,8 @@ class Mallory:
         with self._client() as client:
             while self._book.sessions:
                 path = f"{API}sessions/{self._book.sessions.pop()}/finish"
-                client.post(path, json={"reason": {"type": "success"}}).raise_for_status()
+                body = {"reason": {"type": "success"}}
+                _post(client, path, body, [BUSY], time.monotonic() + SECONDS).raise_for_status()
 
     def settle(self, seconds: float) -> None:
         """Every future ends, and none with an internal error."""
@@ -145,9 +150,9 @@ class Mallory:
 
     def _settle(self, client: httpx.Client, request_id: str, line: str, deadline: float) -> None:
         try:
-            answer = client.post(API + "retrieve_future", json={"request_id": request_id})
-            while answer.status_code == 408 and time.monotonic() < deadline:
-                answer = client.post(API + "retrieve_future", json={"request_id": request_id})
+            answer = _post(
+                client, API + "retrieve_future", {"request_id": request_id}, [UNFINISHED, BUSY], deadline
+            )
         except httpx.TransportError as error:
             self._book.find(f"its future cannot be asked for: {error!r}", line)
             return
@@ -160,10 +165,21 @@ class Mallory:
         category = failed.get("category", "none") if isinstance(failed, dict) else "none"
         with self._book.lock:
             self._book.outcomes[f"{answer.status_code} {category}"] += 1
-        if answer.status_code == 408:
+        if answer.status_code == UNFINISHED:
             self._book.find(f"its future has no end: {answer.text[:300]}", line)
         elif answer.status_code >= 500 or category == "server":
             self._book.find(f"its future failed by the server: {answer.text[:500]}", line)
+
+
+def _post(
+    client: httpx.Client, path: str, body: dict[str, Any], again: list[int], deadline: float
+) -> httpx.Response:
+    """Ask until the status is none of ``again``, or until the deadline."""
+    while True:
+        answer = client.post(path, json=body)
+        if answer.status_code not in again or time.monotonic() > deadline:
+            return answer
+        time.sleep(PAUSE)
 
 
 def _learn(names: Names, call: Call, answer: httpx.Response, requested: Callable[[str], None]) -> None:
