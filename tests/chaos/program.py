@@ -6,6 +6,7 @@ written so that equal lines mean equal bits. What the SDK logs besides its retri
 
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ import tinker
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from spmd_tx.processes.parent import end_with
 from tests.chaos import tenants
 
 # What the SDK says when it tries again, or passes on why the server makes it wait.
@@ -79,4 +81,5 @@ def _live(tenant: Callable[..., None], url: str, record: Record, seed: int, roun
 
 
 if __name__ == "__main__":
+    end_with(os.getppid())  # or it would ask for answers for ever when the tests are interrupted
     sys.exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
