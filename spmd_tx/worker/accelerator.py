@@ -38,6 +38,9 @@ UNKNOWN_FLAG = re.compile(r"Unknown flags? in XLA_FLAGS:(.*)")
 
 # A request that is executed again must give the same bits.
 REPRODUCIBLE = ("--xla_gpu_exclude_nondeterministic_ops=true",)
+# XLA computes values twice, to save memory, as soon as a program's arguments need 80 % of a device's. Those of
+# programs with the key-value cache always do; the memory plan has room for what they need beside it.
+COMPUTED_ONCE = ("--xla_disable_hlo_passes=rematerialization",)
 # Overlap gathers of the next layer's weights and sums of gradients with this layer's arithmetic.
 OVERLAPPED = (
     "--xla_gpu_enable_latency_hiding_scheduler=true",
@@ -225,7 +228,7 @@ def has_tpu() -> bool:
 def wanted_flags(setup: Setup) -> list[str]:
     """List our flags for XLA, except those that the user sets."""
     has_collectives = setup.fsdp * setup.ep * setup.tp > 1
-    flags = [*REPRODUCIBLE, *(OVERLAPPED if has_collectives else ())]
+    flags = [*REPRODUCIBLE, *COMPUTED_ONCE, *(OVERLAPPED if has_collectives else ())]
     if setup.kernel_choices and not any(map(str.isspace, setup.kernel_choices)):  # spaces separate flags
         # The fastest kernel can be another one next time, and then a request that is executed again would
         # have other bits. So the choices are kept, and not in the cache, which is limited and may be emptied.

@@ -124,7 +124,7 @@ def self_test(is_dry: bool) -> dict[str, Any]:
     sizes = Sizes(names, heads, kv_heads, width)
     start = time.monotonic()
     run_once = accelerator.partial(accelerator.run_self_test, "")
-    wanted = [*accelerator.REPRODUCIBLE, *accelerator.OVERLAPPED]
+    wanted = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, *accelerator.OVERLAPPED]
     flags, verdicts = accelerator.try_out(wanted, sizes, run_once)
     found = {verdict.implementation: verdict.problem for verdict in verdicts}
     print(f"self-test: {found}, flags {flags}, {time.monotonic() - start:.0f} s", flush=True)

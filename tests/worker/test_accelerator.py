@@ -114,7 +114,7 @@ def test_an_unknown_flag_of_the_user_is_not_looked_for_forever():
 
 def test_a_real_process_tells_which_flag_it_does_not_know(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    flags = [*accelerator.REPRODUCIBLE, *accelerator.OVERLAPPED, "--xla_no_such_flag=true"]
+    flags = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, *accelerator.OVERLAPPED, "--xla_no_such_flag=true"]
     ended = run_self_test(str(tmp_path), flags, msgspec.structs.replace(SIZES, implementations=["cudnn"]))
     assert accelerator.unknown_flags(ended.errors) == {"--xla_no_such_flag"}
     assert ended.code
@@ -123,7 +123,7 @@ def test_a_real_process_tells_which_flag_it_does_not_know(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_a_real_process_without_a_gpu_finds_that_only_the_reference_is_right(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    flags = [*accelerator.REPRODUCIBLE, *accelerator.OVERLAPPED]
+    flags = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, *accelerator.OVERLAPPED]
     ended = run_self_test(str(tmp_path), flags, SIZES)
     problems = {verdict.implementation: verdict.problem for verdict in ended.verdicts}
     assert problems.pop("reference") is None
@@ -194,8 +194,8 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
     assert (setup.attention, setup.paged_attention, setup.experts) == ("cudnn_masked", "triton", "kernel")
-    ours = f"{accelerator.REPRODUCIBLE[0]} {accelerator.OVERLAPPED[0]}"
-    assert os.environ["XLA_FLAGS"] == f"{ours} --xla_of_the_user=1"
+    ours = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, accelerator.OVERLAPPED[0]]
+    assert os.environ["XLA_FLAGS"].split() == [*ours, "--xla_of_the_user=1"]
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
     attention, *_, pages, products = tried
     assert (attention.heads, attention.kv_heads, attention.device) == (4, 1, 3)
@@ -208,7 +208,8 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
 
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=false")
-    assert accelerator.wanted_flags(SETUP) == [*accelerator.REPRODUCIBLE, accelerator.OVERLAPPED[1]]
+    others = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, accelerator.OVERLAPPED[1]]
+    assert accelerator.wanted_flags(SETUP) == others
 
 
 def test_choices_of_kernels_are_kept_apart_from_the_cache_and_have_a_name(tmp_path, monkeypatch):
@@ -241,7 +242,8 @@ def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeyp
 
 
 def test_one_device_has_no_collectives_to_hide():
-    assert accelerator.wanted_flags(msgspec.structs.replace(SETUP, tp=1)) == list(accelerator.REPRODUCIBLE)
+    alone = msgspec.structs.replace(SETUP, tp=1)
+    assert accelerator.wanted_flags(alone) == [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE]
 
 
 @pytest.mark.parametrize(
