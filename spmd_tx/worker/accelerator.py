@@ -38,8 +38,8 @@ UNKNOWN_FLAG = re.compile(r"Unknown flags? in XLA_FLAGS:(.*)")
 
 # A request that is executed again must give the same bits.
 REPRODUCIBLE = ("--xla_gpu_exclude_nondeterministic_ops=true",)
-# XLA computes values twice, to save memory, as soon as a program's arguments need 80 % of a device's. Those of
-# programs with the key-value cache always do; the memory plan has room for what they need beside it.
+# XLA computes values twice, to save memory, as soon as a program's arguments need 80 % of a device's, which
+# those with the key-value cache do by plan. The plan has room for what a program needs beside its arguments.
 COMPUTED_ONCE = ("--xla_disable_hlo_passes=rematerialization",)
 # Overlap gathers of the next layer's weights and sums of gradients with this layer's arithmetic.
 OVERLAPPED = (

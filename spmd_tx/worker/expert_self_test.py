@@ -1,4 +1,4 @@
-"""Compares kernels of products with the reference, on the device: those of experts, and of stacked layers.
+"""Compares kernels of products with the reference, on the device: of experts, their adapters, stacked layers.
 
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4
+from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.experts.product import grouped_product, implementation
 from spmd_tx.models.lora import Lora, bank_lora
 from spmd_tx.models.packed import Matrix, Packed, decoded, scale_dtype
@@ -103,6 +104,45 @@ def problem_of_stack(sizes: ExpertSizes) -> str | None:
     return None
 
 
+def problem_of_sums(name: str, sizes: ExpertSizes) -> str | None:
+    """Say the same of the gradients of experts' own factors, which are added group by group."""
+    random, groups = np.random.default_rng(0), 4
+    for block in (1, 16):
+        run = _jitted_sums(name, sizes.device)
+        ends = np.cumsum(random.integers(5, 20, groups)).astype(np.int32)
+        spans = np.concatenate([[0], ends[:-1]]).astype(np.int32), ends
+        low, wide = (
+            _random(random, sizes.dtype, ends[-1] + 3, block, width) for width in (RANK, sizes.inner)
+        )
+        sums = _random(random, "float32", groups, RANK, sizes.inner)
+        got, again = (np.asarray(run(sums, low, wide, spans)) for _ in range(2))
+        error = worst_error(got, _expected_sums(sums, low, wide, spans))
+        if not error <= MOST_ERROR:  # also true for NaN
+            return f"the sum of factors' gradients is off by {error:.2g}"
+        if got.tobytes() != again.tobytes():
+            return "the sum of factors' gradients differs between two runs"
+        first, end = spans[0][-1], ends[-1]  # the last group alone, in another place
+        nothing = np.zeros(groups - 1, np.int32)
+        alone = np.append(nothing, 1).astype(np.int32), np.append(nothing, 1 + end - first).astype(np.int32)
+        moved = run(sums, low[first - 1 :], wide[first - 1 :], alone)
+        if np.asarray(moved)[-1].tobytes() != got[-1].tobytes():
+            return "the sum of factors' gradients depends on other adapters or experts"
+    return None
+
+
+def _jitted_sums(name: str, device: int) -> jax.stages.Wrapped:
+    """Return (sums, ranks, widths, spans) -> sums, inside shard_map on one device."""
+    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+    run = partial(add_by_group, name)
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=P()))
+
+
+def _expected_sums(sums: Array, low: Array, wide: Array, spans: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    parts = np.einsum("NJQ,NJI->NQI", *(np.asarray(each, np.float32) for each in (low, wide)))
+    added = [parts[first:end].sum(axis=0) for first, end in zip(*spans, strict=True)]
+    return np.asarray(sums) + np.stack(added)
+
+
 def _jitted_map(device: int, slots_B: np.ndarray, scale_S: np.ndarray) -> Callable[..., Array]:
     """Return (rows, stack, factors, layer) -> rows, inside shard_map on one device."""
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
@@ -174,7 +214,7 @@ def main(argument: str) -> None:
     try:
         problem = problem_of_product(name, sizes)
         if problem is None and name == "triton":
-            problem = problem_of_stack(sizes)
+            problem = problem_of_stack(sizes) or problem_of_sums(name, sizes)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)

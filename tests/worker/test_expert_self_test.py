@@ -3,10 +3,11 @@ from functools import partial
 import jax.numpy as jnp
 import pytest
 
-from spmd_tx.models.experts import product
+from spmd_tx.models.experts import kernels, product
+from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.lora import Lora
 from spmd_tx.worker import expert_self_test
-from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack
+from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack, problem_of_sums
 
 SIZES = ExpertSizes(experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
@@ -75,3 +76,32 @@ def right_map(slots, scales, apply_lora, layer_of=lambda layer: layer, mixed=0.0
 def test_what_is_wrong_with_a_stack_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(expert_self_test, "stacked_maps", partial(right_map, **wrong))
     assert str(problem_of_stack(ExpertSizes(experts=3, width=16, inner=32))).startswith(problem)
+
+
+def forgets_what_was_added_before(product, sums, *blocks):
+    return add_by_group(product, jnp.zeros_like(sums), *blocks)
+
+
+def adds_one_block_more(product, sums, low, wide, spans):
+    return add_by_group(product, sums, low, wide, (spans[0], spans[1] + 1))
+
+
+def adds_what_stands_first(product, sums, low, wide, spans):
+    return add_by_group(product, sums, low, wide, spans) * (1 + 0.001 * wide[:1, :1, :1])
+
+
+@pytest.mark.parametrize(
+    "wrong, problem",
+    [
+        (add_by_group, "None"),
+        (forgets_what_was_added_before, "the sum of factors' gradients is off by"),
+        (adds_one_block_more, "the sum of factors' gradients is off by"),
+        (adds_what_stands_first, "the sum of factors' gradients depends on other adapters or experts"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_is_wrong_with_sums_is_noticed(wrong, problem, monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(expert_self_test, "add_by_group", wrong)
+    sizes = ExpertSizes(experts=3, width=16, inner=32, dtype="float32")
+    assert str(problem_of_sums("triton", sizes)).startswith(problem)

@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 
 from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.activations import gated
+from spmd_tx.models.experts.factor_sums import Pieces, Spans, add_in_order, block_product, spans
 from spmd_tx.models.experts.factors import Factors, model_width, output_width
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import READS_PACKED, grouped_product, unset
@@ -29,13 +30,10 @@ from spmd_tx.models.packed import Matrix, decoded
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import FSDP, TP
 
-TOGETHER = 8  # blocks of a group that are added in one turn of the loop
-
 # gate [X, D, F], up [X, D, F], down [X, F, D]; or those of all layers [L, X, ...], and then the layout counts
 # experts over all layers.
 # Some models also have gate_bias and so on, [X, F] or [X, D].
 Kernels = dict[str, Matrix]
-Pieces = dict[str, Array]  # the factors; those of gate and up that take the input are one, [X, S, 2 Q, D]
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,13 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
         slopes_WD, slopes_W, sums = carry
         run, inputs, (token_P, is_pair_P) = chunk(number)
         slope_PD = jnp.where(is_pair_P[:, None], flat_slopes[token_P], 0)
-        slope_PD, slope_P, slopes = jax.vjp(run, *inputs)[1](slope_PD)
-        fold = _fold_in_order if how.by_tile else _fold_by_group
-        sums = fold(sums, slopes, place, number)
+        if how.by_tile:
+            slope_PD, slope_P, parts = jax.vjp(run, *inputs)[1](slope_PD)
+            blocks = how.tiling.chunk // how.tiling.block
+            group_N = lax.dynamic_slice_in_dim(place.group_N, number * blocks, blocks)
+            sums = add_in_order(sums, parts, group_N)
+        else:
+            slope_PD, slope_P, _, sums = jax.vjp(run, *inputs, sums)[1](slope_PD)
         return _put(slopes_WD, slope_PD, number), _put(slopes_W, slope_P, number), sums
 
     width = how.tiling.positions
@@ -159,7 +161,8 @@ def _chunk(
     pieces = {name: x.reshape(-1, *x.shape[2:])[group_N].astype(x_PD.dtype) for name, x in pieces.items()}
     scale_N = scale_S[slot_N].astype(x_PD.dtype)
     expert_M = expert_N[:: how.tiling.tile // how.tiling.block]
-    return partial(_run, how, kernels, expert_M, scale_N), (x_PD, weight_P, pieces), (token_P, is_pair_P)
+    run = partial(_run, how, kernels, expert_M, scale_N, spans(place, number * blocks, blocks))
+    return run, (x_PD, weight_P, pieces), (token_P, is_pair_P)
 
 
 def _run(
@@ -167,19 +170,29 @@ def _run(
     kernels: Kernels,
     expert_M: Array,
     scale_N: Array,
+    of_groups: Spans,
     x_PD: Array,
     weight_P: Array,
     pieces: Pieces,
+    sums: Pieces | None = None,
 ) -> Array:
-    """Return the experts' weighted results [P, D]; every pair's depend on its own numbers alone."""
+    """Return the experts' weighted results [P, D]; every pair's depend on its own numbers alone.
+
+    Of ``sums`` only the derivative has a meaning (factor_sums.block_product).
+    """
     blocks = scale_N.shape[0]
+
+    def times(x_NJI: Array, name: str, *, narrows: bool) -> Array:
+        if sums is None:
+            return jnp.einsum("NJI,NQI->NJQ" if narrows else "NJQ,NQO->NJO", x_NJI, pieces[name])
+        return block_product(how.product, narrows, x_NJI, pieces[name], sums[name], of_groups)
 
     def low(x_PI: Array, name: str) -> Array:
         x_NJI = x_PI.reshape(blocks, -1, x_PI.shape[1])
-        return jnp.einsum("NJI,NQI->NJQ", x_NJI, pieces[name]) * scale_N[:, None, None]
+        return times(x_NJI, name, narrows=True) * scale_N[:, None, None]
 
     def linear(x_PI: Array, name: str, low_NJQ: Array) -> Array:
-        added = jnp.einsum("NJQ,NQO->NJO", low_NJQ, pieces[name])
+        added = times(low_NJQ, name, narrows=False)
         base_PO = base(x_PI, name)
         return base_PO + added.reshape(base_PO.shape)
 
@@ -240,38 +253,3 @@ def _sum_of_choices(how: Grouping, y_WD: Array, place: Layout) -> Array:
         is_pair_RT1 = (place.place_RTC[:, :, choice] >= 0)[..., None]
         total_RTD += jnp.where(is_pair_RT1, y_RTD.astype(jnp.float32), 0.0)
     return jnp.asarray(total_RTD).astype(y_WD.dtype)
-
-
-def _fold_in_order(sums: Pieces, parts: Pieces, place: Layout, number: Array) -> Pieces:
-    """Add the blocks' gradients one after the other. For CPUs: nothing but the sums' own entries moves."""
-    blocks = jax.tree.leaves(parts)[0].shape[0]
-
-    def add(block: Array, sums: Pieces) -> Pieces:
-        group = place.group_N[number * blocks + block]
-        return jax.tree.map(lambda total, part: total.at[group].add(part[block]), sums, parts)
-
-    parts = jax.tree.map(lambda part: part.astype(jnp.float32), parts)
-    return lax.fori_loop(0, blocks, add, sums)
-
-
-def _fold_by_group(sums: Pieces, parts: Pieces, place: Layout, number: Array) -> Pieces:
-    """Do the same for all groups at once, some blocks of each in every turn. For accelerators."""
-    blocks = jax.tree.leaves(parts)[0].shape[0]
-    first_G = jnp.clip(place.first_G - number * blocks, 0, blocks)
-    end_G = jnp.clip(place.first_G + place.count_G - number * blocks, 0, blocks)
-
-    def add(turn: Array, sums: Pieces) -> Pieces:
-        for place_in_turn in range(TOGETHER):
-            block_G = first_G + turn * TOGETHER + place_in_turn
-            is_its_G, block_G = block_G < end_G, jnp.minimum(block_G, blocks - 1)
-
-            def plus(total: Array, part: Array, is_its_G: Array = is_its_G, g: Array = block_G) -> Array:
-                return total + jnp.where(is_its_G[:, None, None], part[g].astype(jnp.float32), 0.0)
-
-            sums = jax.tree.map(plus, sums, parts)
-        return sums
-
-    turns = (jnp.max(end_G - first_G) + TOGETHER - 1) // TOGETHER
-    equal_share = -(-blocks // first_G.size)
-    with jax.named_scope(usual_turns(-(-equal_share // TOGETHER))):
-        return lax.fori_loop(0, turns, add, sums)

@@ -25,7 +25,7 @@ OUTPUTS = 128  # columns that one program of a GPU computes
 DEPTH = 64  # columns of the input that a GPU reads at once
 
 
-def _dot(x: Array, w: Array, transposed: bool) -> Array:
+def dot(x: Array, w: Array, transposed: bool = False) -> Array:
     """Multiply with sums in fp32; fp32 is multiplied as such."""
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     contract = (((1,), (1 if transposed else 0,)), ((), ()))
@@ -113,7 +113,7 @@ def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts
     columns = _divisor(width, max(128, MATRIX_BYTES // (depth * w_XIO.dtype.itemsize)), 128)
 
     def kernel(_: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
-        y_ref[...] = _dot(x_ref[...], w_ref[0], transposed).astype(y_ref.dtype)
+        y_ref[...] = dot(x_ref[...], w_ref[0], transposed).astype(y_ref.dtype)
 
     def of_matrix(column: Array, tile: Array, expert_M: Any) -> tuple[Any, ...]:
         return (expert_M[tile], column, 0) if transposed else (expert_M[tile], 0, column)
@@ -161,7 +161,7 @@ def triton(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, expert
             totals = list(sums)
             for which, w in enumerate(found):
                 x = x_ref[pairs.of_input(which), :, pl.ds(*part)]
-                totals[pairs.of_output(which)] += _dot(x, w.astype(x.dtype), transposed)
+                totals[pairs.of_output(which)] += dot(x, w.astype(x.dtype), transposed)
             return tuple(totals)
 
         nothing = (jnp.zeros((rows, columns), jnp.float32),) * pairs.outputs
