@@ -54,6 +54,7 @@ def answer(future):
     return [(sequence.tokens, sequence.logprobs) for sequence in result.sequences]
 
 
+@pytest.mark.slow
 def test_in_company_and_behind_a_hit_and_after_preemption(clients, ours):
     alone = answer(ask(ours))
     assert len(alone[0][0]) == TOKENS
@@ -68,6 +69,7 @@ def test_in_company_and_behind_a_hit_and_after_preemption(clients, ours):
     assert crowded == alone
 
 
+@pytest.mark.slow
 def test_after_the_worker_was_killed(invariant_server, ours):
     alone = answer(ask(ours, count=300))
     future = ask(ours, count=300)

@@ -68,6 +68,7 @@ def test_every_loss_of_reinforcement_learning_has_a_gradient(run_example):
     assert lines[1].split() != lines[-1].split()
 
 
+@pytest.mark.slow
 def test_imitation_and_reinforcement_run_to_a_saved_state(run_example):
     *steps, answer = run_example("rl_demo.py", "--steps", "2").splitlines()
     losses = [numbers(step)[0] for step in steps if step.startswith("imitate")]

@@ -132,6 +132,7 @@ def test_what_was_not_recorded_is_refused_with_its_name_and_a_remedy(trainer, ot
     )
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_with_what_it_has_recorded(new_trainer, model_dir, tmp_path):
     """The step before is taken again, to the same weights, and the samples of before still train."""
     uninterrupted = new_trainer()

@@ -67,6 +67,7 @@ def compiled(server: Server) -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.timeout(WARM_UP_SECONDS + 300)  # programs are compiled only while nobody else is at work
+@pytest.mark.slow
 def test_after_the_warm_up_no_request_of_any_size_compiles_anything(warm_server, service):
     wait_until_warm(warm_server)
     before = compiled(warm_server)

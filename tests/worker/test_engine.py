@@ -36,7 +36,7 @@ TOLERANCE = 1e-5
 SECONDS = 60.0  # for a folder to be written
 
 
-@pytest.fixture(scope="module", params=[pytest.param("dense", marks=pytest.mark.slow), "mixture"])
+@pytest.fixture(scope="module", params=["dense", pytest.param("mixture", marks=pytest.mark.slow)])
 def kind(request):
     return request.param
 

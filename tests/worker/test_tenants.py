@@ -36,9 +36,9 @@ LOSSES = ["cross_entropy", "importance_sampling", "ppo", "cispo"]
     scope="module",
     params=[
         pytest.param(((1, 1, 1), SPEC), marks=pytest.mark.slow),
-        pytest.param(((2, 1, 2), SPEC), marks=pytest.mark.slow),
+        ((2, 1, 2), SPEC),
         pytest.param(((4, 1, 1), SPEC), marks=pytest.mark.slow),
-        ((2, 2, 1), MIXTURE),
+        pytest.param(((2, 2, 1), MIXTURE), marks=pytest.mark.slow),
     ],
     ids=["one", "two", "four", "mixture"],
 )

@@ -143,6 +143,7 @@ def test_every_thread_of_the_child_runs_only_when_nobody_else_wants_the_processo
 
 
 @linux_only
+@pytest.mark.slow
 def test_the_child_stands_back_while_commands_run_and_gets_ahead_all_the_same(start):
     worker = start()
     worker.order(OPTIM)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-5
 SAMPLE = Sample(random_prompt(1, 13), slot=1, seed=(7, 9))
 SHAPE = (ROWS, LENGTH, MIXTURE.n_layers, MIXTURE.experts_per_token)
-MESHES = [(1, 1, 1), pytest.param((1, 4, 2), marks=pytest.mark.slow), (2, 2, 2)]
+MESHES = [*(pytest.param(mesh, marks=pytest.mark.slow) for mesh in [(1, 1, 1), (1, 4, 2)]), (2, 2, 2)]
 
 
 @pytest.fixture(scope="module", params=MESHES, ids=mesh_name)

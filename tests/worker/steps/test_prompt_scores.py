@@ -85,7 +85,7 @@ def test_draws_at_temperature_0_are_the_likeliest_token(sampler):
     np.testing.assert_array_equal(scores["drawn_tokens"], np.repeat(scores["top_tokens"][:, :1], DRAWS, 1))
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.5, 0.0])
 def test_the_likeliest_tokens_of_a_sample_are_of_the_distribution_it_is_drawn_from(sampler, temperature):
     sample = replace(PROMPT, temperature=temperature)
     places = stand([sample, OTHER], shards=sampler.data_shards)

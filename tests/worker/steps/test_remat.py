@@ -48,6 +48,7 @@ def test_every_level_leads_to_the_same_gradients(shape, kind, level):
         np.testing.assert_allclose(factors[name], leaf, rtol=0, atol=TOLERANCE * np.abs(leaf).max())
 
 
+@pytest.mark.slow
 def test_a_higher_level_keeps_less():
     needed = {level: tiny_engine(remat=level).temporary_bytes(rows()) for level in REMAT_LEVELS}
     assert needed["none"] > max(needed["light"], needed["mlp"]) > needed["full"]

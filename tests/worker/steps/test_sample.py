@@ -105,6 +105,7 @@ def test_a_decode_may_read_matrices_and_factors_where_all_layers_stack_them(shap
         np.testing.assert_allclose(one.logprobs, expected.logprobs, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_sampler_stays_close_to_the_trainer():
     """Kernels for one token and for many round differently: at most four steps of bfloat16 at 4 nats."""
     sampler = tiny_sampler((1, 1, 1), "bfloat16").reset()
@@ -313,7 +314,7 @@ def test_a_prompt_goes_on_behind_the_pages_that_another_one_has_filled(shape, fi
     np.testing.assert_allclose(drawn.logprobs, alone.logprobs[: len(drawn.tokens)], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["dense", "mixture"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_a_prompt_that_is_read_in_pieces_is_what_it_is_in_one(kind):
     """Log-probabilities of the prompt, the experts of its tokens, and what is drawn behind it."""
     sampler = tiny_sampler(kind=kind).reset(stale=np.nan)
