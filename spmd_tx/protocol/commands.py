@@ -129,8 +129,8 @@ class CustomLoss(Command, frozen=True, tag="custom_loss"):
 class OptimStep(Command, frozen=True, tag="optim_step"):
     """Updates one slot with AdamW from its accumulated gradient, which is then zeroed.
 
-    Replies the metrics ``grad_norm`` and ``applied``. If the gradient or the updated weights are not finite,
-    only the gradient changes and ``applied`` is 0.
+    Replies the metrics ``grad_norm``, ``grad_norm_attn``, ``_mlp`` and ``_unembed``, and ``applied``. If the
+    gradient or the updated weights are not finite, only the gradient changes and ``applied`` is 0.
     """
 
     slot: int

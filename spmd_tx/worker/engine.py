@@ -146,8 +146,8 @@ class Engine:
         return {}, {}
 
     def optim_step(self, command: commands.OptimStep) -> Result:
-        self.state.train, norm, applied = self._run(self._calls.optim_step(self.state, command))
-        return {}, {"grad_norm": norm, "applied": applied}
+        self.state.train, metrics = self._run(self._calls.optim_step(self.state, command))
+        return {}, metrics
 
     def save_state(self, command: commands.SaveState) -> Result:
         slot = self._run(self._calls.read_adapter(self.state, command.slot))

@@ -68,6 +68,8 @@ def test_several_targets_are_the_sum_of_datums_with_one(trainer):
     assert output.metrics["loss:sum"] == pytest.approx(apart.metrics["loss:sum"], rel=1e-5)
     columns = np.stack([logprobs_in(apart, index) for index in range(6)], axis=1)
     np.testing.assert_allclose(logprobs_in(output), columns, atol=1e-5)
+    of_positions = output.loss_fn_outputs[0]["elementwise_loss"].to_numpy()
+    np.testing.assert_allclose(of_positions, -(columns * weights).sum(1), atol=1e-4)
 
 
 def test_sparse_targets_are_dense_ones_with_zeros(trainer):

@@ -222,7 +222,7 @@ class TinyEngine:
         declared = (self.model, self.mesh, self.declared_base, self.declared_train)
         self._forward = train.make_forward(*declared)
         self._forward_backward = train.make_forward_backward(*declared, remat)
-        self._optim_step = make_optim_step(self.mesh, self.declared_train)
+        self._optim_step = make_optim_step(self.model, self.mesh, self.declared_train)
 
     def batch(self, rows: Sequence[Row], experts: np.ndarray | None = None) -> Any:
         """Packed and placed. ``experts`` are to be replayed; without, the router chooses them all."""
@@ -263,8 +263,8 @@ class TinyEngine:
         """(state, gradient norm, applied); NumPy in and out."""
         placed = self.place(state, self.declared_train)
         inputs = jax.tree.map(np.float32, inputs)
-        after, norm, applied = self._optim_step(placed, np.int32(slot), inputs)
-        return to_numpy(after), float(norm), bool(applied)
+        after, metrics = self._optim_step(placed, np.int32(slot), inputs)
+        return to_numpy(after), float(metrics["grad_norm"]), bool(metrics["applied"])
 
 
 def tiny_engine(

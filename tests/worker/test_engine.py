@@ -117,6 +117,8 @@ def train(engine: Engine, slot: int, steps: int = 2) -> list[float]:
         _, metrics = engine.optim_step(step)
         assert metrics["applied"]
         assert metrics["grad_norm"] > 0
+        of_groups = [metrics[f"grad_norm_{group}"] for group in ("attn", "mlp", "unembed")]
+        np.testing.assert_allclose(np.sqrt(np.square(of_groups).sum()), metrics["grad_norm"], rtol=1e-5)
     return losses
 
 

@@ -150,7 +150,7 @@ def test_gradients_log_probabilities_and_losses_are_float32(training):
 
 
 def test_the_optimizer_is_float32(dummy):
-    step = make_optim_step(dummy.mesh, dummy.declared_train)
+    step = make_optim_step(dummy.model, dummy.mesh, dummy.declared_train)
     hyper = AdamWInputs(*[np.float32(1)] * 6)
     program = traced(step, dummy, (dummy.declared_train,), np.int32(0), hyper)
     assert {dtype for e in equations(program.jaxpr.jaxpr) for dtype in dtypes(e.invars)} == {

@@ -6,7 +6,7 @@ The chunks depend on the request alone. Dimension key: N token, K target of a po
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -81,6 +81,14 @@ class ChunkOutput:
     losses: np.ndarray  # float32 [rows, T]
 
 
+class Results(NamedTuple):
+    """Holds what a request's datums get, in their order."""
+
+    logprobs: list[np.ndarray]  # float32 [N], or [N, K]
+    losses: list[np.ndarray]  # float32 [N]: of each position, summed over its targets
+    loss: float  # summed in float64
+
+
 @dataclass(frozen=True)
 class PackedRequest:
     """Holds a request's chunks, and where its datums lie in their rows."""
@@ -89,18 +97,22 @@ class PackedRequest:
     destination: np.ndarray  # [tokens of all datums, in datum order] index into the rows laid end to end
     shapes: list[tuple[int, ...]]  # of each datum's result
 
-    def results(self, outputs: list[ChunkOutput]) -> tuple[list[np.ndarray], float]:
-        """Return the logprobs of each datum and the loss, summed in float64 in datum order."""
+    @property
+    def ends(self) -> np.ndarray:
+        """Where each datum ends among the tokens of all."""
+        return np.cumsum([shape[0] for shape in self.shapes])
+
+    def results(self, outputs: list[ChunkOutput]) -> Results:
+        """Put the outputs of the chunks together."""
         width = outputs[0].logprobs.shape[2:]
         logprobs = np.concatenate([output.logprobs.reshape(-1, *width) for output in outputs])
         losses = np.concatenate([output.losses.ravel() for output in outputs])[self.destination]
-        lengths = np.array([shape[0] for shape in self.shapes])
-        ends = np.cumsum(lengths)
+        ends = self.ends
         with np.errstate(invalid="ignore"):  # ratios that overflow may leave inf - inf
-            loss_of_datum = np.add.reduceat(losses.astype(np.float64), ends - lengths)
+            loss_of_datum = np.add.reduceat(losses.astype(np.float64), [0, *ends[:-1]])
         pieces = np.split(logprobs[self.destination], ends[:-1])
         cut = [_in_shape(piece, shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-        return cut, float(sum(loss_of_datum.tolist()))
+        return Results(cut, np.split(losses, ends[:-1]), float(sum(loss_of_datum.tolist())))
 
 
 def pack(

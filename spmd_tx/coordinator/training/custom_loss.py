@@ -57,7 +57,7 @@ async def differentiate(
     packed = await compute(SMALL_BYTES, _forward, request, stored, pack)
     waiting = model.put_chunks(packed.chunks)
     outputs = [await output for output in waiting]
-    logprobs, _ = await compute(SMALL_BYTES, packed.results, outputs)
+    logprobs = (await compute(SMALL_BYTES, packed.results, outputs)).logprobs
     command = await compute(SMALL_BYTES, _command, request, stored, logprobs)
     arrays = await run(lambda number: msgspec.structs.replace(command, number=number, limits=limits))
     return packed, waiting, _differentiated(stored, logprobs, arrays)

@@ -355,7 +355,9 @@ class Training:
                 )
             ]
 
-        return Begun(partial(outcome_of_step, model.put_later(step, lambda: [OPTIM_STEP])))
+        return Begun(
+            partial(outcome_of_step, adam.learning_rate, model.put_later(step, lambda: [OPTIM_STEP]))
+        )
 
     def _to_write(self, model: TrainedModel, program: ProgramShape) -> list[ProgramShape]:
         """Return the programs to write versions to disk that are only on the device, and then to run this."""

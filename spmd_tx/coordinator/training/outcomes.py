@@ -11,11 +11,13 @@ from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, json
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
+from spmd_tx.coordinator.training.loss_metrics import loss_metrics
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF, encode_forward_backward_output
 from spmd_tx.protocol.reports import Reply
 
 BYTES_PER_TOKEN = 8  # logprob and loss, in float32
+NORM = "grad_norm"  # metrics of an OptimStep: of the whole gradient, and _GROUP of its parts
 
 NOT_FINITE = (
     "the optimizer step was not taken: the gradient, or the weights it leads to, are not finite. "
@@ -53,17 +55,19 @@ async def outcome_of_loss(
     received = [await output for output in outputs]
 
     def encode() -> bytes:
-        logprobs, loss = packed.results(received)
+        results = packed.results(received)
         metrics = {
-            "loss:sum": loss,
+            "loss:sum": results.loss,
             "num_tokens:sum": float(packed.destination.size),
-            "num_datums:sum": float(len(logprobs)),
+            "num_datums:sum": float(len(results.logprobs)),
         }
-        if custom is not None:
-            metrics |= custom.metrics | {"loss:sum": custom.loss}
-            if not packed.chunks[0].forward_only:
-                metrics["surrogate_loss:sum"] = loss
-        return encode_forward_backward_output(logprobs, metrics)
+        if custom is None:
+            metrics |= loss_metrics(packed, results.logprobs)
+            return encode_forward_backward_output(results.logprobs, metrics, results.losses)
+        metrics |= custom.metrics | {"loss:sum": custom.loss}
+        if not packed.chunks[0].forward_only:
+            metrics["surrogate_loss:sum"] = results.loss
+        return encode_forward_backward_output(results.logprobs, metrics)
 
     tokens = packed.destination.size
     if packed.chunks[0].forward_only:
@@ -73,11 +77,16 @@ async def outcome_of_loss(
     return Finished(PROTOBUF, await compute(BYTES_PER_TOKEN * tokens, encode), layout, spent=spent)
 
 
-async def outcome_of_step(reply: Awaitable[Reply]) -> Outcome:
+async def outcome_of_step(learning_rate: float, reply: Awaitable[Reply]) -> Outcome:
     metrics = (await reply).metrics
     if not metrics["applied"]:
         return Failed(NOT_FINITE, "user", executed=True)
-    return json_result(training.OptimStepResult({"unclipped_grad_l2:mean": metrics["grad_norm"]}))
+    norms = {
+        f"unclipped_grad_l2{name.removeprefix(NORM)}:mean": value
+        for name, value in metrics.items()
+        if name.startswith(NORM)
+    }
+    return json_result(training.OptimStepResult(norms | {"learning_rate:mean": learning_rate}))
 
 
 async def at_once(outcome: Outcome) -> Outcome:

@@ -93,11 +93,23 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardRequest:
     )
 
 
-def encode_forward_backward_output(logprobs: Sequence[np.ndarray], metrics: dict[str, float]) -> bytes:
-    """Write per-datum float32 logprobs [N] or [N, K], in datum order, and the metrics."""
+def encode_forward_backward_output(
+    logprobs: Sequence[np.ndarray], metrics: dict[str, float], losses: Sequence[np.ndarray] | None = None
+) -> bytes:
+    """Write what each datum gets, in datum order, and the metrics.
+
+    These are float32 ``logprobs`` [N] or [N, K] and, unless it is None, ``elementwise_loss`` [N].
+    """
     output = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
-    for trailing_shape, group in groupby(logprobs, key=lambda array: array.shape[1:]):
-        output.loss_fn_outputs.append(_record(list(group), trailing_shape))
+    numbers = range(len(logprobs))
+    for trailing_shape, group in groupby(numbers, key=lambda number: logprobs[number].shape[1:]):
+        ours = list(group)
+        fields = {"logprobs": _tensors([logprobs[number] for number in ours], trailing_shape)}
+        if losses is not None:
+            fields["elementwise_loss"] = _tensors([losses[number] for number in ours], ())
+        output.loss_fn_outputs.append(
+            pb.ArrayRecord(type_tag="ArrayRecord", fields=fields, num_datums=len(ours))
+        )
     return output.SerializeToString(deterministic=True)
 
 
@@ -262,13 +274,12 @@ def _widen(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return array
 
 
-def _record(arrays: list[np.ndarray], trailing_shape: tuple[int, ...]) -> pb.ArrayRecord:
+def _tensors(arrays: list[np.ndarray], trailing_shape: tuple[int, ...]) -> pb.BatchedTensor:
     pieces = [np.ascontiguousarray(array, _FLOAT32).tobytes() for array in arrays]
     offsets = np.cumsum([0, *map(len, pieces)], dtype=_INT64)
-    logprobs = pb.BatchedTensor(
+    return pb.BatchedTensor(
         data=b"".join(pieces),
         offsets=offsets.tobytes(),
         dtype=pb.DTYPE_FLOAT32,
         trailing_shape=trailing_shape,
     )
-    return pb.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": logprobs}, num_datums=len(arrays))

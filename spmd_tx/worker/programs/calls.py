@@ -41,7 +41,7 @@ class Calls:
         self._forward_backward = {
             level: make_forward_backward(*training, level, attention=attention) for level in plan.levels
         }
-        self._optim_step = make_optim_step(mesh, declared.train)
+        self._optim_step = make_optim_step(model, mesh, declared.train)
         self._adapters = make_adapter_steps(model, mesh, declared.train, declared.bank)
         self._swap = make_swap_steps(mesh, declared.train)
         self._page_out = make_swap_steps(mesh, declared.bank.w).out

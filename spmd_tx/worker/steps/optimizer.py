@@ -12,6 +12,8 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.lora import Adapters, group_of
 from spmd_tx.sharding.collectives import sum_over_shards
 from spmd_tx.sharding.weight import specs
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
@@ -33,8 +35,21 @@ def _all_finite(tree: Any) -> Array:
     return jnp.equal(bad, 0)
 
 
-def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
-    """Make (state, slot, inputs) -> (state, gradient norm, applied); ``state`` is donated.
+def _squares(adapters: Adapters[Any]) -> Adapters[Any]:
+    """Return the sum of the squares of each factor, over all shards."""
+    return jax.tree.map(lambda x: sum_over_shards(jnp.sum(jnp.square(x))), adapters)
+
+
+def _norms(model: ModelConfig, squares: Adapters[Any]) -> dict[str, Array]:
+    """Return the norm of each group's factors, by the name of its metric."""
+    found: dict[str, list[Array]] = {"unembed": jax.tree.leaves(squares.head)}
+    for name, factors in squares.layers.items():
+        found.setdefault(group_of(model, name), []).extend(jax.tree.leaves(factors))
+    return {f"grad_norm_{group}": jnp.sqrt(sum(of_group)) for group, of_group in sorted(found.items())}
+
+
+def make_optim_step(model: ModelConfig, mesh: Mesh, state: TrainState) -> Callable[..., Any]:
+    """Make (state, slot, inputs) -> (state, metrics as in OptimStep); ``state`` is donated.
 
     This is AdamW with decoupled weight decay (Loshchilov and Hutter 2019), as in torch.optim.AdamW. Only the
     slot's own entries are read and written.
@@ -42,10 +57,11 @@ def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
     state_specs = specs(state)
 
     @partial(jax.jit, donate_argnums=0)
-    @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, P(), P()), out_specs=(state_specs, P(), P()))
+    @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, P(), P()), out_specs=(state_specs, P()))
     def optim_step(state: TrainState, slot: Array, inputs: AdamWInputs) -> Any:
         w, grad, mu, nu = (take_slot(tree, slot) for tree in (state.w, state.grad_sum, state.mu, state.nu))
-        norm = jnp.sqrt(sum(sum_over_shards(jnp.sum(jnp.square(x))) for x in jax.tree.leaves(grad)))
+        squares = _squares(grad)
+        norm = jnp.sqrt(sum(jax.tree.leaves(squares)))
         is_clipped = (inputs.grad_clip_norm > 0) & (norm > inputs.grad_clip_norm)
         factor = jnp.where(is_clipped, inputs.grad_clip_norm / norm, 1.0)
         grad = jax.tree.map(lambda x: x * factor, grad)
@@ -75,8 +91,7 @@ def make_optim_step(mesh: Mesh, state: TrainState) -> Callable[..., Any]:
                 nu=put_slot(state.nu, choose(moments.nu, nu), slot),
                 step=step,
             ),
-            norm,
-            applied,
+            {"grad_norm": norm, "applied": applied} | _norms(model, squares),
         )
 
     return optim_step

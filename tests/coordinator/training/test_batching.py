@@ -29,7 +29,7 @@ from tests.coordinator.training.packed_requests import (
 def test_every_token_gets_its_own_result_back(lengths):
     datums = [supervised(length, seed) for seed, length in enumerate(lengths)]
     request = packed(datums, slot=2)
-    logprobs, loss = request.results(alone(request))
+    logprobs, _, loss = request.results(alone(request))
     expected = [
         -(datum.tokens * 3 + datum.loss_inputs["target_tokens"] * 7 + np.arange(len(datum.tokens)) * 11 + 2)
         / 1000
@@ -44,9 +44,9 @@ def test_the_loss_is_a_sum_never_a_mean():
     once = packed([supervised(20)])
     twice = packed([supervised(20), supervised(20)])
     doubled = packed([supervised(20, weight=2.0)])
-    loss = once.results(alone(once))[1]
-    assert twice.results(alone(twice))[1] == pytest.approx(2 * loss)
-    assert doubled.results(alone(doubled))[1] == pytest.approx(2 * loss)
+    loss = once.results(alone(once)).loss
+    assert twice.results(alone(twice)).loss == pytest.approx(2 * loss)
+    assert doubled.results(alone(doubled)).loss == pytest.approx(2 * loss)
 
 
 def test_a_sampling_logprob_without_advantage_reaches_no_worker():
@@ -82,22 +82,24 @@ def test_results_have_the_shape_of_their_targets():
     datum = supervised(5)
     column = Datum(datum.tokens, {key: value[:, None] for key, value in datum.loss_inputs.items()})
     request = packed([datum, column])
-    assert [array.shape for array in request.results(alone(request))[0]] == [(5,), (5, 1)]
+    assert [array.shape for array in request.results(alone(request)).logprobs] == [(5,), (5, 1)]
 
 
 def test_targets_of_any_number_share_a_request_and_come_back_as_they_were_sent():
     datums = [distilled(5, 3), supervised(6), distilled(7, 1), distilled(8, 5)]
     request = packed(datums, slot=2)
     assert request.chunks[0].rows.targets.shape[2] == 8  # powers of two, so that few programs are compiled
-    logprobs, loss = request.results(alone(request))
+    logprobs, losses, loss = request.results(alone(request))
     total = 0.0
-    for datum, got in zip(datums, logprobs, strict=True):
+    for datum, got, lost in zip(datums, logprobs, losses, strict=True):
         targets, weights = datum.loss_inputs["target_tokens"], datum.loss_inputs["weights"]
         per_token = datum.tokens * 3 + np.arange(len(datum.tokens)) * 11 + 2
         per_token = per_token.reshape(-1, *[1] * (targets.ndim - 1))
         wanted = (-(per_token + targets * 7) / 1000).astype(np.float32)
         np.testing.assert_array_equal(got, wanted, strict=True)
-        total -= float((wanted * weights).sum())
+        of_positions = -(wanted * weights).reshape(len(wanted), -1).sum(-1)
+        np.testing.assert_allclose(lost, of_positions, rtol=1e-5)
+        total += float(of_positions.sum())
     assert loss == pytest.approx(total, rel=1e-5)
 
 
@@ -130,7 +132,7 @@ def test_a_long_request_becomes_several_chunks_and_comes_back_whole():
     datums = [supervised(300, seed) for seed in range(40)]
     request = packed(datums)
     assert len(request.chunks) > 1
-    assert [len(array) for array in request.results(alone(request))[0]] == [300] * 40
+    assert [len(array) for array in request.results(alone(request)).logprobs] == [300] * 40
 
 
 def test_arrays_are_what_the_workers_expect():

@@ -166,14 +166,17 @@ def test_the_sdk_reads_logprobs_of_any_length_and_width():
         np.array([-2.5], np.float32),
         np.array([[-1.0, -2.0], [-3.0, -4.0]], np.float32),
     ]
+    losses = [np.array([0.5, 1.5], np.float32), np.array([2.5], np.float32), np.array([3.0, 7.0], np.float32)]
     output = deserialize_forward_backward_output(
-        training_protobuf.encode_forward_backward_output(logprobs, {"loss:sum": 4.5})
+        training_protobuf.encode_forward_backward_output(logprobs, {"loss:sum": 4.5}, losses)
     )
     assert output.metrics == {"loss:sum": 4.5}
     read = [datum["logprobs"] for datum in output.loss_fn_outputs]
     assert [datum.shape for datum in read] == [[2], [1], [2, 2]]
     for ours, theirs in zip(logprobs, read, strict=True):
         np.testing.assert_array_equal(np.asarray(theirs.data).reshape(ours.shape), ours)
+    read = [datum["elementwise_loss"].data for datum in output.loss_fn_outputs]
+    assert [np.asarray(each).tolist() for each in read] == [each.tolist() for each in losses]
 
 
 def span(sequence_id, length, offset=0, sampled=True):

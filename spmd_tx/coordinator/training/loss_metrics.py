@@ -1,0 +1,55 @@
+"""Metrics of the losses that compare with the sampler: entropy, divergence, and what was clipped. Pure."""
+
+import numpy as np
+
+from spmd_tx.coordinator.training.batching import PackedRequest
+from spmd_tx.protocol.commands import LOSS_NAMES, LossInputs
+
+CLIPPED = "ppo", "cispo", "gspo", "stable_reinforce"
+
+
+def loss_metrics(packed: PackedRequest, logprobs: list[np.ndarray]) -> dict[str, float]:
+    """Return means over the tokens that count, those with an advantage; nothing for cross_entropy.
+
+    With p a token's probability now and q when it was sampled, they estimate from the tokens at hand:
+    ``entropy`` by -log p, ``kl`` of the sampler from the trained policy by r - 1 - log r, r = p/q ("k3",
+    Schulman 2020). ``clip_fraction`` is the share whose ratio, of gspo the sequence's, is beyond a threshold.
+    """
+    inputs = [chunk.loss for chunk in packed.chunks]
+    name = LOSS_NAMES[int(inputs[0].kinds[0])]
+    if name == "cross_entropy":
+        return {}
+
+    def tokens(key: str) -> np.ndarray:
+        return _tokens(packed, inputs, key)
+
+    counts = tokens("advantages") != 0
+    if not counts.any():
+        return {}
+    current = np.concatenate(logprobs).astype(np.float64)
+    log_ratios = current - tokens("sampling_logprobs")
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = {
+            "entropy:mean": -current[counts].mean(),
+            "kl:mean": (np.expm1(log_ratios[counts]) - log_ratios[counts]).mean(),
+        }
+        if name in CLIPPED:
+            if name == "gspo":
+                log_ratios = _of_sequences(log_ratios, tokens("ratio_mask") != 0, packed.ends)
+            ratios = np.exp(log_ratios)
+            beyond = (ratios < tokens("clip_low")) | (ratios > tokens("clip_high"))
+            found["clip_fraction:mean"] = beyond[counts].mean()
+    return {key: float(value) for key, value in found.items()}
+
+
+def _tokens(packed: PackedRequest, inputs: list[LossInputs], key: str) -> np.ndarray:
+    """Return an input [tokens of all datums] in datum order."""
+    return np.concatenate([getattr(each, key).ravel() for each in inputs])[packed.destination]
+
+
+def _of_sequences(log_ratios: np.ndarray, is_in_ratio: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return for each token the mean over those tokens of its datum that are in the ratio; 0 without any."""
+    starts = np.concatenate([[0], ends[:-1]])
+    totals = np.add.reduceat(np.where(is_in_ratio, log_ratios, 0.0), starts)
+    means = totals / np.maximum(np.add.reduceat(is_in_ratio, starts, dtype=np.int64), 1)
+    return np.repeat(means, ends - starts)
