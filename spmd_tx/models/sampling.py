@@ -3,7 +3,7 @@
 Dimension key: B row, V vocabulary, K block of the vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from spmd_tx.sharding.mesh import TP
 
 BLOCK = 512  # vocabulary entries per block of the two-level inverse CDF
 BISECTIONS = 32
+# Bisections for which accelerators read the logits once: XLA puts up to eight sums into one kernel, and these
+# take seven. CPUs are limited by arithmetic, and take one at a time.
+TOGETHER = 3
 LOWEST = -60.0  # nats below the most likely token; less likely tokens never survive a filter
 
 
@@ -25,11 +28,13 @@ def draw(
     temperatures_B: Float[Array, " B"],
     top_k_B: Int[Array, " B"],
     top_p_B: Float[Array, " B"],
+    together: int = 1,
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draw one token per row; its log-probability is that of softmax(logits / temperature), unfiltered.
 
     Temperature 0 takes the most likely token and reports its log-probability at temperature 1. The draw
     depends on the row's own logits, seed and position only. Ties at the threshold of top_k or top_p are kept.
+    ``together`` is how many bisections read the logits once; the result is the same.
     """
     is_greedy_B = temperatures_B <= 0
     # The division comes last: a logit over a tiny temperature could be infinite, and inf - inf is NaN.
@@ -37,7 +42,11 @@ def draw(
     below_BV = below_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
     has_filter_B = filters(temperatures_B, top_k_B, top_p_B, logits_BV.shape[-1])
     no_floor_B = jnp.full_like(temperatures_B, -jnp.inf)
-    floor_B = lax.cond(jnp.any(has_filter_B), lambda: _floor(below_BV, top_k_B, top_p_B), lambda: no_floor_B)
+
+    def floor() -> Array:
+        return _floor(below_BV, top_k_B, top_p_B, together)
+
+    floor_B = lax.cond(jnp.any(has_filter_B), floor, lambda: no_floor_B)
     kept_BV = jnp.where(below_BV > floor_B[:, None], jnp.exp(below_BV), 0.0)
     drawn_B = _inverse_cdf(kept_BV, _uniform(seeds_B2, positions_B))
     token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
@@ -72,7 +81,7 @@ def draw_split(
     below_BV = (logits_BV - peak_B[:, None]) / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
 
     def floor() -> Array:
-        return _floor(below_BV, top_k_B, top_p_B, lambda x: lax.psum(x, TP), part * size)
+        return _floor(below_BV, top_k_B, top_p_B, TOGETHER, lambda x: lax.psum(x, TP), part * size)
 
     floor_B = lax.cond(any_filters, floor, lambda: jnp.full_like(temperatures_B, -jnp.inf))
     mass_BV = jnp.exp(below_BV)
@@ -189,7 +198,8 @@ def _floor(
     below_BV: Array,
     top_k_B: Array,
     top_p_B: Array,
-    total: Callable[[Array], Array] = lambda sum_B: sum_B,
+    together: int,
+    total: Callable[[Array], Array] = lambda sums_BM: sums_BM,
     vocabulary: int = 0,
 ) -> Array:
     """Return the value above which tokens are kept by top_k, then by top_p of the rest; by bisection.
@@ -199,24 +209,41 @@ def _floor(
     vocabulary = vocabulary or below_BV.shape[-1]
     mass_BV = jnp.exp(below_BV)
 
-    def bisect(is_too_small: Callable[[Array], Array]) -> Array:
-        def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-            low_B, high_B = bounds
-            middle_B = (low_B + high_B) / 2
-            too_small_B = is_too_small(middle_B)
-            return jnp.where(too_small_B, low_B, middle_B), jnp.where(too_small_B, middle_B, high_B)
+    def bisect(sum_above: Callable[[Array], Array], wanted_B: Array) -> Array:
+        def narrow(levels: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            sums_BM = total(jnp.stack([sum_above(middle_B) for middle_B in _middles(*bounds, levels)], -1))
+            is_too_small_MB = jnp.moveaxis(sums_BM < wanted_B[:, None], 1, 0)
+            return _narrowed(*bounds, iter(is_too_small_MB), levels)
 
+        turns, rest = divmod(BISECTIONS, together)
         low_B = jnp.full_like(top_p_B, LOWEST)
-        return lax.fori_loop(0, BISECTIONS, halve, (low_B, jnp.zeros_like(low_B)))[0]
+        bounds = lax.fori_loop(0, turns, lambda _, b: narrow(together, b), (low_B, jnp.zeros_like(low_B)))
+        return (narrow(rest, bounds) if rest else bounds)[0]
 
-    by_count_B = bisect(lambda t: total(jnp.sum(below_BV > t[:, None], axis=-1, dtype=jnp.int32)) < top_k_B)
+    by_count_B = bisect(lambda t: jnp.sum(below_BV > t[:, None], axis=-1, dtype=jnp.int32), top_k_B)
     by_count_B = jnp.where(top_k_B < vocabulary, by_count_B, -jnp.inf)
     left_BV = jnp.where(below_BV > by_count_B[:, None], mass_BV, 0.0)
     wanted_B = top_p_B * total(jnp.sum(left_BV, axis=-1))
-    by_mass_B = bisect(
-        lambda t: total(jnp.sum(jnp.where(below_BV > t[:, None], left_BV, 0.0), axis=-1)) < wanted_B
-    )
+    by_mass_B = bisect(lambda t: jnp.sum(jnp.where(below_BV > t[:, None], left_BV, 0.0), axis=-1), wanted_B)
     return jnp.maximum(by_count_B, jnp.where(top_p_B < 1, by_mass_B, -jnp.inf))
+
+
+def _middles(low_B: Array, high_B: Array, levels: int) -> list[Array]:
+    """Return what so many bisections may ask for: the middle, then the same of the lower and the upper half."""
+    if not levels:
+        return []
+    middle_B = (low_B + high_B) / 2
+    return [middle_B, *_middles(low_B, middle_B, levels - 1), *_middles(middle_B, high_B, levels - 1)]
+
+
+def _narrowed(low_B: Array, high_B: Array, is_too_small: Iterator[Array], levels: int) -> tuple[Array, Array]:
+    """Return the bounds after so many bisections, from what was found of each of ``_middles``."""
+    if not levels:
+        return low_B, high_B
+    middle_B, too_small_B = (low_B + high_B) / 2, next(is_too_small)
+    lower = _narrowed(low_B, middle_B, is_too_small, levels - 1)
+    upper = _narrowed(middle_B, high_B, is_too_small, levels - 1)
+    return jax.tree.map(lambda one, other: jnp.where(too_small_B, one, other), lower, upper)
 
 
 def _inverse_cdf(mass_BV: Array, uniform_B: Array) -> Array:

@@ -32,6 +32,7 @@ def draw_on(devices):
     return split
 
 
+read_less = jax.jit(partial(sampling.draw, together=sampling.TOGETHER))
 WAYS = {"whole": whole, "split over two": draw_on(2), "split over four": draw_on(4)}
 draw = whole
 
@@ -220,3 +221,18 @@ def test_split_or_whole_the_same_tokens_are_drawn(way):
     (tokens, logprobs), (expected, of_whole) = draw(*arguments), whole(*arguments)
     assert np.array_equal(tokens, expected)
     np.testing.assert_allclose(logprobs, of_whole, rtol=0, atol=1e-5)
+
+
+def test_bisections_together_find_what_they_find_one_after_the_other():
+    random = np.random.default_rng(6)
+    rows = 64
+    arguments = (
+        random.normal(0, 3, (rows, LARGE)).astype(np.float32),
+        seeds(rows),
+        np.arange(rows, dtype=np.int32),
+        random.uniform(0.3, 2, rows).astype(np.float32),
+        random.integers(1, LARGE, rows).astype(np.int32),
+        random.uniform(0.1, 1, rows).astype(np.float32),
+    )
+    for one, other in zip(whole(*arguments), read_less(*arguments), strict=True):
+        assert np.array_equal(one, other)

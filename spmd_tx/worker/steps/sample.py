@@ -24,7 +24,7 @@ from spmd_tx.models.grouped_lora import grouped_lora, places
 from spmd_tx.models.kv_cache import KvCache, continue_attend, decode_attend, prefill_attend
 from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
 from spmd_tx.models.row_lora import row_lora
-from spmd_tx.models.sampling import draw, draw_split, filters, tempered, tempered_by
+from spmd_tx.models.sampling import TOGETHER, draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.models.stack_product import StackedMap, stacked_maps
 from spmd_tx.models.state_pool import NOTHING, Keep
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
@@ -336,7 +336,7 @@ def _step(
             top_logprobs_BK = tempered_by(highest_BK, rows.temperatures, log_total_B)
     else:
         logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
-        token_B, logprob_B = draw(logits_BV, *how_B)
+        token_B, logprob_B = draw(logits_BV, *how_B, 1 if product == "reference" else TOGETHER)
         # Devices that round differently could draw differently: then their keys and values would no longer be
         # of one sequence, and if only some of them saw a stop token, they would wait for each other forever.
         token_B = from_first(token_B, TP)
