@@ -229,7 +229,7 @@ def _floor(
 
 
 def _middles(low_B: Array, high_B: Array, levels: int) -> list[Array]:
-    """Return what so many bisections may ask for: the middle, then the same of the lower and the upper half."""
+    """Return what so many bisections may ask for: the middle, then of the lower half, then of the upper."""
     if not levels:
         return []
     middle_B = (low_B + high_B) / 2

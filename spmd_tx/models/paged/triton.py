@@ -52,7 +52,8 @@ def attend(
     tables_BN = jnp.pad(tables_BN, ((0, 0), (0, -tables_BN.shape[1] % pages)))
     q_BKRE = by_head(q_BTNE, heads, queries)
     positions_BR = positions_by_head(positions_BT, group, queries)
-    of_parts = (parts, *q_BKRE.shape[:3])
+    kept = q_BKRE.shape[2] if parts == 1 else _power_of_two(group, 1)  # the others were put in
+    of_parts = (parts, b, heads, kept)
     cost = estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size, window)
     whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *pools]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
@@ -69,7 +70,7 @@ def attend(
     with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):  # XLA keeps no estimate of Triton's calls
         highest_UBKR, total_UBKR, sum_UBKRE = call(*whole)
     if sinks_N is not None:
-        sinks_1KR = sinks_by_head(sinks_N, heads, q_BKRE.shape[2])[None]
+        sinks_1KR = sinks_by_head(sinks_N, heads, kept)[None]
         highest_UBKR, total_UBKR, sum_UBKRE = _with_sinks(sinks_1KR, highest_UBKR, total_UBKR, sum_UBKRE)
     share_UBKR = jnp.exp(highest_UBKR - jnp.max(highest_UBKR, axis=0, keepdims=True))
     total_BKR = jnp.sum(total_UBKR * share_UBKR, axis=0)
@@ -88,10 +89,12 @@ def _with_sinks(sinks_1KR: Array, highest_UBKR: Array, total_UBKR: Array, sum_UB
 
 def _queries(count: int) -> int:
     """Return how many queries a program has: a power of two."""
-    queries = LEAST
-    while queries < min(count, SEVERAL_QUERIES):
-        queries *= 2
-    return queries
+    return _power_of_two(min(count, SEVERAL_QUERIES), LEAST)
+
+
+def _power_of_two(count: int, least: int) -> int:
+    """Return the first power of two from ``least``, which is one, that is not below ``count``."""
+    return max(least, 1 << (count - 1).bit_length())
 
 
 def _all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
@@ -157,11 +160,22 @@ def _kernel(block_pages: int, parts: int, queries: int, window: int) -> Any:
         start = (nothing_Q + LOWEST, nothing_Q, jnp.zeros((queries, e), jnp.float32))
         first = begin + part * each
         highest_Q, total_Q, sum_QE = lax.fori_loop(first, jnp.minimum(count, first + each), add, start)
-        highest_ref[part, row, head, mine] = highest_Q
-        total_ref[part, row, head, mine] = total_Q
-        sum_ref[part, row, head, mine] = sum_QE
+        kept = queries if parts == 1 else sum_ref.shape[3]
+        its = mine if parts == 1 else pl.ds(0, kept)
+        highest_ref[part, row, head, its] = _first(highest_Q, kept)
+        total_ref[part, row, head, its] = _first(total_Q, kept)
+        sum_ref[part, row, head, its] = _first(sum_QE, kept)
 
     return kernel
+
+
+def _first(x_Q: Array, count: int) -> Array:
+    """Return the first entries, a power of two. A kernel cannot take slices of what it holds."""
+    if x_Q.shape[0] == count:
+        return x_Q
+    parts = x_Q.reshape(-1, count, *x_Q.shape[1:])
+    is_first = jnp.arange(parts.shape[0]).reshape(-1, *[1] * x_Q.ndim) == 0
+    return jnp.sum(jnp.where(is_first, parts, jnp.zeros((), x_Q.dtype)), axis=0)
 
 
 def _dot(x: Array, w: Array, *, transposed: bool) -> Array:
