@@ -53,8 +53,8 @@ def test_a_kernel_passes_its_self_test(kernel):
 
 
 def test_it_passes_with_windows_and_sinks(kernel):
-    """The window is shorter than a block, and what stands before it may be anything. Heads share keys by threes."""
-    with_sight = msgspec.structs.replace(SIZES, heads=6, windows=(25,), has_sinks=True)
+    """The window is shorter than a block, and what stands before it may be anything."""
+    with_sight = msgspec.structs.replace(SIZES, heads=6, windows=(25,), has_sinks=True)  # in threes
     assert paged_self_test.problem_of(kernel, with_sight) is None
 
 
