@@ -46,6 +46,13 @@ class Alice(threading.Thread):
             self._most = self._allowed
         self.allow(self._most + 1)  # the last one only lets her see that there is nothing more to do
 
+    def join_while_told(self, seconds: float) -> None:
+        """Wait for her end, as long as she is told something new within so many seconds."""
+        told = -1
+        while self.is_alive() and len(self.notes) > told:
+            told = len(self.notes)
+            self.join(seconds)
+
     def leave(self) -> None:
         """At once, whatever she waits for."""
         self.is_leaving.set()

@@ -10,7 +10,7 @@ from tests.fuzz.alice import Alice, Note, differences
 from tests.fuzz.mallory import Book, Mallory
 from tests.fuzz.served import Prober, Served
 
-SETTLE_SECONDS = 150  # for one future, when nothing new is sent; a gap of numbers is waited for
+SETTLE_SECONDS = 150  # for one answer, when nothing new is sent; a gap of numbers is waited for
 STORIES_AT_ONCE, ROUNDS_AT_ONCE = 8, 4  # of mallory, and of alice meanwhile
 # What may stand in the log at the level of errors.
 ALLOWED = (
@@ -96,7 +96,7 @@ class Run:
     def _settle(self) -> None:
         """When nothing new is sent, everything comes to an end."""
         self._alice.finish_rounds()
-        self._alice.join(SETTLE_SECONDS)
+        self._alice.join_while_told(SETTLE_SECONDS)
         if self._alice.is_alive():
             self.result.findings.append(f"alice is still at note {len(self._alice.notes)}")
         self._mallory.settle(SETTLE_SECONDS)
