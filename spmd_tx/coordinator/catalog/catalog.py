@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import Model, Sampler, Session
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Model, Sampler, Session
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.audit import AuditEvent
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, SERVER, Caller
@@ -80,6 +80,11 @@ class Catalog:
         if session.id not in self._last_seen:
             raise InvalidRequest(f"{_ending(session)}; {START_AGAIN}")
         return session
+
+    def owner_of(self, session_id: str) -> str:
+        """Return the owner of a session that is open or has a model in ``open_models``."""
+        session = self._sessions.get(session_id)
+        return LOCAL_OWNER if session is None else session.owner
 
     def open_sessions_of(self, owner: str) -> int:
         """How many of an owner's sessions have not ended."""
@@ -154,7 +159,9 @@ class Catalog:
         """The models of all open sessions, and of the sessions ``others``, in the order of their creation."""
         sessions = self._last_seen.keys() | set(others)
         are_wanted = select(Model).where(Model.session_id.in_(sorted(sessions)))
+        have_ended = select(Session).where(Session.id.in_(sorted(sessions - self._sessions.keys())))
         async with self._database.reading() as db:
+            self._sessions.update({session.id: session for session in await db.scalars(have_ended)})
             return list(await db.scalars(are_wanted.order_by(Model.created_at, Model.id)))
 
     def has_ended(self, session_id: str) -> bool:

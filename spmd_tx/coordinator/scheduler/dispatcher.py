@@ -16,6 +16,7 @@ from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, Work, work_of
+from spmd_tx.coordinator.scheduler.tenant_shares import TenantShares
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training.packing import TrainingShapes
@@ -85,7 +86,7 @@ class _Sent:
 
 
 class Dispatcher:
-    """Keeps a few commands in flight, shared fairly between training and sampling, and among sessions.
+    """Keeps a few commands in flight, shared fairly between training and sampling, and among tenants.
 
     While there are suspects, requests whose commands may have ended a generation, one command runs at a time,
     and a suspect's runs alone, so that it is known which one ends the next generation.
@@ -124,7 +125,7 @@ class Dispatcher:
         self._taken: list[Step] = []  # from their models, and not sent yet
         self._at_work_for: Callable[[], Iterable[str]] = tuple  # requests
         self._sides = FairShares(SHARES)
-        self._sessions = FairShares()
+        self._sessions = TenantShares()
         self._turns = 0
         self._last_turn: dict[str, int] = {}  # by model
         self._replied_at = 0.0
@@ -330,8 +331,8 @@ class Dispatcher:
             _measure(swap, reply.result(), seconds)
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
-        """Sort models by what their sessions are owed; the models of a session take turns."""
-        sessions = list(dict.fromkeys(model.session_id for model in models))
+        """Sort models by what their tenants and sessions are owed; the models of a session take turns."""
+        sessions = {model.session_id: model.tenant for model in models}
         place = {session_id: place for place, session_id in enumerate(self._sessions.ranking(sessions))}
         return sorted(models, key=lambda model: (place[model.session_id], self._last_turn.get(model.id, 0)))
 

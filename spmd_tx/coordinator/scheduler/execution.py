@@ -200,7 +200,8 @@ class Execution:
         return entry or self._add_line(request.line, request.session_id)
 
     def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
-        model = TrainedModel(model_id, session_id, on_step=partial(self._note_step, model_id))
+        tenant = self._training.samplers.owner_of(session_id)
+        model = TrainedModel(model_id, session_id, tenant, on_step=partial(self._note_step, model_id))
         entry = self.lines[model_id] = ModelLine(model, restoration)
         entry.task = self._tasks.spawn(self._carry_out(entry))
         return entry

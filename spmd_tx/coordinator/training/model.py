@@ -71,9 +71,10 @@ def fail(answer: asyncio.Future[Any], error: MeshError | CompileFailed | Abandon
 class TrainedModel:
     """Queues the steps of a model: the task of its line adds them, the dispatcher takes them."""
 
-    def __init__(self, id: str, session_id: str, on_step: Callable[[], None]) -> None:
+    def __init__(self, id: str, session_id: str, tenant: str, on_step: Callable[[], None]) -> None:
         self.id = id
         self.session_id = session_id
+        self.tenant = tenant
         self.refusal: str | None = None  # why no request is executed, e.g. the creation failed
         self.unsent: deque[Step] = deque()
         self.missing: Sequence[

@@ -4,6 +4,7 @@ from sqlalchemy import insert
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 
@@ -101,6 +102,15 @@ async def test_after_a_restart_sessions_models_and_samplers_go_on(catalog, datab
     assert [model.id for model in await restarted.open_models([])] == [model_id]
     assert {model.id for model in await restarted.open_models([ended.id])} == {model_id, other}
     assert (restarted.has_ended(session.id), restarted.has_ended(ended.id)) == (False, True)
+
+
+async def test_the_owner_of_an_ended_session_with_work_left_is_known_after_a_restart(catalog, database):
+    bobs = await catalog.create_session(CreateSessionRequest(), Caller("bob", "user"))
+    await catalog.end_session(bobs.id, "its client finished: success")
+    restarted = await open_catalog(database)
+    await restarted.open_models([bobs.id])
+    assert restarted.owner_of(bobs.id) == "bob"
+    assert restarted.has_ended(bobs.id)
 
 
 async def test_an_ended_session_stays_ended_after_a_restart(catalog, database, session):

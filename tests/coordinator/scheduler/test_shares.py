@@ -1,5 +1,7 @@
 from itertools import pairwise
 
+from spmd_tx.coordinator.tenancy.callers import Caller
+from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.protocol.commands import Decode, ForwardBackward, PageOut
 from tests.coordinator.scheduler.fake_sampling import sample, slots
 
@@ -20,6 +22,13 @@ async def test_a_small_tenant_does_not_wait_for_a_large_one_to_finish(bench):
         await bench.result(request_id)
     batches = [slots(command) for command in bench.workers.sent(ForwardBackward)]
     assert {1} in batches[:2]
+
+
+async def test_models_are_charged_to_the_owners_of_their_sessions(bench):
+    session = await bench.catalog.create_session(CreateSessionRequest(), Caller("bob", "user"))
+    bobs = f"{session.id}:train:0"
+    await bench.result(bench.create(bobs))
+    assert bench.scheduler._execution.lines[bobs].model.tenant == "bob"
 
 
 async def test_the_models_of_a_session_take_turns(bench):

@@ -69,8 +69,8 @@ class Server:
         self.models = {}
         self._ahead = ahead
 
-    def train(self, session, row_length, rows):
-        model = TrainedModel(f"{session}:train:0", session, on_step=lambda: None)
+    def train(self, session, row_length, rows, tenant="local"):
+        model = TrainedModel(f"{session}:train:0", session, tenant, on_step=lambda: None)
         tokens = np.zeros(row_length, np.int64)
         inputs = {"target_tokens": tokens, "weights": np.ones(row_length, np.float32)}
         datums = [Datum(tokens.astype(np.int32), inputs)] * rows
@@ -136,6 +136,16 @@ async def test_sessions_get_the_same_time_whatever_their_tokens_cost():
     server.train("bob", row_length=64, rows=128)
     shares = await server.run(300)
     assert (shares[0], shares[1]) == pytest.approx((0.5, 0.5), abs=0.05)
+
+
+async def test_tenants_get_the_same_time_however_many_sessions_they_have():
+    server = Server(Devices(as_on_an_accelerator(65_000)))
+    server.train("alice's", row_length=8192, rows=1, tenant="alice")
+    for number in range(3):
+        server.train(f"bob's {number}", row_length=8192, rows=1, tenant="bob")
+    shares = await server.run(300)
+    assert shares[0] == pytest.approx(1 / 2, abs=0.05)
+    assert [shares[slot] for slot in (1, 2, 3)] == pytest.approx([1 / 6] * 3, abs=0.03)
 
 
 async def test_commands_that_take_longer_than_before_are_paid_for_in_full():

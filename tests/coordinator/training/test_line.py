@@ -172,7 +172,7 @@ def test_a_line_where_many_wait_is_looked_at_as_fast_as_one_where_few_do(lines_o
 
 
 def waiting_line(lines: WaitingLines, name: str, *arrivals: Request, now: float) -> ModelLine:
-    entry = ModelLine(TrainedModel(name, "session", on_step=lambda: None))
+    entry = ModelLine(TrainedModel(name, "session", "tenant", on_step=lambda: None))
     for arrival in arrivals:
         entry.line.arrive(arrival, now)
     lines.add(entry)
