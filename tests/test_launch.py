@@ -68,7 +68,7 @@ class Launched:
     def __init__(self, process, url, programs):
         self.process, self.url, self.programs = process, url, programs
 
-    def wait_until_ready(self, timeout=60):
+    def wait_until_ready(self, timeout=180):
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             try:
@@ -109,12 +109,10 @@ def launched(programs, tmp_path, *options, hosts=("user@localhost", "node-b"), s
     command += ["--max-context-length", "256", *serve]
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        below = []
         try:
-            launched = Launched(process, f"http://127.0.0.1:{port}", programs)
-            yield launched
-            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            yield Launched(process, f"http://127.0.0.1:{port}", programs)
         finally:
+            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.kill()
             for child in below:
                 if child.is_running():
