@@ -292,6 +292,7 @@ class Admission:
         admitted.started.add(job)
         content = part[0].content[: part[0].next_position + 1]
         prefill = ChunkedPrefill(part, content, start.pages, start.written, start.copies)
+        prefill.take_found(start.experts)
         for sample in part:
             sample.prefill = prefill
         if admitted.plan.states is not None:

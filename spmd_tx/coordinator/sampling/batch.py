@@ -99,10 +99,10 @@ class SampleBatch:
                 page_size=shapes.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
-                # A model with experts must report those of every token.
-                has_cache=not (model.config.n_experts or (has_states and shapes.batch_invariant)),
+                has_cache=not (has_states and (model.config.n_experts or shapes.batch_invariant)),
                 piece=shapes.piece,
                 state_slots=limits.state_slots,
+                has_routing=bool(model.config.n_experts),
             )
             for _ in range(shapes.shards)
         ]
@@ -337,6 +337,7 @@ class SampleBatch:
             try:
                 with self._at_work.on(prefill.job.request_id):
                     prefill.absorb(segment, row, reply.arrays, is_scored)
+                    self._shards[segment.chunk.shard].remember_routing(prefill.owner)
             except BaseException as error:
                 let_pass(error)
                 if not prefill.job.is_over:

@@ -80,6 +80,14 @@ class Sample:
         return self.job.prompt + self.tokens
 
     @property
+    def routing(self) -> np.ndarray | None:
+        """The experts [N, L, C] of all tokens before ``position``; None if they are not known."""
+        of_prompt = self.job.prompt_experts
+        known = [*([] if of_prompt is None else [of_prompt]), *self.experts]
+        routing = np.concatenate(known) if known else None
+        return routing if routing is not None and len(routing) == self.position else None
+
+    @property
     def top(self) -> TopLogprobs | None:
         """The likeliest tokens in the place of each token; None unless they are wanted."""
         return TopLogprobs.join(self.tops) if self.tops else None
@@ -266,6 +274,17 @@ class ChunkedPrefill:
         """Return whether the request wants scores of this chunk besides keys and values."""
         return self.job.wants_scores(chunk.end)
 
+    def take_found(self, experts: np.ndarray | None) -> None:
+        """Take the experts of the tokens that were found in the cache, if the model has any."""
+        if experts is not None:
+            self._known.append((0, {"experts": experts}))
+            if self.is_planned:
+                self._complete(experts)
+
+    def _complete(self, experts: np.ndarray) -> None:
+        if len(self.content) == len(self.job.prompt):
+            self.job.prompt_experts = experts
+
     def give_up(self, sample: Sample) -> None:
         """Let a sample leave early. The pages are the owner's: without it, the prefill is given up."""
         self.copies.pop(sample, None)
@@ -283,8 +302,8 @@ class ChunkedPrefill:
             return
         whole = {name: self._whole(name) for name in mine}
         experts = whole.pop("experts", None)
-        if experts is not None and len(self.content) == len(self.job.prompt):
-            self.job.prompt_experts = experts
+        if experts is not None:
+            self._complete(experts)
         if is_scored:
             self.job.scores = self.job.scoring.scores(whole)
 

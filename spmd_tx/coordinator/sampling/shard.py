@@ -1,10 +1,13 @@
 """One data shard: its resident samples, their pages and the prefix cache, and preemption. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from spmd_tx.coordinator.sampling.job import NEVER, ChunkedPrefill, Sample, SampleJob
 from spmd_tx.coordinator.sampling.pages import BlockKeys, PrefixCache, pages_for
+from spmd_tx.coordinator.sampling.routing_pages import RoutingPages
 from spmd_tx.coordinator.sampling.state_moves import Copy
 from spmd_tx.coordinator.sampling.state_slots import (
     NO_HIT,
@@ -26,6 +29,7 @@ class Start:
     written: int  # how many of its first tokens the pages hold already
     found: int  # those of them that were found in the prefix cache
     copies: dict[Sample, Copy]  # a partly filled last page is copied for each sample that does not own it
+    experts: np.ndarray | None = None  # of a mixture: [found, L, C]
     # With a hit, before anything is read: its partly filled last page, and its state.
     first_pages: list[Copy] = field(default_factory=list)
     first_states: list[Copy] = field(default_factory=list)
@@ -54,14 +58,17 @@ class Shard:
         has_cache: bool = True,
         piece: int = 0,
         state_slots: int = 0,
+        has_routing: bool = False,
     ) -> None:
         """With ``piece`` only whole pieces of so many tokens, read by Prefills, are found in the cache.
 
-        ``state_slots`` are those of a model that keeps a state of each sequence, else 0.
+        ``state_slots`` are those of a model that keeps a state of each sequence, else 0. With ``has_routing``
+        pages are found once the experts of their tokens are known.
         """
         self.rows = rows
         self._states = StateSlots(state_slots) if state_slots else None
-        self._cache = PrefixCache(pages, self._forget_state)
+        self._routing = RoutingPages(page_size) if has_routing else None
+        self._cache = PrefixCache(pages, self._forget)
         self.pool = self._cache.pool
         self._has_cache = has_cache
         self.residents: list[Sample] = []  # oldest first
@@ -117,6 +124,9 @@ class Shard:
             self.residents.append(sample)
         self.sort_residents()
         start = Start(list(pages), hit.length if kept is None else written, hit.length, copies)
+        if self._routing is not None and shared:
+            keys = self._keys(part[0]).first(shared, part[0].content)
+            start = replace(start, experts=self._routing.of(keys))
         if self._states is not None:
             self._start_states(self._states, start, part, hit, kept)
         if keep_prompt and kept is None and part[0].is_at_prompt and self._free_slots(part):
@@ -149,6 +159,8 @@ class Shard:
             most = first.job.scoring.first_scored
         content, size = first.content, self._page_size
         keys = self._keys(first).first(most // size, content)
+        if self._routing is not None:
+            keys = self._routing.known(keys)
         if self._states is not None:
             return self._states.find(self._cache, first.job.scope, keys, content[:most], size) or NO_HIT
         found = self._cache.find(keys)
@@ -168,6 +180,13 @@ class Shard:
     def remember_read(self, sample: Sample, pages: list[int], end: int) -> None:
         """Cache the pages of a content that planned commands write up to ``end``."""
         self._remember(sample, pages, end // self._page_size)
+
+    def remember_routing(self, sample: Sample) -> None:
+        """Note the experts of a sample's tokens, as far as they are known and their pages are cached."""
+        if self._routing is None or (experts_NLC := sample.routing) is None:
+            return
+        keys = self._keys(sample).first(len(experts_NLC) // self._page_size, sample.content)
+        self._routing.remember(keys[: len(self._cache.find(keys))], experts_NLC)
 
     def state_copies(self, prefill: ChunkedPrefill, *, has_room: bool) -> list[Copy]:
         """Return the copies of the state that the planned chunks leave.
@@ -220,6 +239,7 @@ class Shard:
             # Commands in flight write behind this position only.
             if self._keeps_drawn:
                 self._remember(sample, sample.pages, sample.position // self._page_size)
+                self.remember_routing(sample)
             self._leave_state(sample)
         else:
             sample.prefill.give_up(sample)
@@ -267,6 +287,7 @@ class Shard:
             self.remember_state_left(sample)
         elif self._has_cache and sample.left and count:
             self._cache.recall(self._keys(sample).first(count, sample.content), sample.left[:count])
+            self.remember_routing(sample)
         sample.left = []
 
     def remember_state_left(self, sample: Sample) -> None:
@@ -366,9 +387,11 @@ class Shard:
         """Say whether pages are kept that hold the common content of these samples."""
         return part[0].is_at_prompt and part[0].job in self._prompts
 
-    def _forget_state(self, key: bytes) -> None:
+    def _forget(self, key: bytes) -> None:
         if self._states is not None:
             self._states.forget(key)
+        if self._routing is not None:
+            self._routing.forget(key)
 
     def _forget_prompts_but(self, job: SampleJob | None) -> None:
         for other in [each for each in self._prompts if each is not job]:

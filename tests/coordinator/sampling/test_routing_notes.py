@@ -8,6 +8,7 @@ import pytest
 import zstandard
 
 from spmd_tx.coordinator.sampling.routing_notes import Routing
+from spmd_tx.coordinator.sampling.routing_pages import RoutingPages
 from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.sampling.bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Bench, prompt_of
 from tests.coordinator.sampling.fake_device import FakeDevice
@@ -98,6 +99,57 @@ def test_a_sample_that_had_to_make_room_keeps_those_it_has():
     starts = sum(int(((c.rows.positions == 0) & (c.rows.segments > 0)).sum()) for c in bench.sent(Prefill))
     assert starts > len(prompts), "nobody had to make room"
     assert_all_kept(bench, prompts)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_tokens_that_are_found_in_the_cache_have_theirs(batch_invariant):
+    bench = MixtureBench(prefill_tokens=16, batch_invariant=batch_invariant)
+    prompts = {"first": prompt_of(40), "same": prompt_of(40), "page": prompt_of(33)}
+    for name, prompt in prompts.items():
+        bench.admit(name, prompt, max_tokens=9, num_samples=2, seed=5)
+        bench.run()
+    prompts["turn"] = [*prompt_of(40), *bench.tokens("first")[0], *prompt_of(3)]
+    bench.admit("turn", prompts["turn"], max_tokens=3)
+    bench.run()
+    assert_all_kept(bench, prompts)
+    hits = {name: bench.results[name].prompt_cache_hit_tokens for name in prompts}
+    read = len(prompts["turn"]) // PAGE_SIZE * PAGE_SIZE
+    assert hits == (
+        {"first": 0, "same": 32, "page": 32, "turn": 32}
+        if batch_invariant
+        else {"first": 0, "same": 36, "page": 32, "turn": read - PAGE_SIZE}
+    )
+
+
+def test_pages_are_not_found_before_the_experts_of_their_tokens_are_known():
+    bench = MixtureBench()
+    for name in "ab":
+        bench.admit(name, prompt_of(40), max_tokens=3)
+        bench.send()
+    bench.run()
+    assert [bench.results[name].prompt_cache_hit_tokens for name in "ab"] == [0, 0]
+    assert_all_kept(bench, dict.fromkeys("ab", prompt_of(40)))
+
+
+def test_pages_with_new_contents_do_not_keep_the_experts_of_the_old_ones():
+    bench = MixtureBench(rows=16, pages=MAX_CONTEXT // PAGE_SIZE + 1)
+    prompts = {str(number): prompt_of(40, number % 3) for number in range(12)}
+    for name, prompt in prompts.items():
+        bench.admit(name, prompt, max_tokens=9)
+        bench.run(depth=1)
+    assert_all_kept(bench, prompts)
+
+
+def test_the_oldest_pages_go_when_there_is_no_room():
+    size = 4 * LAYERS * CHOICES
+    pages, experts = RoutingPages(4, 2 * size), experts_of(np.arange(12))
+    pages.remember([b"a", b"b", b"c"], experts)
+    assert pages.known([b"b", b"c", b"d"]) == [b"b", b"c"]
+    assert pages.known([b"a"]) == []
+    np.testing.assert_array_equal(pages.of([b"b", b"c"]), experts[4:])
+    pages.forget(b"b")
+    pages.remember([b"d"], experts)
+    assert pages.known([b"c", b"d"]) == [b"c", b"d"]
 
 
 def test_without_experts_nothing_is_kept():

@@ -1,0 +1,46 @@
+"""The experts of tokens in the prefix cache, page by page. Pure.
+
+Workers report a token's experts once, when they read or draw it. A sample that finds its pages takes them
+from here: routing replay needs those of every token.
+Dimension key as in routing_notes.py.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+import numpy as np
+
+MOST_BYTES = 256 << 20  # of one data shard
+
+
+class RoutingPages:
+    """Keeps the experts of full pages by the pages' keys; the oldest ones go first."""
+
+    def __init__(self, page_size: int, most_bytes: int = MOST_BYTES) -> None:
+        self._page_size = page_size
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._pages: dict[bytes, np.ndarray] = {}  # [page size, L, C]
+
+    def known(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Return the keys up to the first page whose experts are not known."""
+        return list(takewhile(self._pages.__contains__, keys))
+
+    def of(self, keys: Sequence[bytes]) -> np.ndarray:
+        """Return the experts [N, L, C] of pages, at least one, all of which are known."""
+        return np.concatenate([self._pages[key] for key in keys])
+
+    def remember(self, keys: Sequence[bytes], experts_NLC: np.ndarray) -> None:
+        """Keep the experts of pages; there must be those of all their tokens."""
+        for number, key in enumerate(keys):
+            if key not in self._pages:
+                first = number * self._page_size
+                self._pages[key] = experts_NLC[first : first + self._page_size].copy()
+                self._bytes += self._pages[key].nbytes
+        while self._bytes > self._most_bytes:
+            self.forget(next(iter(self._pages)))
+
+    def forget(self, key: bytes) -> None:
+        """Forget a page, if it is known."""
+        page = self._pages.pop(key, None)
+        self._bytes -= 0 if page is None else page.nbytes
