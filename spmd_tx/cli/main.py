@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.export_weights import export_weights
 from spmd_tx.cli.import_weights import import_weights
 from spmd_tx.cli.keys import keys
 from spmd_tx.cli.options import DEFAULTS, HELP, DatabaseUrl, DataDir, read_limits, server_options
@@ -52,6 +53,7 @@ serve.__signature__ = server_options()  # pyright: ignore[reportFunctionMemberAc
 app.command()(serve)
 app.command()(plan)
 app.command("import")(import_weights)
+app.command("export")(export_weights)
 
 
 @app.command()

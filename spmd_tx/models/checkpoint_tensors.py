@@ -6,20 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import ml_dtypes
 import numpy as np
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.checkpoint_files import ENCODED
 from spmd_tx.models.declared.encoding import Part
 from spmd_tx.sharding.weight import Weight
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 FEW = 3  # names in a message
-ENCODED = {  # types of encoded numbers and their scales that no plain weight has, by their safetensors names
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "U8": np.dtype(np.uint8),
-    "I32": np.dtype(np.int32),
-}
 SAME_MODEL = "weights and config.json must be of the same model"
 
 

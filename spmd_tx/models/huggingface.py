@@ -5,9 +5,8 @@ and copied to their place in one pass, in which matrices are transposed block by
 speed of memory, so it need not be left to the devices.
 """
 
-import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import add
@@ -15,29 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.checkpoint_tensors import ENCODED, check, parts, stacked, stored_slices, tensor_name
+from spmd_tx.models.checkpoint_files import Files
+from spmd_tx.models.checkpoint_tensors import check, parts, stacked, stored_slices, tensor_name
 from spmd_tx.models.encodings import decoded_part, piece_of
 from spmd_tx.sharding.weight import Weight
 
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 READERS = 8  # tensors read and transposed at once
 BLOCK = 64  # rows of a matrix that are transposed together: in 16 bits, two cache lines of the result
 ALIGNMENT = 64  # bytes; CPU devices use such arrays where they are
-
-DTYPES = {  # by their names in safetensors files
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    **ENCODED,
-}
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 
@@ -56,7 +46,7 @@ def load(
     """
     weights = jax.tree.leaves(declared)
     try:
-        files = _Files(model_dir)
+        files = Files(model_dir)
         check(files, weights, unread)
         loading = _Loading(files, mesh, progress)
         loading.expect(weights)
@@ -67,91 +57,6 @@ def load(
             f"cannot read the weights in {model_dir}: {problem}; a file may be damaged or only "
             "half downloaded, so download the model again"
         ) from problem
-
-
-class _Files:
-    """Opens the safetensors files of one checkpoint and finds tensors in them."""
-
-    def __init__(self, model_dir: Path) -> None:
-        self._model_dir = model_dir
-        self._file_of = _find_tensors(model_dir)
-        self._open: dict[Path, _MappedFile] = {}
-
-    @property
-    def model_dir(self) -> Path:
-        return self._model_dir
-
-    @property
-    def names(self) -> Collection[str]:
-        """The names of all tensors."""
-        return self._file_of.keys()
-
-    def file_of(self, name: str) -> Path:
-        return self._file_of[name]
-
-    def tensor(self, name: str) -> np.ndarray:
-        """Return the tensor, of which nothing has been read yet."""
-        path = self._file_of.get(name)
-        if path is None:
-            raise StartError(
-                f"{self._model_dir} has no tensor {name!r}, which its config.json calls for; "
-                "weights and config.json must be of the same model"
-            )
-        if path not in self._open:
-            self._open[path] = _MappedFile(path)
-        return self._open[path].tensor(name)
-
-
-class _MappedFile:
-    """Maps one safetensors file into memory."""
-
-    def __init__(self, path: Path) -> None:
-        with safe_open(path, framework="np"):
-            pass  # the library checks the header, and that the file is complete
-        self._path = path
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            self._tensors = json.loads(file.read(length))
-        self._content = np.memmap(path, np.uint8, "r")[8 + length :]
-
-    def tensor(self, name: str) -> np.ndarray:
-        """Return a view of the file."""
-        found = self._tensors.get(name)
-        if found is None:
-            raise StartError(f"{self._path} has no tensor {name!r}, although {INDEX_FILE} says so")
-        dtype = DTYPES.get(found["dtype"])
-        if dtype is None:
-            raise StartError(
-                f"{self._path}: {name} is stored as {found['dtype']}, which is not read; "
-                f"convert the model to one of {', '.join(DTYPES)}"
-            )
-        start, end = found["data_offsets"]
-        return self._content[start:end].view(dtype).reshape(found["shape"])
-
-
-def _find_tensors(model_dir: Path) -> dict[str, Path]:
-    """Return the file of every tensor."""
-    single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
-    if index.exists():
-        return _read_index(index)
-    if single.exists():
-        with safe_open(single, framework="np") as opened:
-            return dict.fromkeys(opened.keys(), single)
-    raise StartError(
-        f"{model_dir} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the files it names; "
-        "other formats are not read"
-    )
-
-
-def _read_index(index: Path) -> dict[str, Path]:
-    try:
-        weight_map = dict(json.loads(index.read_text())["weight_map"])
-    except (ValueError, KeyError, TypeError) as problem:
-        raise StartError(f"{index} is no safetensors index: {problem!r}; download it again") from None
-    for file in sorted(set(weight_map.values())):
-        if not (index.parent / file).exists():
-            raise StartError(f"{index.parent / file} does not exist, but {index.name} names it; download it")
-    return {name: index.parent / file for name, file in weight_map.items()}
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
@@ -172,7 +77,7 @@ def _size(bounds: Bounds) -> int:
 class _Loading:
     """Reads one weight after the other and reports progress."""
 
-    files: _Files
+    files: Files
     mesh: Mesh
     progress: Callable[[str], None]
     total: int = 0  # elements

@@ -128,12 +128,12 @@ def test_a_sharded_checkpoint_is_the_same_model(checkpoint, tmp_path):
 def test_a_part_that_several_devices_hold_is_read_once(checkpoint, monkeypatch):
     read = []
 
-    class CountedFiles(huggingface._Files):
+    class CountedFiles(huggingface.Files):
         def tensor(self, name):
             read.append(name)
             return super().tensor(name)
 
-    monkeypatch.setattr(huggingface, "_Files", CountedFiles)
+    monkeypatch.setattr(huggingface, "Files", CountedFiles)
     load(checkpoint, (2, 2, 2))
     # Once to check the shape, then once per half of a matrix that tp splits, and once for a norm.
     assert read.count("model.layers.0.mlp.up_proj.weight") == 1 + 2

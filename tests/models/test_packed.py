@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.errors import StartError
-from spmd_tx.models import huggingface
+from spmd_tx.models import checkpoint_files, huggingface
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.packed import Packed, decoded
@@ -64,7 +64,7 @@ def test_groups_of_a_scale_must_be_whole(tmp_path):
 
 def test_scales_that_would_be_rounded_are_refused(tmp_path, monkeypatch):
     path = encoded_models.write(tmp_path, "int4")
-    wide = {"BF16": huggingface.DTYPES["F16"]}
-    monkeypatch.setattr(huggingface, "DTYPES", huggingface.DTYPES | wide)
+    wide = {"BF16": checkpoint_files.DTYPES["F16"]}
+    monkeypatch.setattr(checkpoint_files, "DTYPES", checkpoint_files.DTYPES | wide)
     with pytest.raises(StartError, match=r"stored as float16, but experts stay packed only with .*bfloat16"):
         loaded(path, make_mesh(1, 1, 1), "packed")

@@ -6,7 +6,7 @@ import numpy as np
 import tinker
 from tinker import types
 
-SECONDS = 60  # until a test gives up on an answer
+SECONDS = 280  # until a test gives up on an answer
 VOCABULARY = 512
 CONTEXT = 512  # tokens
 

@@ -21,7 +21,7 @@ from tests.sdk.examples import (
 )
 from tests.sdk.server import BASE_MODEL, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPT = random_tokens(70, seed=0)  # longer than a window, and than a page
 STEP = types.AdamParams(learning_rate=0.02)

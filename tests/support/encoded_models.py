@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from spmd_tx.models import huggingface
+from spmd_tx.models import checkpoint_files
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint_tensors import parts, tensor_names
 from spmd_tx.models.config import configured
@@ -66,7 +66,7 @@ def write_tensors(directory: Path, tensors: dict[str, tuple[str, np.ndarray]]) -
         start, end = end, end + array.nbytes
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    with (directory / huggingface.SINGLE_FILE).open("wb") as file:
+    with (directory / checkpoint_files.SINGLE_FILE).open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, array in tensors.values():
             file.write(array.tobytes())

@@ -1,0 +1,119 @@
+"""Writes a merged model as a complete Hugging Face checkpoint. No JAX.
+
+Files are written beside their place. One that is there under its own name is whole, so an export that was
+interrupted goes on behind the last of them; the folder gets its name when all are there.
+"""
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spmd_tx.durable_files import make_folder, put_in_place, sync, sync_tree, write_file
+from spmd_tx.errors import StartError
+from spmd_tx.exports.tensors import Tensor, Tensors, header_of
+from spmd_tx.models.checkpoint_files import INDEX_FILE, SINGLE_FILE, Files
+
+STAGED = ".partial"  # suffix of the folder while it is written
+IDENTITY = "export.json"  # in the staged folder: what is exported
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+BUFFER_BYTES = 1 << 20
+
+Progress = Callable[[int, int], None]  # bytes written, bytes of all
+
+
+def write_checkpoint(
+    place: Path, files: Files, tensors: Tensors, identity: dict[str, str], progress: Progress
+) -> None:
+    """Write the folder ``place``, which must not exist. Raises StartError.
+
+    ``identity`` says what is exported; a staged folder of something else is not continued.
+    """
+    if place.exists():
+        raise StartError(f"{place} exists already; name a folder that does not, or remove it")
+    staged = place.with_name(place.name + STAGED)
+    _open_staged(staged, identity)
+    plan = _plan(files, tensors)
+    total, done = sum(each.size for of_file in plan.values() for each in of_file), 0
+    for name, of_file in plan.items():
+        if not (staged / name).exists():
+            _write_file(staged / name, of_file, tensors, lambda size, done=done: progress(done + size, total))
+        done += sum(each.size for each in of_file)
+        progress(done, total)
+    _write_rest(staged, files.model_dir, plan, tensors, total)
+    (staged / IDENTITY).unlink()
+    sync_tree(staged)
+    put_in_place(staged, place)
+
+
+def _open_staged(staged: Path, identity: dict[str, str]) -> None:
+    content = json.dumps(identity, indent=2).encode()
+    if staged.exists():
+        found = staged / IDENTITY
+        if not found.exists() or found.read_bytes() != content:
+            raise StartError(
+                f"{staged} holds the begin of another export; remove it, or name another folder with --out"
+            )
+        return
+    make_folder(staged)
+    write_file(staged / IDENTITY, content)
+
+
+def _plan(files: Files, tensors: Tensors) -> dict[str, list[Tensor]]:
+    """Return the tensors of each file of the result; they lie in the base model's files."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name in files.names:
+        names[files.file_of(name).name].append(name)
+    return {file: tensors.made_of(sorted(of_file)) for file, of_file in sorted(names.items())}
+
+
+def _write_file(path: Path, made: list[Tensor], tensors: Tensors, progress: Callable[[int], None]) -> None:
+    beside = path.with_name(path.name + STAGED)
+    done = 0
+    with beside.open("wb", buffering=BUFFER_BYTES) as file:
+        file.write(header_of(made))
+        for tensor in made:
+            for piece in tensors.content(tensor):
+                file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+                done += piece.nbytes
+                progress(done)
+    sync(beside)
+    beside.rename(path)
+
+
+def _write_rest(
+    staged: Path, model_dir: Path, plan: dict[str, list[Tensor]], tensors: Tensors, total: int
+) -> None:
+    """Write the index and config.json, and copy what else the base model has beside its weights."""
+    for path in sorted(model_dir.iterdir()):
+        if path.is_file() and not path.name.endswith((*WEIGHTS, ".py")) and not path.name.startswith("."):
+            shutil.copyfile(path, staged / path.name)
+    if list(plan) != [SINGLE_FILE]:
+        weight_map = {each.name: file for file, made in plan.items() for each in made}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        write_file(staged / INDEX_FILE, (json.dumps(index, indent=2) + "\n").encode())
+    config = json.loads((model_dir / "config.json").read_bytes())
+    is_untied = any(each.name != each.base and not each.encoding for made in plan.values() for each in made)
+    write_file(
+        staged / "config.json", (json.dumps(_config(config, tensors, is_untied), indent=2) + "\n").encode()
+    )
+
+
+def _config(config: dict[str, Any], tensors: Tensors, is_untied: bool) -> dict[str, Any]:
+    """Return the base model's config.json as the result needs it, also where it is nested (text_config)."""
+    changed = {
+        key: _config(value, tensors, is_untied) if isinstance(value, dict) else value
+        for key, value in config.items()
+    }
+    if not tensors.is_encoded:
+        changed.pop("quantization_config", None)
+    for key in ("dtype", "torch_dtype"):
+        if key in changed and tensors.dtype is not None:
+            changed[key] = tensors.dtype
+    if is_untied and "tie_word_embeddings" in changed:
+        changed["tie_word_embeddings"] = False
+    return changed

@@ -1,0 +1,112 @@
+"""Adds an adapter to the base model's tensors: W + scale · B A (Hu et al. 2021, section 4.1). No JAX.
+
+Works on rows of one matrix at a time, so that memory does not grow with the model.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from spmd_tx.exports.adapter import AdapterFolder, Factors, of_experts
+from spmd_tx.models.adapter_files import Module
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import HEAD, LM_HEAD
+from spmd_tx.models.declared.maps import Map, Source, linear
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Holds what one module adds to a matrix of a stored tensor."""
+
+    module: Module
+    expert: int | None  # among the module's; None: it has one matrix
+    source: Source
+
+
+@dataclass(frozen=True)
+class Change:
+    """Holds the deltas of one stored tensor."""
+
+    deltas: dict[int, list[Delta]]  # by the matrix within the tensor: the expert's number, or 0
+    is_stacked: bool  # whether the tensor has a matrix for each expert
+    copied_from: str | None = None  # the tensor that it starts from, if the base model has none of its own
+
+
+class Merge:
+    """Tells which tensors an adapter changes, and computes what it adds to them."""
+
+    def __init__(self, adapter: AdapterFolder, model: ModelConfig) -> None:
+        self._adapter = adapter
+        self.changes: dict[str, Change] = _changes(adapter, model)
+        self._factors: tuple[Delta, Factors] | None = None  # of the last delta, as rows follow each other
+
+    def add(self, name: str, matrix: int, first: int, rows: np.ndarray) -> None:
+        """Add to some rows, as they are stored, of one matrix of a tensor; float32, in place.
+
+        ``first`` is the number of the first row.
+        """
+        for delta in self.changes[name].deltas.get(matrix, ()):
+            factors = self._read(delta)
+            scale = np.float32(self._adapter.scale(delta.module))
+            if delta.source.transposed:
+                chosen, outputs = _rows_in(delta.source, len(factors.b), first, len(rows))
+                rows[chosen] += scale * (factors.b[outputs] @ factors.a)
+            else:
+                inputs = slice(first, first + len(rows))
+                columns = slice(None) if delta.source.rows is None else slice(*delta.source.rows)
+                rows[:, columns] += scale * (factors.b @ factors.a[:, inputs]).T
+
+    def _read(self, delta: Delta) -> Factors:
+        if self._factors is None or self._factors[0] is not delta:
+            factors = self._adapter.factors(delta.module)
+            if delta.expert is not None:
+                factors = list(of_experts(factors))[delta.expert]
+            self._factors = delta, factors
+        return self._factors[1]
+
+
+def _rows_in(source: Source, outputs: int, first: int, count: int) -> tuple[slice, slice]:
+    """Return which of ``count`` stored rows a map has, and which of its outputs they are."""
+    start, _, step = source.rows or (0, outputs, 1)
+    begin = max(0, -(-(first - start) // step))
+    end = min(outputs, max(begin, -(-(first + count - start) // step)))
+    at = start + begin * step - first
+    return slice(at, at + (end - begin) * step, step), slice(begin, end)
+
+
+def _changes(adapter: AdapterFolder, model: ModelConfig) -> dict[str, Change]:
+    found: dict[str, dict[int, list[Delta]]] = defaultdict(lambda: defaultdict(list))
+    stacked: dict[str, bool] = {}
+    for module in adapter.modules:
+        declared = model.declared.adapted[module.map]
+        for expert, matrix, name in _matrices(module, declared.map, declared.numbers, model):
+            found[name][matrix].append(Delta(module, expert, _source(declared.map, model)))
+            stacked[name] = declared.map.source.stacked
+    tied = model.declared.embed.name if model.declared.head is None else None
+    return {
+        name: Change(dict(deltas), stacked[name], tied if name == LM_HEAD.name else None)
+        for name, deltas in found.items()
+    }
+
+
+def _source(declared: Map, model: ModelConfig) -> Source:
+    if declared.name == HEAD:
+        return linear((model.declared.head or LM_HEAD).module)
+    return declared.source
+
+
+def _matrices(
+    module: Module, declared: Map, numbers: range | None, model: ModelConfig
+) -> Iterator[tuple[int | None, int, str]]:
+    """Yield (expert among the module's, matrix within the tensor, name of the tensor)."""
+    source = _source(declared, model)
+    if numbers is None:
+        yield None, 0, source.name
+        return
+    layer, *own = module.at
+    is_shared = len(module.a) == 3
+    for expert in range(declared.experts) if is_shared else (own or [0]):
+        name = source.name.format(layer=numbers[layer], expert=expert)
+        yield expert if is_shared else None, expert if source.stacked else 0, name

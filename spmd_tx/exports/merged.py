@@ -1,0 +1,50 @@
+"""Merges an adapter into its base model. No JAX."""
+
+import hashlib
+from pathlib import Path
+
+from spmd_tx.errors import StartError
+from spmd_tx.exports.adapter import AdapterFolder, layout_of
+from spmd_tx.exports.checkpoint import Progress, write_checkpoint
+from spmd_tx.exports.merge import Merge
+from spmd_tx.exports.tensors import Tensors
+from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from spmd_tx.models.checkpoint_files import Files
+from spmd_tx.models.config import read_model_config
+
+
+def export_merged(
+    adapter: Path,
+    model_dir: Path,
+    out: Path,
+    dtype: str | None,
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Write the base model in ``model_dir`` with the adapter to the new folder ``out``. Raises StartError.
+
+    ``dtype`` is one of ``tensors.FLOATS``; None keeps the base model's types and encodings.
+    """
+    model = read_model_config(model_dir, layout_of(adapter))
+    files = Files(model_dir)
+    merge = Merge(AdapterFolder(adapter, model), model)
+    _check(merge, files)
+    write_checkpoint(
+        out, files, Tensors(files, model, merge, dtype), _identity(adapter, model_dir, dtype), progress
+    )
+
+
+def _check(merge: Merge, files: Files) -> None:
+    """Raise StartError unless the base model has the tensors that change; encoded ones have other names."""
+    for name, change in merge.changes.items():
+        if not any(each.startswith(change.copied_from or name) for each in files.names):
+            raise StartError(
+                f"{files.model_dir} has no tensor {name}, which the adapter changes; is it of another model?"
+            )
+
+
+def _identity(adapter: Path, model_dir: Path, dtype: str | None) -> dict[str, str]:
+    found = {"base_model": str(model_dir.resolve()), "dtype": str(dtype)}
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        with (adapter / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "blake2b").hexdigest()
+    return found
