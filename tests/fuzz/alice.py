@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -46,12 +47,15 @@ class Alice(threading.Thread):
             self._most = self._allowed
         self.allow(self._most + 1)  # the last one only lets her see that there is nothing more to do
 
-    def join_while_told(self, seconds: float) -> None:
-        """Wait for her end, as long as she is told something new within so many seconds."""
-        told = -1
-        while self.is_alive() and len(self.notes) > told:
-            told = len(self.notes)
-            self.join(seconds)
+    def join_while_told(self, seconds: float, is_served: Callable[[], bool]) -> None:
+        """Wait for her end, as long as the server lives and tells her something within so many seconds."""
+        told, deadline = -1, 0.0
+        while self.is_alive() and is_served():
+            if len(self.notes) > told:
+                told, deadline = len(self.notes), time.monotonic() + seconds
+            if time.monotonic() > deadline:
+                return
+            self.join(1)
 
     def leave(self) -> None:
         """At once, whatever she waits for."""

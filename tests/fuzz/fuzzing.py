@@ -96,7 +96,9 @@ class Run:
     def _settle(self) -> None:
         """When nothing new is sent, everything comes to an end."""
         self._alice.finish_rounds()
-        self._alice.join_while_told(SETTLE_SECONDS)
+        self._alice.join_while_told(SETTLE_SECONDS, self._served.is_alive)
+        if not self._has_survived():
+            return
         if self._alice.is_alive():
             self.result.findings.append(f"alice is still at note {len(self._alice.notes)}")
         self._mallory.settle(SETTLE_SECONDS)
