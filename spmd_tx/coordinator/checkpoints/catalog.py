@@ -305,6 +305,8 @@ class CheckpointCatalog:
         return await asyncio.get_running_loop().run_in_executor(self._store.threads, work, *arguments)
 
     async def _row(self, path: CheckpointPath) -> Checkpoint | None:
+        if "\0" in path.run_id:  # PostgreSQL refuses to look for it
+            return None
         async with self._database.reading() as db:
             return await db.scalar(select(Checkpoint).where(*_is(path)))
 

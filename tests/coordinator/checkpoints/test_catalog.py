@@ -48,6 +48,11 @@ async def test_a_checkpoint_that_is_still_being_written_cannot_be_opened(checkpo
         await checkpoints.open(PATH)
 
 
+async def test_a_run_whose_name_no_database_takes_has_no_checkpoints(checkpoints):
+    with pytest.raises(NotFound, match="does not exist"):
+        await checkpoints.find(CheckpointPath("s\0:train:0", "weights", "step-1"))
+
+
 async def test_a_name_is_used_twice_only_on_demand(checkpoints):
     await save(checkpoints, content=b"old")
     with pytest.raises(InvalidRequest, match="overwrite=True"):
