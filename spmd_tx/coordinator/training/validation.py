@@ -34,6 +34,11 @@ def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, lim
     """Return the adapter that create_model asks for."""
     if config is None:
         raise InvalidRequest("lora_config is missing; this service trains LoRA adapters, so send a rank")
+    if config.rank == 0:  # what clients of SkyRL's server send to train all weights
+        raise InvalidRequest(
+            "lora_config.rank is 0, which asks to train the base model itself; this service trains LoRA "
+            f"adapters, so send a rank between 1 and {limits.max_rank}"
+        )
     if not 1 <= config.rank <= limits.max_rank:
         raise InvalidRequest(
             f"lora_config.rank is {config.rank}; it must be between 1 and {limits.max_rank} "

@@ -45,7 +45,8 @@ def test_another_optimizer_is_refused_by_name():
 @pytest.mark.parametrize(
     "config, message",
     [
-        (LoraConfig(rank=0), "lora_config.rank is 0; it must be between 1 and 4 .*--max-lora-rank"),
+        (LoraConfig(rank=0), "asks to train the base model itself; .* a rank between 1 and 4"),
+        (LoraConfig(rank=-1), "lora_config.rank is -1; it must be between 1 and 4 .*--max-lora-rank"),
         (LoraConfig(rank=5), "lora_config.rank is 5"),
         (LoraConfig(rank=1, train_attn=False, train_mlp=False, train_unembed=False), "trains nothing"),
         (None, "lora_config is missing"),
