@@ -1,6 +1,7 @@
 """TPUs' attention, with its kernels run as plain programs, beside the reference."""
 
 import re
+from collections import Counter
 from functools import partial
 
 import jax
@@ -115,6 +116,7 @@ def test_a_tpu_would_run_one_kernel_forth_and_two_back(monkeypatch, shape):
     segments = jax.ShapeDtypeStruct((4, LENGTH), jnp.int32)
     program = gradients.trace(q, k, k, q, segments).lower(lowering_platforms=("tpu",)).as_text()
     kernels = re.findall(r'kernel_name = "(\w+)"', program)
-    # The first is there twice, but nothing reads what its second call returns, so XLA drops it.
-    assert set(kernels) == {"attention_forward", "attention_grad_queries", "attention_grad_keys"}
-    assert len(kernels) == 4
+    # Before JAX 0.12 the first is there twice, but nothing reads what its second call returns: XLA drops it.
+    calls = Counter(kernels)
+    assert calls.pop("attention_forward") in (1, 2)
+    assert calls == {"attention_grad_queries": 1, "attention_grad_keys": 1}

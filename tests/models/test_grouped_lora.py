@@ -20,7 +20,8 @@ def apply(make, slots, adapters, broken=None):
     chance = np.random.default_rng(100)
     a, b = (chance.normal(size=(adapters, RANK, width)).astype(np.float32) for width in (WIDTH_IN, WIDTH_OUT))
     a[0] = b[0] = 0  # the base model
-    scale = np.arange(1, adapters + 1, dtype=np.float32)
+    # Up to 1: sums of about 8, whose terms cancel out where they are near 0.
+    scale = np.arange(1, adapters + 1, dtype=np.float32) / adapters
     if broken is not None:
         b[broken] = np.nan
 
