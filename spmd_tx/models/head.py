@@ -59,9 +59,8 @@ def target_logprobs(
     targets_BTK = targets.reshape(*logits_BTV.shape[:2], -1)
     vocabulary = logits_BTV.shape[-1]
     local_BTK = targets_BTK - lax.axis_index(TP) * vocabulary
-    one = local_BTK.shape[-1] == 1
-    here_BTK = _here(vocabulary, logits_BTV, local_BTK) if one else _take(logits_BTV, local_BTK)
-    target_BTK = lax.psum(here_BTK, TP)
+    take = _take_one if local_BTK.shape[-1] == 1 else _take_several
+    target_BTK = lax.psum(take(vocabulary, logits_BTV, local_BTK), TP)
     return (target_BTK - vocabulary_logsumexp(logits_BTV)[..., None]).reshape(targets.shape)
 
 
@@ -73,7 +72,7 @@ def _take(logits_BTV: Array, local_BTK: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _here(vocabulary: int, logits_BTV: Array, local_BT1: Array) -> Array:
+def _take_one(vocabulary: int, logits_BTV: Array, local_BT1: Array) -> Array:
     """Do the same for one token per position.
 
     Its gradient compares every token with the target, in the same pass that computes the softmax's. A scatter
@@ -82,16 +81,43 @@ def _here(vocabulary: int, logits_BTV: Array, local_BT1: Array) -> Array:
     return _take(logits_BTV, local_BT1)
 
 
-def _here_forward(vocabulary: int, logits_BTV: Array, local_BT1: Array) -> tuple[Array, Array]:
-    return _take(logits_BTV, local_BT1), local_BT1
+def _forward(vocabulary: int, logits_BTV: Array, local_BTK: Array) -> tuple[Array, Array]:
+    return _take(logits_BTV, local_BTK), local_BTK
 
 
-def _here_backward(vocabulary: int, local_BT1: Array, grad_BT1: Array) -> tuple[Array, None]:
+def _one_backward(vocabulary: int, local_BT1: Array, grad_BT1: Array) -> tuple[Array, None]:
     token_V = jnp.arange(vocabulary, dtype=local_BT1.dtype)
     return jnp.where(token_V[None, None] == local_BT1, grad_BT1, 0.0), None
 
 
-_here.defvjp(_here_forward, _here_backward)
+_take_one.defvjp(_forward, _one_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _take_several(vocabulary: int, logits_BTV: Array, local_BTK: Array) -> Array:
+    """Do the same for several tokens per position.
+
+    Its gradient first adds what is named twice: where indices may repeat, GPUs sort them, or write one after
+    the other, so that a scatter gives the same bits twice.
+    """
+    return _take(logits_BTV, local_BTK)
+
+
+def _several_backward(vocabulary: int, local_BTK: Array, grad_BTK: Array) -> tuple[Array, None]:
+    def of_token(local_K: Array, grad_K: Array) -> Array:
+        number_K = jnp.arange(local_K.shape[0], dtype=local_K.dtype)
+        is_same_KK = local_K[:, None] == local_K[None]
+        total_K = jnp.sum(jnp.where(is_same_KK, grad_K[None], 0.0), axis=1)
+        is_again_K = jnp.any(is_same_KK & (number_K[None] < number_K[:, None]), axis=1)
+        is_left_out_K = is_again_K | (local_K < 0) | (local_K >= vocabulary)
+        place_K = jnp.where(is_left_out_K, vocabulary + number_K, local_K)  # behind the end, and so dropped
+        zeros_V = jnp.broadcast_to(jnp.zeros_like(grad_K[:1]), vocabulary)
+        return zeros_V.at[place_K].set(total_K, mode="drop", unique_indices=True)
+
+    return jax.vmap(jax.vmap(of_token))(local_BTK, grad_BTK), None
+
+
+_take_several.defvjp(_forward, _several_backward)
 
 
 def named_logprobs(

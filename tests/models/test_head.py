@@ -50,3 +50,27 @@ def test_several_draws_have_the_frequencies_of_the_tempered_distribution(tp, tem
         np.asarray(draw(logits)), mass / mass.sum(axis=-1, keepdims=True), strict=True
     ):
         assert np.abs(np.bincount(drawn, minlength=1024) / count - expected).max() < 0.015
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_gradients_of_several_targets_are_those_of_the_formula_though_some_are_named_twice(tp):
+    random = np.random.default_rng(2)
+    logits, slopes = (random.normal(size=shape).astype(np.float32) for shape in ((2, 3, 16), (2, 3, 5)))
+    targets = random.integers(0, 16, (2, 3, 5)).astype(np.int32)
+    targets[:, :, 3] = targets[:, :, 0]
+    split, rows = jax.P(None, None, TP), jax.P()
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=make_mesh(1, 1, tp), in_specs=(split, rows, rows), out_specs=split)
+    def gradient(logits, targets, slopes):
+        _, pull_back = jax.vjp(lambda logits: head.target_logprobs(logits, targets), logits)
+        return pull_back(slopes)[0]
+
+    def weighted(logits):
+        logprobs = jax.nn.log_softmax(logits)
+        return jnp.sum(jnp.take_along_axis(logprobs, targets, axis=-1) * slopes)
+
+    np.testing.assert_allclose(
+        gradient(logits, targets, slopes), jax.grad(weighted)(jnp.asarray(logits)), rtol=0, atol=1e-6
+    )
+    assert "scatter-add" not in str(jax.make_jaxpr(gradient)(logits, targets, slopes))
