@@ -39,6 +39,7 @@ from spmd_tx.sharding.mesh import EP, TP
 
 GROUP_ELEMENTS = 1 << 25  # at most, in one intermediate array of the experts that run at once
 LEAST_GROUPED = 1 << 18  # numbers in one matrix of all experts; less is faster without grouping
+LANES = 128  # rows of another width are turned around by TPUs' XLA, so that it copies them again and again
 FEW_ROWS = 32  # of a decode: CPUs then read every expert's matrices faster than they find the chosen ones
 
 
@@ -80,8 +81,9 @@ def mixture(
     low_BTQ = [halves.low(h_BTD, outer[name].a) for name in ("gate", "up")]
     wide_BTI = jnp.concatenate([h_BTD, *low_BTQ], axis=2)
     y_BTO = sum_scatter(run(own, wide_BTI, routed, how, layer), EP, 0)
-    y_BTD, low_BTQ = jnp.split(y_BTO, [h_BTD.shape[2]], axis=2)
-    return y_BTD + halves.high(low_BTQ, outer["down"].b)
+    width = h_BTD.shape[2]
+    low_BTQ = y_BTO[:, :, width : width + outer["down"].b.shape[-2]]
+    return y_BTO[:, :, :width] + halves.high(low_BTQ, outer["down"].b)
 
 
 def _run(
@@ -126,6 +128,10 @@ def _grouped(
     chosen_BTC = in_ascending_order(choices_BTC, gates_BTX.shape[2])
     is_its_BTCX = chosen_BTC[..., None] == jnp.arange(gates_BTX.shape[2])[None, None, None]
     weight_BTC = jnp.sum(jnp.where(is_its_BTCX, gates_BTX[:, :, None], 0), axis=3)
+    d_model, width_out = model_width(lora, h_BTD), output_width(lora, h_BTD)
+    if how.product == "mosaic" and width_out != d_model:
+        width_out += -width_out % LANES
+        h_BTD = jnp.pad(h_BTD, ((0, 0), (0, 0), (0, -h_BTD.shape[2] % LANES)))
     h_RTD, weight_RTC, chosen_RTC = (varying(gather_rows(x)) for x in (h_BTD, weight_BTC, chosen_BTC))
     local, slots = kernels["up"].shape[-3], how.expert_lora.scale_S.shape[0]
     mine_RTC = chosen_RTC - lax.axis_index(EP) * local
@@ -135,7 +141,7 @@ def _grouped(
     place = layout(tiling, mine_RTC, how.expert_lora.slots_R, local, slots)
     if layer is not None:
         place = place.replace(expert_N=place.expert_N + layer * local)
-    grouping = Grouping(tiling, how.product, by_tile, activation)
+    grouping = Grouping(tiling, how.product, by_tile, d_model, width_out, activation)
     return run_experts(grouping, kernels, lora, h_RTD, weight_RTC, how.expert_lora.scale_S, place)
 
 

@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.activations import gated
 from spmd_tx.models.experts.factor_sums import Pieces, Spans, add_in_order, block_product, spans
-from spmd_tx.models.experts.factors import Factors, model_width, output_width
+from spmd_tx.models.experts.factors import Factors
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import READS_PACKED, grouped_product, unset
 from spmd_tx.models.lora import Lora
@@ -43,6 +43,8 @@ class Grouping:
     tiling: Tiling
     product: str  # of product.IMPLEMENTATIONS
     by_tile: bool  # whether a chunk is one tile
+    d_model: int
+    width_out: int  # of results; columns behind those of factors.py are zeros
     activation: str = "silu"  # of activations.ACTIVATIONS
 
 
@@ -58,16 +60,16 @@ def run_experts(
 ) -> Array:
     """Return the weighted sum [R, T, D] of each token's experts on this device. Kernels get no gradient.
 
-    Inputs and outputs are wider where factors are shared (factors.py).
+    Inputs and outputs are wider where factors are shared (factors.py); inputs may have columns behind those.
     """
-    kernels = _whole(how, kernels, model_width(lora, h_RTD), h_RTD.dtype)
+    kernels = _whole(how, kernels, h_RTD.dtype)
     chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, _pieces(lora))
 
     def add(number: Array, y_WD: Array) -> Array:
         run, inputs, _ = chunk(number)
         return _put(y_WD, run(*inputs), number)
 
-    y_WD = unset(how.product, (how.tiling.positions, output_width(lora, h_RTD)), h_RTD)
+    y_WD = unset(how.product, (how.tiling.positions, how.width_out), h_RTD)
     return _sum_of_choices(how, _for_chunks(how, place, add, y_WD), place)
 
 
@@ -77,7 +79,7 @@ def _forward(how: Grouping, *arguments: Any) -> tuple[Array, Any]:
 
 def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...]:
     kernels, lora, h_RTD, weight_RTC, scale_S, place = residuals
-    kernels, pieces = _whole(how, kernels, model_width(lora, h_RTD), h_RTD.dtype), _pieces(lora)
+    kernels, pieces = _whole(how, kernels, h_RTD.dtype), _pieces(lora)
     chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, pieces)
     flat_slopes = slope_RTD.reshape(-1, slope_RTD.shape[2])
 
@@ -108,7 +110,7 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
 run_experts.defvjp(_forward, _backward)
 
 
-def _whole(how: Grouping, kernels: Kernels, width: int, dtype: DTypeLike) -> Kernels:
+def _whole(how: Grouping, kernels: Kernels, dtype: DTypeLike) -> Kernels:
     """Gather kernels whose model width is split over fsdp, and decode those that the product cannot read.
 
     Both passes do, so that nothing whole is kept.
@@ -116,7 +118,7 @@ def _whole(how: Grouping, kernels: Kernels, width: int, dtype: DTypeLike) -> Ker
     axes = {"gate": -2, "up": -2, "down": -1}  # of the model width
 
     def whole(name: str, kernel: Matrix) -> Matrix:
-        if name in axes and kernel.shape[axes[name]] != width:
+        if name in axes and kernel.shape[axes[name]] != how.d_model:
             gather = partial(lax.all_gather, axis_name=FSDP, axis=axes[name] % kernel.ndim, tiled=True)
             kernel = jax.tree.map(gather, kernel)
         return kernel if how.product in READS_PACKED else decoded(kernel, dtype)
@@ -212,14 +214,15 @@ def _run(
         low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
     else:
         width, rank = kernels["gate"].shape[-2], pieces["gate"].shape[1]
-        x_PD, low_gate, low_up = jnp.split(x_PD, [width, width + rank], axis=1)
+        x_PD, low_gate, low_up, _ = jnp.split(x_PD, [width, width + rank, width + 2 * rank], axis=1)
         low_gate, low_up = (each.reshape(blocks, -1, rank) for each in (low_gate, low_up))
     hidden_PF = gated(how.activation, linear(x_PD, "gate", low_gate), linear(x_PD, "up", low_up))
     hidden_PF *= weight_P[:, None]
     low_down = low(hidden_PF, "hidden")
     if "down" in pieces:
         return linear(hidden_PF, "down", low_down)
-    return jnp.concatenate([base(hidden_PF, "down"), low_down.reshape(-1, low_down.shape[2])], axis=1)
+    y_PO = jnp.concatenate([base(hidden_PF, "down"), low_down.reshape(-1, low_down.shape[2])], axis=1)
+    return jnp.pad(y_PO, ((0, 0), (0, how.width_out - y_PO.shape[1])))
 
 
 def _pieces(lora: Factors) -> Pieces:

@@ -65,7 +65,7 @@ def run(product: str, rows, slots, lora=None, matrices=None):
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     def both(matrices, lora, h, chosen, weights, slope, slots):
         place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
-        how = Grouping(tiling, product, product == "reference")
+        how = Grouping(tiling, product, product == "reference", WIDTH, WIDTH)
         y, pull_back = jax.vjp(
             lambda lora, h, weights: run_experts(how, matrices, lora, h, weights, SCALES, place),
             lora,
@@ -176,7 +176,8 @@ def test_shared_outer_factors_are_as_if_every_expert_had_them(product):
     matrices, usual = parameters()
     h, chosen, weights, slope = rows
     tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
-    how = Grouping(tiling, product, product == "reference")
+    put_in = 0 if product == "reference" else 12  # columns behind the others
+    how = Grouping(tiling, product, product == "reference", WIDTH, WIDTH + RANK + put_in)
 
     def low(x, a):
         return jnp.einsum("rti,rqi->rtq", x, a[slots]) * SCALES[slots][:, None, None]
@@ -187,8 +188,10 @@ def test_shared_outer_factors_are_as_if_every_expert_had_them(product):
         def loss(lora, h, weights):
             place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
             wide = jnp.concatenate([h, low(h, lora["gate"].a), low(h, lora["up"].a)], axis=-1)
+            wide = jnp.pad(wide, ((0, 0), (0, 0), (0, put_in)))
             y = run_experts(how, matrices, expert_factors(lora), wide, weights, SCALES, place)
-            total = y[..., :WIDTH] + jnp.einsum("rtq,rqo->rto", y[..., WIDTH:], lora["down"].b[slots])
+            y, low_down = y[..., :WIDTH], y[..., WIDTH : WIDTH + RANK]
+            total = y + jnp.einsum("rtq,rqo->rto", low_down, lora["down"].b[slots])
             return jnp.sum(total * slope), total
 
         return jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(lora, h, weights)
