@@ -14,29 +14,27 @@ MOST_BYTES = 256 << 20  # of one data shard
 
 
 class RoutingPages:
-    """Keeps the experts of full pages by the pages' keys; the oldest ones go first."""
+    """Keeps the experts of full pages by the pages' keys; the least recently used ones go first."""
 
     def __init__(self, page_size: int, most_bytes: int = MOST_BYTES) -> None:
         self._page_size = page_size
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._pages: dict[bytes, np.ndarray] = {}  # [page size, L, C]
+        self._pages: dict[bytes, np.ndarray] = {}  # [page size, L, C]; least recently used first
 
     def known(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return the keys up to the first page whose experts are not known."""
         return list(takewhile(self._pages.__contains__, keys))
 
     def of(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Return the experts [N, L, C] of pages, at least one, all of which are known."""
+        """Return the experts [N, L, C] of a text's first pages, at least one, all of which are known."""
+        self._use((key, self._pages[key]) for key in keys)
         return np.concatenate([self._pages[key] for key in keys])
 
     def remember(self, keys: Sequence[bytes], experts_NLC: np.ndarray) -> None:
-        """Keep the experts of pages; there must be those of all their tokens."""
-        for number, key in enumerate(keys):
-            if key not in self._pages:
-                first = number * self._page_size
-                self._pages[key] = experts_NLC[first : first + self._page_size].copy()
-                self._bytes += self._pages[key].nbytes
+        """Keep the experts of a text's first pages; there must be those of all their tokens."""
+        pages = np.split(experts_NLC[: len(keys) * self._page_size], len(keys)) if keys else []
+        self._use(zip(keys, pages, strict=True))
         while self._bytes > self._most_bytes:
             self.forget(next(iter(self._pages)))
 
@@ -44,3 +42,10 @@ class RoutingPages:
         """Forget a page, if it is known."""
         page = self._pages.pop(key, None)
         self._bytes -= 0 if page is None else page.nbytes
+
+    def _use(self, pages: Iterable[tuple[bytes, np.ndarray]]) -> None:
+        """Make pages the most recently used, the first one most of all: others are of no use without it."""
+        for key, page in reversed(list(pages)):
+            kept = self._pages.pop(key, None)
+            self._bytes += page.nbytes if kept is None else 0
+            self._pages[key] = page.copy() if kept is None else kept

@@ -140,16 +140,20 @@ def test_pages_with_new_contents_do_not_keep_the_experts_of_the_old_ones():
     assert_all_kept(bench, prompts)
 
 
-def test_the_oldest_pages_go_when_there_is_no_room():
+def test_the_least_recently_used_pages_go_when_there_is_no_room_and_first_pages_last():
     size = 4 * LAYERS * CHOICES
     pages, experts = RoutingPages(4, 2 * size), experts_of(np.arange(12))
     pages.remember([b"a", b"b", b"c"], experts)
-    assert pages.known([b"b", b"c", b"d"]) == [b"b", b"c"]
-    assert pages.known([b"a"]) == []
-    np.testing.assert_array_equal(pages.of([b"b", b"c"]), experts[4:])
-    pages.forget(b"b")
+    assert pages.known([b"a", b"b", b"c"]) == [b"a", b"b"]
+    np.testing.assert_array_equal(pages.of([b"a", b"b"]), experts[:8])
     pages.remember([b"d"], experts)
-    assert pages.known([b"c", b"d"]) == [b"c", b"d"]
+    assert pages.known([b"a", b"b"]) == [b"a"]
+    pages.of([b"a"])
+    pages.remember([b"e"], experts)
+    assert (pages.known([b"a"]), pages.known([b"d"]), pages.known([b"e"])) == ([b"a"], [], [b"e"])
+    pages.forget(b"a")
+    pages.remember([b"f"], experts)
+    assert pages.known([b"e", b"f"]) == [b"e", b"f"]
 
 
 def test_without_experts_nothing_is_kept():
