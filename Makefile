@@ -6,7 +6,7 @@ SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test slow bench chaos hosts check format aot aot-cuda aot-tpu s3 cookbook sdk-matrix fuzz clean
+.PHONY: help demo test slow bench chaos hosts check format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS=
 	.venv/bin/spmd-tx demo $(ARGS)
 
 test: .venv/installed ## run the tests, without those marked slow, in three processes; options: make test ARGS="-k losses"
-	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not chaos and not cookbook and not sdk_matrix and not fuzz" $(ARGS)
+	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not chaos and not cookbook and not console and not sdk_matrix and not fuzz" $(ARGS)
 
 slow: .venv/installed ## run the tests marked slow: meshes over many processes, thousands of stories of crashes
 	.venv/bin/pytest -rs -m slow --ignore tests/hosts --ignore tests/sdk/test_s3.py $(ARGS)
@@ -52,6 +52,12 @@ s3: .venv-s3/installed ## keep checkpoints in an S3 endpoint on loopback (moto),
 
 cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
 	.venv/bin/pytest -s -m cookbook tests/cookbook $(ARGS)
+
+console: console/node_modules/installed ## check the types of the console's source, and build it into the package (needs Node 20)
+	cd console && npm run --silent types && npm run --silent build
+
+console-test: .venv/installed console ## drive every page of the console in Chromium, and look for faults of access
+	.venv/bin/pytest -rs -m console tests/console $(ARGS)
 
 sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
@@ -100,6 +106,10 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 
 .venv-cookbook/hub: .venv-cookbook/installed tests/cookbook/make_offline_hub.py $(wildcard tests/cookbook/offline_*.py)
 	HF_HUB_OFFLINE=1 .venv-cookbook/bin/python tests/cookbook/make_offline_hub.py $@
+	touch $@
+
+console/node_modules/installed: console/package-lock.json
+	cd console && npm ci --silent
 	touch $@
 
 .venv-fuzz/installed: tests/fuzz/requirements.txt

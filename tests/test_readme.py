@@ -90,7 +90,7 @@ def test_the_map_of_the_architecture_has_every_other_folder():
     """Tests of a package are in the folder of its name, which needs no line of its own."""
     others = {name for name in map_of(DOCS / "architecture.md") if name.split("/")[0] != PACKAGE.name}
     tests = {f"tests/{folder.name}" for folder in folders(ROOT / "tests") if not is_package(folder.name)}
-    assert others == {"launch", "docs", "docs/examples", "tests"} | tests
+    assert others == {"launch", "console", "docs", "docs/examples", "tests"} | tests
 
 
 def test_the_map_of_the_readme_has_the_first_floors_of_the_same_tree():

@@ -1,0 +1,119 @@
+// One metric of several runs as curves, with the values under the pointer.
+import { useEffect, useRef, useState } from "preact/hooks";
+import uPlot from "uplot";
+import { duration, number } from "./format";
+import { curve, smooth, type Axis } from "./series";
+import type { Point } from "./api";
+import { theme } from "./theme";
+
+const HEIGHT = 150; // CSS pixels
+
+export interface Shown {
+  id: string;
+  label: string;
+  color: string;
+  points: Point[];
+}
+
+interface Props {
+  name: string;
+  runs: Shown[];
+  axis: Axis;
+  smoothing: number; // weight of the past, 0 to 1
+}
+
+export function Chart({ name, runs, axis, smoothing }: Props) {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const [index, setIndex] = useState<number | null>(null);
+  const having = runs.filter((run) => run.points.some((point) => name in point.metrics));
+  const layout = JSON.stringify([having.map((run) => [run.id, run.color]), axis, smoothing > 0, theme.value]);
+  const data = aligned(having, name, axis, smoothing);
+
+  useEffect(() => {
+    const parent = place.current!;
+    const made = new uPlot(options(having, axis, smoothing > 0, parent.clientWidth, setIndex), data, parent);
+    plot.current = made;
+    const size = new ResizeObserver(() => made.setSize({ width: parent.clientWidth, height: HEIGHT }));
+    size.observe(parent);
+    return () => {
+      size.disconnect();
+      made.destroy();
+    };
+  }, [layout]);
+  useEffect(() => plot.current?.setData(data), [runs, axis, smoothing]);
+
+  const smoothed = data.slice(1 + (smoothing > 0 ? having.length : 0)) as (number | null | undefined)[][];
+  const values = having.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index) }));
+  const x = index === null ? null : data[0][index];
+  return (
+    <figure class="chart">
+      <figcaption>
+        <span class="name">{name}</span>
+        <span class="at">{x == null ? "" : axis === "step" ? `step ${x}` : duration(x)}</span>
+      </figcaption>
+      <ul class="values">
+        {values.map(({ run, value }) => (
+          <li key={run.id} title={run.label}>
+            <Swatch color={run.color} />
+            {number(value)}
+          </li>
+        ))}
+      </ul>
+      <div ref={place} role="img" aria-label={`Curves of ${name}: ${values.map(({ run, value }) => `${run.label} ${number(value)}`).join(", ")}`} />
+    </figure>
+  );
+}
+
+export function Swatch({ color }: { color: string | null }) {
+  return (
+    <svg class="swatch" viewBox="0 0 8 8" aria-hidden="true">
+      <circle cx="4" cy="4" r="3.5" fill={color ?? "none"} stroke={color ?? "currentColor"} stroke-opacity={color ? 1 : 0.3} />
+    </svg>
+  );
+}
+
+/** The value there, or the newest one before it: runs need not have the same steps. */
+function valueAt(values: (number | null | undefined)[], index: number | null): number | null {
+  for (let i = index ?? values.length - 1; i >= 0; i--) if (values[i] != null) return values[i]!;
+  return null;
+}
+
+function aligned(runs: Shown[], name: string, axis: Axis, smoothing: number): uPlot.AlignedData {
+  const curves = runs.map((run) => curve(run.points, name, axis));
+  if (!curves.length) return [[]];
+  const raw = curves.map(({ x, y }) => [x, y] as uPlot.AlignedData);
+  const smoothed = curves.map(({ x, y }) => [x, smooth(y, smoothing)] as uPlot.AlignedData);
+  return uPlot.join(smoothing > 0 ? [...raw, ...smoothed] : raw);
+}
+
+function options(
+  runs: Shown[], axis: Axis, isSmoothed: boolean, width: number, pointed: (index: number | null) => void,
+): uPlot.Options {
+  const style = getComputedStyle(document.documentElement);
+  const ink = style.getPropertyValue("--muted");
+  const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
+  const font = "11px system-ui, sans-serif";
+  const line = (run: Shown): uPlot.Series => ({ stroke: run.color, width: 1.5, spanGaps: true, points: { show: false } });
+  const faint = (run: Shown): uPlot.Series => ({ ...line(run), width: 1, alpha: 0.25 });
+  const ticks = (axis === "time"
+    ? (_: uPlot, values: number[]) => values.map(duration)
+    : (_: uPlot, values: number[]) => values.map((value) => (Number.isInteger(value) ? number(value) : ""))) as uPlot.Axis.Values;
+  return {
+    width,
+    height: HEIGHT,
+    padding: [6, 14, 0, 0],
+    legend: { show: false },
+    cursor: { sync: { key: "charts" }, points: { size: 5 }, y: false },
+    scales: { x: { time: false } },
+    axes: [
+      { stroke: ink, grid, ticks: { show: false }, font, size: 24, gap: 2, values: ticks },
+      {
+        stroke: ink, grid, ticks: { show: false }, font, size: 54, gap: 4,
+        values: (_, values) => values.map((value) => (value === 0 ? "0" : Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5 ? value.toExponential(1) : String(value))),
+      },
+    ],
+    series: [{}, ...(isSmoothed ? runs.map(faint) : []), ...runs.map(line)],
+    hooks: { setCursor: [(plot) => pointed(plot.cursor.idx ?? null)] },
+  };
+}

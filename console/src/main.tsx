@@ -1,0 +1,45 @@
+// Starts the console: the frame around every page, and which page an address opens.
+import { render, type ComponentChildren } from "preact";
+import { useEffect } from "preact/hooks";
+import "@preact/signals";
+import "uplot/dist/uPlot.min.css";
+import "./style.css";
+import { mustSignIn, signIns } from "./api";
+import { Run } from "./pages/run";
+import { Runs } from "./pages/runs";
+import { SignIn } from "./pages/sign_in";
+import { address, place } from "./router";
+import { theme, toggleTheme } from "./theme";
+
+const PAGES: [RegExp, string, (id: string) => ComponentChildren][] = [
+  [/^\/(?:runs\/?)?$/, "Runs", () => <Runs key={signIns.value} />],
+  [/^\/runs\/([^/]+)$/, "Run", (id) => <Run key={`${id} ${signIns.value}`} id={id} />],
+];
+
+function Page() {
+  const path = place.value.path;
+  const page = PAGES.find(([pattern]) => pattern.test(path));
+  const title = mustSignIn.value ? "Sign in" : (page?.[1] ?? "Not found");
+  useEffect(() => void (document.title = `${title} · spmd_tx`), [title]);
+  if (mustSignIn.value) return <SignIn />;
+  if (!page) return <><h1>Not found</h1><p class="empty">There is no page {path}. <a href={address("/")}>See all runs.</a></p></>;
+  return <>{page[2](decodeURIComponent(page[0].exec(path)![1] ?? ""))}</>;
+}
+
+function App() {
+  const other = theme.value === "dark" ? "light" : "dark";
+  const isRuns = /^\/(runs|$)/.test(place.value.path);
+  return (
+    <>
+      <a class="skip" href="#main">Skip to content</a>
+      <header>
+        <a class="brand" href={address("/")}>spmd_tx</a>
+        <nav aria-label="Pages"><a href={address("/")} aria-current={isRuns ? "page" : undefined}>Runs</a></nav>
+        <button type="button" class="quiet" onClick={toggleTheme} aria-label={`Use ${other} colours`}>{theme.value === "dark" ? "☾" : "☀"}</button>
+      </header>
+      <main id="main" tabIndex={-1}><Page /></main>
+    </>
+  );
+}
+
+render(<App />, document.getElementById("app")!);

@@ -1,0 +1,56 @@
+// One training run: what it is, and its curves.
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { getRun, type Run as RunFacts } from "../api";
+import { Curves } from "../curves";
+import { ago, dateTime, number } from "../format";
+import { Histories } from "../history";
+import { watch } from "../live";
+import { address } from "../router";
+import { runName } from "./runs";
+
+export function Run({ id }: { id: string }) {
+  const [run, setRun] = useState<RunFacts | null>(null);
+  const [error, setError] = useState<string | null>(null);
+  const histories = useMemo(() => new Histories(), [id]);
+  useEffect(() => {
+    const load = () => getRun(id).then((facts) => (setRun(facts), setError(null)), (refused: Error) => setError(refused.message));
+    void load();
+    void histories.refresh([id]);
+    return watch((changed) => {
+      if (changed !== "all" && !changed.has(id)) return;
+      void load();
+      void histories.refresh([id]);
+    });
+  }, [id]);
+  const problem = error ?? histories.error.value;
+  const points = histories.points.value.get(id) ?? [];
+  return (
+    <>
+      <nav class="trail" aria-label="Path"><a href={address("/")}>Runs</a> <span aria-hidden="true">/</span></nav>
+      <h1>{run ? runName(run) : id}</h1>
+      {problem && <p class="problem" role="alert">{problem}</p>}
+      {run && <Facts run={run} />}
+      <Curves runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]} empty="This run has no steps yet." />
+    </>
+  );
+}
+
+function Facts({ run }: { run: RunFacts }) {
+  const facts: [string, string][] = [
+    ["Run", run.id],
+    ["Session", run.session_id],
+    ["Base model", run.base_model],
+    ["Rank", String(run.rank)],
+    ["Owner", run.owner],
+    ["Created", dateTime(run.created_at)],
+    ["State", run.is_open ? "open" : "ended"],
+    ["Steps", number(run.steps)],
+    ["Last step", ago(run.last_at)],
+    ...Object.entries(run.metadata ?? {}).map(([name, value]): [string, string] => [name, String(value)]),
+  ];
+  return (
+    <dl class="facts">
+      {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value || "–"}</dd></div>)}
+    </dl>
+  );
+}

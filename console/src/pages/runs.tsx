@@ -1,0 +1,121 @@
+// All training runs, and the curves of those that are chosen.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { listRuns, type Run } from "../api";
+import { Swatch } from "../chart";
+import { Curves } from "../curves";
+import { ago, number, shortName } from "../format";
+import { Histories } from "../history";
+import { watch } from "../live";
+import { address, place, remember } from "../router";
+import { headline } from "../series";
+
+// Told apart by readers with colour blindness, and legible on white and on black.
+const COLORS = ["#3b7dd8", "#d1602f", "#2e9463", "#9a63d3", "#a8821a", "#1593a5", "#d24b86", "#7b8494"];
+const SHOWN_AT_FIRST = 3;
+
+export function runName(run: Run): string {
+  const name = run.metadata?.name ?? run.metadata?.display_name;
+  return typeof name === "string" && name ? name : run.id;
+}
+
+export function Runs() {
+  const [runs, setRuns] = useState<Run[] | null>(null);
+  const [next, setNext] = useState<number | null>(null);
+  const [error, setError] = useState<string | null>(null);
+  const [filter, setFilter] = useState("");
+  const [chosen, setChosen] = useState<string[] | null>(place.value.query.get("runs")?.split(",") ?? null);
+  const histories = useMemo(() => new Histories(), []);
+  const field = useRef<HTMLInputElement>(null);
+
+  const load = async (cursor: number | null) => {
+    try {
+      const page = await listRuns(cursor);
+      setRuns((known) => merged(known ?? [], page.runs));
+      setNext((old) => (cursor === null && old !== null ? old : page.next_cursor));
+      setChosen((ids) => ids ?? page.runs.filter((run) => run.steps).slice(0, SHOWN_AT_FIRST).map((run) => run.id));
+      setError(null);
+    } catch (refused) {
+      setError((refused as Error).message);
+    }
+  };
+  const ids = chosen ?? [];
+  useEffect(() => void load(null), []);
+  useEffect(() => {
+    void histories.refresh(ids);
+    return watch((changed) => {
+      void load(null);
+      void histories.refresh(ids, changed);
+    });
+  }, [ids.join()]);
+  useEffect(() => {
+    const focus = (event: KeyboardEvent) => {
+      if (event.key !== "/" || event.target instanceof HTMLInputElement) return;
+      event.preventDefault();
+      field.current?.focus();
+    };
+    addEventListener("keydown", focus);
+    return () => removeEventListener("keydown", focus);
+  }, []);
+
+  const choose = (id: string) => {
+    const now = ids.includes(id) ? ids.filter((other) => other !== id) : [...ids, id];
+    setChosen(now);
+    remember({ runs: now.join() });
+  };
+  const color = (id: string) => (ids.includes(id) ? COLORS[ids.indexOf(id) % COLORS.length]! : null);
+  const known = new Map(runs?.map((run) => [run.id, run]));
+  const shown = ids.map((id) => ({
+    id,
+    label: known.has(id) ? runName(known.get(id)!) : id,
+    color: color(id)!,
+    points: histories.points.value.get(id) ?? [],
+  }));
+  const words = filter.toLowerCase().split(/\s+/);
+  const listed = runs?.filter((run) => words.every((word) => described(run).includes(word))) ?? [];
+  const problem = error ?? histories.error.value;
+  return (
+    <div class="split">
+      <section class="list" aria-label="Runs">
+        <div class="bar">
+          <h1>Runs</h1>
+          <input ref={field} type="search" placeholder="Filter runs  /" aria-label="Filter runs" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
+        </div>
+        {problem && <p class="problem" role="alert">{problem}</p>}
+        {runs?.length === 0 && <p class="empty">There are no runs yet. One appears here with the first training client that is created.</p>}
+        <ul class="runs">
+          {listed.map((run) => <Row key={run.id} run={run} color={color(run.id)} choose={choose} />)}
+        </ul>
+        {next !== null && <button type="button" onClick={() => load(next)}>Older runs</button>}
+      </section>
+      <Curves runs={shown} empty={ids.length ? "The chosen runs have no steps yet." : "Choose runs in the list to see their curves."} />
+    </div>
+  );
+}
+
+function Row({ run, color, choose }: { run: Run; color: string | null; choose: (id: string) => void }) {
+  const best = headline(run);
+  return (
+    <li class="run">
+      <label>
+        <input type="checkbox" checked={color !== null} aria-label={`Show curves of ${runName(run)}`} onChange={() => choose(run.id)} />
+        <Swatch color={color} />
+      </label>
+      <a href={address(`/runs/${encodeURIComponent(run.id)}`)} title={run.id}>{runName(run)}</a>
+      <span class="value">{best && <><small>{best[0]}</small> {number(best[1])}</>}</span>
+      <span class="about">
+        {shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
+      </span>
+      <span class="when">{run.is_open ? <em>open</em> : ""} {ago(run.last_at ?? run.created_at)}</span>
+    </li>
+  );
+}
+
+function described(run: Run): string {
+  return [run.id, run.base_model, run.owner, JSON.stringify(run.metadata ?? "")].join(" ").toLowerCase();
+}
+
+/** Newest first, each once, as the newest answer tells it. */
+function merged(known: Run[], fresh: Run[]): Run[] {
+  const byId = new Map([...known, ...fresh].map((run) => [run.id, run]));
+  return [...byId.values()].sort((a, b) => b.created_at - a.created_at);
+}

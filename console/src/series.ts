@@ -1,0 +1,81 @@
+// From points to curves: derived metrics, the order of metrics, smoothing, CSV.
+import type { Point, Run, Value } from "./api";
+
+export type Axis = "step" | "time";
+
+export interface Curve {
+  x: number[];
+  y: Value[];
+}
+
+const LOSS = "loss per token";
+const SPEED = "tokens per second";
+const FIRST = [/^reward/, /^loss per token$/, /entropy/, /kl/, /grad/, /^tokens per second$/, /lag/, /learning_rate/];
+
+function loss(metrics: Point["metrics"]): Value {
+  const total = metrics["loss:sum"];
+  const tokens = metrics["num_tokens:sum"];
+  return total != null && tokens ? total / tokens : null;
+}
+
+/** Adds what can be computed from the metrics of a step and the time of the step before. */
+export function withDerived(points: Point[], before: Point | undefined): Point[] {
+  return points.map((point, i) => {
+    const last = points[i - 1] ?? before;
+    const tokens = point.metrics["num_tokens:sum"];
+    const metrics = { ...point.metrics };
+    const perToken = loss(metrics);
+    if (perToken !== null) metrics[LOSS] = perToken;
+    if (last && tokens != null && point.at > last.at) metrics[SPEED] = tokens / (point.at - last.at);
+    return { ...point, metrics };
+  });
+}
+
+/** The metric that tells best how a run goes, with its newest value. */
+export function headline(run: Run): [string, Value] | null {
+  const reward = Object.keys(run.last).filter((name) => name.startsWith("reward")).sort()[0];
+  if (reward !== undefined) return [reward, run.last[reward] ?? null];
+  const perToken = loss(run.last);
+  return perToken === null ? null : [LOSS, perToken];
+}
+
+/** All names in these points, those that most readers want first. */
+export function metricNames(runs: Iterable<Point[]>): string[] {
+  const names = new Set<string>();
+  for (const points of runs) for (const point of points) for (const name in point.metrics) names.add(name);
+  const rank = (name: string) => {
+    const at = FIRST.findIndex((pattern) => pattern.test(name));
+    return at < 0 ? FIRST.length : at;
+  };
+  return [...names].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+}
+
+export function curve(points: Point[], name: string, axis: Axis): Curve {
+  const start = points[0]?.at ?? 0;
+  const had = points.filter((point) => name in point.metrics);
+  return {
+    x: had.map((point) => (axis === "step" ? point.step : point.at - start)),
+    y: had.map((point) => point.metrics[name] ?? null),
+  };
+}
+
+/** Exponential moving average without the bias towards zero at its start; gaps stay gaps. */
+export function smooth(values: Value[], weight: number): Value[] {
+  let sum = 0;
+  let mass = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return sum / mass;
+  });
+}
+
+export function csv(runs: [string, Point[]][]): string {
+  const names = metricNames(runs.map(([, points]) => points));
+  const quoted = (text: string) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const rows = runs.flatMap(([id, points]) =>
+    points.map((point) => [id, point.step, point.at, ...names.map((name) => point.metrics[name] ?? "")].join(",")),
+  );
+  return [["run", "step", "at", ...names.map(quoted)].join(","), ...rows].join("\n") + "\n";
+}
