@@ -94,6 +94,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep_results_hours: float = 2.0  # after a request is finished
     keep_versions_hours: float = 2.0  # after the last use of a superseded sampler version
     keep_audit_days: float = 90.0
+    keep_metrics_days: float = 180.0
     max_compilation_cache: str = "10GiB"
     max_checkpoint_cache: str = "50GiB"  # of checkpoints that are elsewhere
 

@@ -20,6 +20,7 @@ from spmd_tx.cli.options import DEFAULTS, HELP, DatabaseUrl, DataDir, read_limit
 from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
+from spmd_tx.cli.runs import runs
 from spmd_tx.config import ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
@@ -211,6 +212,7 @@ def backup(
 
 app.add_typer(keys)
 app.add_typer(requests)
+app.add_typer(runs)
 
 
 @app.command()

@@ -78,14 +78,22 @@ def cells(step: Any) -> tuple[str, ...]:
     )
 
 
-def draw_curve(rewards: list[float], height: int = 8) -> Text:
-    """Draw a bar per step; rewards are between 0 and 1."""
-    lines = ["reward"]
+def draw_curve(values: list[float], height: int = 8, name: str = "reward", width: int = 100) -> Text:
+    """Draw a bar per step, or per mean of several where there are more than ``width``.
+
+    The axis begins at 0 and ends at 1, or where the values do.
+    """
+    stride = max(1, -(-len(values) // width))
+    parts = [values[start : start + stride] for start in range(0, len(values), stride)]
+    means = [sum(part) / len(part) for part in parts]
+    low, high = min([0.0, *means]), max([1.0 if name == "reward" else 0.0, *means])
+    span = (high - low) or 1.0
+    lines = [name]
     for row in reversed(range(height)):
-        bars = (BARS[round(8 * min(max(reward * height - row, 0.0), 1.0))] for reward in rewards)
-        lines.append(f"{(row + 1) / height:5.2f} │" + "".join(bars))
-    lines.append("      └" + "─" * len(rewards))
-    lines.append(f"       1{len(rewards):>{len(rewards) - 1}}  step")
+        bars = (BARS[round(8 * min(max((mean - low) / span * height - row, 0.0), 1.0))] for mean in means)
+        lines.append(f"{low + span * (row + 1) / height:8.3g} │" + "".join(bars))
+    lines.append("         └" + "─" * len(means))
+    lines.append(f"          1 {len(values):>{max(0, len(means) - 2)}}  step")
     return Text("\n".join(lines))
 
 

@@ -39,7 +39,13 @@ def test_a_short_demo_need_not_reach_what_a_long_one_does():
 
 def test_the_curve_has_a_bar_per_step():
     lines = draw_curve([0.0, 0.5, 1.0], height=2).plain.splitlines()
-    assert lines[1:3] == [" 1.00 │  █", " 0.50 │ ██"]
+    assert lines[1:3] == ["       1 │  █", "     0.5 │ ██"]
+
+
+def test_a_curve_of_many_steps_has_a_bar_for_several_and_its_own_axis():
+    lines = draw_curve([10.0] * 150 + [-10.0] * 50, height=2, name="loss", width=4).plain.splitlines()
+    assert lines[:3] == ["loss", "      10 │███ ", "       0 │███ "]
+    assert lines[-1].split() == ["1", "200", "step"]
 
 
 def test_the_plot_is_a_png(tmp_path):

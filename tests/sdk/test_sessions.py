@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import tinker
 from tinker import types
+from typer.testing import CliRunner
 
+from spmd_tx.cli.main import app
+from spmd_tx.errors import StartError
 from tests.sdk.examples import ADAM_STEP, SECONDS, batch, drawn, prompt, random_tokens
 from tests.sdk.server import BASE_MODEL, Server
 
@@ -242,3 +245,22 @@ def test_the_command_line_logs_in_and_out(live_server, tmp_path):
     assert "Logged in as local (spmd_tx)" in auth("login", "tml-anything\n")
     assert "Tinker accessible: yes" in auth("status")
     assert "Removed credential" in auth("logout")
+
+
+def test_the_command_line_shows_runs_and_their_metrics(server, session_id):
+    run, runner = f"{session_id}:train:0", CliRunner()
+
+    def runs(*arguments: str) -> str:
+        done = runner.invoke(app, ["runs", *arguments, "--url", server.url], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    (found,) = (each for each in json.loads(runs("list", "--most", "1000", "--json")) if each["id"] == run)
+    assert (found["steps"], found["rank"], found["is_open"]) == (1, 4, False)
+    assert found["last"].keys() >= {"loss:sum", "unclipped_grad_l2:mean", "learning_rate:mean"}
+    (point,) = json.loads(runs("show", run, "--json"))
+    assert point["metrics"]["loss:sum"] == found["last"]["loss:sum"] > 0
+    assert "step" in runs("show", run)
+    missing = runner.invoke(app, ["runs", "show", run, "--metric", "reward", "--url", server.url])
+    assert isinstance(missing.exception, StartError)
+    assert "has no metric 'reward'" in str(missing.exception)

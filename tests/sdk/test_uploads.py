@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tinker
 
-from spmd_tx.cli.import_weights import Server as Importer
-from spmd_tx.cli.import_weights import lora_config
+from spmd_tx.cli.import_weights import lora_config, upload
+from spmd_tx.cli.server import Server
 from spmd_tx.errors import StartError
 from tests.sdk.examples import SECONDS, batch, greedy, logprobs_of, random_tokens, sample, train
 from tests.sdk.server import BASE_MODEL, serving
@@ -36,7 +36,7 @@ def folder(rest, trained, tmp_path) -> Path:
 def test_weights_from_outside_train_and_sample_as_those_that_were_exported(
     live_server, service, trained, folder
 ):
-    path = Importer(live_server.url, "tml-test").upload(folder)
+    path = upload(Server(live_server.url, "tml-test"), folder)
     loaded = service.create_training_client_from_state(path).result(SECONDS)
     assert loaded.get_info().lora_rank == 8
     np.testing.assert_array_equal(logprobs_of(loaded, QUESTION), logprobs_of(trained, QUESTION))
@@ -61,11 +61,11 @@ def test_a_folder_that_does_not_fit_is_refused_in_words(live_server, folder, tmp
     config = folder / "adapter_config.json"
     config.write_text(config.read_text().replace('"tiny"', '"Qwen/Qwen3-4B"'))
     with pytest.raises(StartError, match=r"refuses this: .*'Qwen/Qwen3-4B', and the upload is for 'tiny'"):
-        Importer(live_server.url, "tml-test").upload(folder)
+        upload(Server(live_server.url, "tml-test"), folder)
     with pytest.raises(StartError, match=r"is no PEFT folder: cannot read .*adapter_config.json"):
         lora_config(tmp_path / "nowhere")
     with pytest.raises(StartError, match=r"cannot reach http://127.0.0.1:9.*--url"):
-        Importer("http://127.0.0.1:9", "").upload(folder)
+        upload(Server("http://127.0.0.1:9", ""), folder)
 
 
 @pytest.mark.slow  # a server of its own, which is killed

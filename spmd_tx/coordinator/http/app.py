@@ -10,6 +10,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 
 from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
+from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController, StreamController
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
@@ -45,6 +46,9 @@ def make_app(services: Services) -> Litestar:
             HealthController,
             MetricsController,
             OpenAIController,
+            RunsController,
+            RunMetricsController,
+            StreamController,
         ],
         guards=[authenticate],
         dependencies={

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests import rows, run_metrics
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
     BodyRef,
@@ -196,8 +196,9 @@ def refuse(submission: Submission, error: InvalidRequest | Unavailable | Abandon
 
 
 def record(db: Session, settled: Sequence[Settled]) -> None:
-    """Count the usage and add the audit events of outcomes that become durable now, each once."""
+    """Count the usage, and add audit events and metrics, of outcomes that become durable now, each once."""
     items: list[usage.Item] = []
+    run_metrics.add(db, settled)
     for each in settled:
         request, outcome = each.request, each.outcome
         if not isinstance(outcome, Finished):

@@ -92,6 +92,7 @@ class Finished:
     layout: str | None = None  # how the micro-batches were cut
     notes: Mapping[str, bytes] = field(default_factory=dict)  # about its samples, by kind (sample_notes.py)
     spent: Usage = field(default=NO_USAGE, compare=False)
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)  # that its run keeps
 
     @property
     def digest(self) -> str:

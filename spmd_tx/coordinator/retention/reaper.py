@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.byte_sizes import parse_size, show_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.checkpoints import uploads
-from spmd_tx.coordinator.requests import traces
+from spmd_tx.coordinator.requests import run_metrics, traces
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY, folder_of
 from spmd_tx.coordinator.retention import rules
@@ -34,6 +34,7 @@ from spmd_tx.errors import StartError
 
 logger = logging.getLogger(__name__)
 
+THINNED_AFTER_SECONDS = 7 * 24 * 3600.0  # without a step; then a run has fewer points
 YOUNG_SECONDS = 3600.0  # a running server may still refer to files that are younger
 
 
@@ -44,6 +45,7 @@ class Limits:
     results: float
     versions: float
     audit: float
+    metrics: float
     compilation_cache: int  # bytes
 
 
@@ -52,6 +54,7 @@ def limits_of(config: ServerConfig) -> Limits:
         results=max(config.keep_results_hours * 3600, config.session_timeout),
         versions=config.keep_versions_hours * 3600,
         audit=config.keep_audit_days * 24 * 3600,
+        metrics=config.keep_metrics_days * 24 * 3600,
         compilation_cache=parse_size(config.max_compilation_cache, whole=0),
     )
 
@@ -164,6 +167,7 @@ class Reaper:
         await usage.forget(db, ages.now)
         await stored_checkpoints.forget(db, ages.now)
         await audit.forget(db, ages.now - self._limits.audit)
+        await run_metrics.forget(db, ages.now - self._limits.metrics, ages.now - THINNED_AFTER_SECONDS)
         logger.debug("%d snapshots belonged to models that are not in use", snapshots.count)
         return [
             Reaped("finished requests", requests.count, 0),

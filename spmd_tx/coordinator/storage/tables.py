@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import JSON, BigInteger, Index, String, UniqueConstraint, text
+from sqlalchemy import JSON, BigInteger, Index, Integer, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from spmd_tx.protocol.commands import AdapterSpec
@@ -173,6 +173,24 @@ class PastRequest(Base):
     finished_at: Mapped[float] = mapped_column(index=True)
     tokens: Mapped[int | None] = mapped_column(BigInteger)
     category: Mapped[str | None]  # of a failed one
+
+
+class RunMetrics(Base):
+    """Keeps the metrics of one training request, or what a client has sent about its run."""
+
+    __tablename__ = "run_metrics"
+    __table_args__ = (
+        Index("ix_run_metrics_order", "line", "seq_id"),
+        Index("ix_run_metrics_kind", "line", "kind"),
+    )
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    line: Mapped[str]  # id of the model
+    seq_id: Mapped[int] = mapped_column(BigInteger)  # of the request; a client's: the newest at the time
+    kind: Mapped[str]  # "forward_backward", "optim_step" or "client"
+    at: Mapped[float] = mapped_column(index=True)
+    step: Mapped[int | None] = mapped_column(BigInteger)  # that a client has named
+    metrics: Mapped[dict[str, Any]]  # by name; null: not finite
 
 
 class SnapshotRow(Base):

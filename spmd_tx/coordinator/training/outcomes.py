@@ -1,7 +1,7 @@
 """Outcomes of training requests, made from the replies to their steps."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,7 +54,7 @@ async def outcome_of_loss(
     """
     received = [await output for output in outputs]
 
-    def encode() -> bytes:
+    def encode() -> tuple[bytes, dict[str, float]]:
         results = packed.results(received)
         metrics = {
             "loss:sum": results.loss,
@@ -63,30 +63,30 @@ async def outcome_of_loss(
         }
         if custom is None:
             metrics |= loss_metrics(packed, results.logprobs)
-            return encode_forward_backward_output(results.logprobs, metrics, results.losses)
+            return encode_forward_backward_output(results.logprobs, metrics, results.losses), metrics
         metrics |= custom.metrics | {"loss:sum": custom.loss}
         if not packed.chunks[0].forward_only:
             metrics["surrogate_loss:sum"] = results.loss
-        return encode_forward_backward_output(results.logprobs, metrics)
+        return encode_forward_backward_output(results.logprobs, metrics), metrics
 
     tokens = packed.destination.size
+    body, metrics = await compute(BYTES_PER_TOKEN * tokens, encode)
     if packed.chunks[0].forward_only:
-        spent = Usage(forwarded=tokens)
-    else:
-        spent = Usage(trained=tokens, forwarded=0 if custom is None else tokens)
-    return Finished(PROTOBUF, await compute(BYTES_PER_TOKEN * tokens, encode), layout, spent=spent)
+        return Finished(PROTOBUF, body, layout, spent=Usage(forwarded=tokens))
+    spent = Usage(trained=tokens, forwarded=0 if custom is None else tokens)
+    return Finished(PROTOBUF, body, layout, spent=spent, metrics=metrics)
 
 
 async def outcome_of_step(learning_rate: float, reply: Awaitable[Reply]) -> Outcome:
     metrics = (await reply).metrics
     if not metrics["applied"]:
         return Failed(NOT_FINITE, "user", executed=True)
-    norms = {
+    found = {
         f"unclipped_grad_l2{name.removeprefix(NORM)}:mean": value
         for name, value in metrics.items()
         if name.startswith(NORM)
-    }
-    return json_result(training.OptimStepResult(norms | {"learning_rate:mean": learning_rate}))
+    } | {"learning_rate:mean": learning_rate}
+    return replace(json_result(training.OptimStepResult(found)), metrics=found)
 
 
 async def at_once(outcome: Outcome) -> Outcome:

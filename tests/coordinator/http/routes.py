@@ -157,6 +157,10 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
         lambda ids, _: {"tinker_path": ids.path("external_weights")},
     ],
     ("GET", "/api/v1/training_runs/{run_id}/checkpoints"): [lambda *_: None],
+    ("GET", "/api/v1/training_runs/{run_id}/metrics"): [lambda *_: None],
+    ("POST", "/api/v1/training_runs/{run_id}/metrics"): [lambda *_: {"metrics": {"reward": 1.0}}],
+    ("GET", "/console/api/runs/{run_id}"): [lambda *_: None],
+    ("GET", "/console/api/runs/{run_id}/metrics"): [lambda *_: None],
     ("PUT", TTL): [lambda *_: {"ttl_seconds": 3600}, lambda *_: {"ttl_seconds": 0}],
     ("POST", PUBLISH): [lambda *_: None],
     ("DELETE", PUBLISH): [lambda *_: None],
@@ -189,7 +193,12 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
 LISTINGS = {
     ("GET", f"/api/v1/{name}")
     for name in "sessions training_runs checkpoints audit billing/usage/checkpoints/current".split()
-} | {("GET", "/oai/api/v1/models"), ("GET", USAGE)}
+} | {
+    ("GET", "/oai/api/v1/models"),
+    ("GET", USAGE),
+    ("GET", "/console/api/runs"),
+    ("GET", "/console/api/stream"),  # it never ends
+}
 
 # What a route must be asked with.
 QUERIES = {("GET", USAGE): "?starting_on=2026-01-01T00:00:00Z&ending_before=2026-01-01T01:00:00Z"}

@@ -1,0 +1,1 @@
+"""Routes of the console: what it shows, and its files."""

@@ -1,0 +1,209 @@
+"""Keeps the metrics of training runs: a row of each request, in the transaction that stores its outcome.
+
+So a crash neither loses nor repeats one. Readers put the rows of a step together: those of its optim_step, of
+the forward_backward requests since the step before, and what the client has sent.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from sqlalchemy import ColumnElement, Select, Table, and_, delete, func, orm, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.requests.records import Finished, Settled
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage import bulk_rows
+from spmd_tx.coordinator.storage.tables import RunMetrics
+
+FORWARD_BACKWARD, OPTIM_STEP, CLIENT = "forward_backward", "optim_step", "client"
+WEIGHT = "num_datums:sum"  # of means, when several requests make one step
+LAST_ROWS = 16  # that a run's newest values are taken from
+THINNED_POINTS = 1000  # steps of a run that are left when it is old
+
+Values = dict[str, float | None]
+
+
+class Point(NamedTuple):
+    """Holds what is known of one step of a run."""
+
+    seq_id: int  # of its optim_step
+    step: int  # from 0
+    at: float  # seconds since the epoch
+    metrics: Values
+
+
+class Summary(NamedTuple):
+    """Holds what a list of runs shows of one."""
+
+    steps: int
+    last_at: float | None
+    last: Values
+
+
+def add(db: orm.Session, settled: Iterable[Settled]) -> None:
+    """Add the metrics of results, in a transaction of the caller's."""
+    rows = [
+        _row(each.request.line, each.request.seq_id, each.request.kind, each.outcome.metrics)
+        for each in settled
+        if isinstance(each.outcome, Finished) and each.outcome.metrics
+    ]
+    if rows:
+        bulk_rows.insert(db, cast(Table, RunMetrics.__table__), rows)
+
+
+def add_of_client(
+    db: AsyncSession, line: str, seq_id: int, step: int | None, values: Mapping[str, float]
+) -> None:
+    """Add what a client says of a step: the one that it names, or the next one that is finished."""
+    row = RunMetrics(
+        line=line, seq_id=seq_id, kind=CLIENT, at=clock.now(), step=step, metrics=_finite(values)
+    )
+    db.add(row)
+
+
+def _row(line: str, seq_id: int, kind: str, values: Mapping[str, float]) -> dict[str, object]:
+    content = json.dumps(_finite(values))
+    return {"line": line, "seq_id": seq_id, "kind": kind, "at": clock.now(), "metrics": content}
+
+
+def _finite(values: Mapping[str, float]) -> Values:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+async def points(db: AsyncSession, line: str, after: int, limit: int) -> tuple[list[Point], int | None]:
+    """Return the finished steps behind the one with the seq_id ``after`` (-1: all), and where to go on.
+
+    That is None when there are no more steps now.
+    """
+    steps = await _count(db, line, RunMetrics.seq_id <= after)
+    ends = select(RunMetrics.seq_id).where(_is_step(line), RunMetrics.seq_id > after)
+    wanted = (await db.scalars(ends.order_by(RunMetrics.seq_id).limit(limit + 1))).all()
+    if not wanted:
+        return [], None
+    last = wanted[:limit][-1]
+    rows = await _between(db, line, after, last)
+    found = _points(rows, steps)
+    for row in await db.scalars(
+        _of_client(line).where(RunMetrics.step.between(steps, steps + len(found) - 1))
+    ):
+        found[cast(int, row.step) - steps].metrics.update(row.metrics)
+    return found, last if len(wanted) > limit else None
+
+
+async def summary(db: AsyncSession, line: str) -> Summary:
+    """Return how many steps a run has, and the newest value of each metric."""
+    newest = (
+        select(RunMetrics).where(RunMetrics.line == line).order_by(RunMetrics.seq_id.desc()).limit(LAST_ROWS)
+    )
+    rows = (await db.scalars(newest)).all()
+    last: Values = {}
+    for row in reversed(rows):
+        last |= row.metrics
+    return Summary(await _count(db, line), max((row.at for row in rows), default=None), last)
+
+
+async def changed_since(db: AsyncSession, number: int) -> tuple[list[str], int]:
+    """Return the runs that have rows beyond a row's number, and the highest number."""
+    query = select(RunMetrics.line, func.max(RunMetrics.number)).where(RunMetrics.number > number)
+    found = (await db.execute(query.group_by(RunMetrics.line))).all()
+    return [line for line, _ in found], max((highest for _, highest in found), default=number)
+
+
+async def newest_number(db: AsyncSession) -> int:
+    return await db.scalar(select(func.max(RunMetrics.number))) or 0
+
+
+async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
+    """Delete rows of before a time, and thin out runs that have not changed since another."""
+    await db.execute(delete(RunMetrics).where(RunMetrics.at < before))
+    runs = (
+        select(RunMetrics.line)
+        .where(RunMetrics.kind == OPTIM_STEP)
+        .group_by(RunMetrics.line)
+        .having(func.max(RunMetrics.at) < thin_before, func.count() > 2 * THINNED_POINTS)
+    )
+    for line in (await db.scalars(runs)).all():
+        await _thin(db, line)
+
+
+async def _thin(db: AsyncSession, line: str) -> None:
+    """Leave about THINNED_POINTS of a run's steps, evenly, the last one among them."""
+    steps = select(RunMetrics.seq_id).where(_is_step(line)).order_by(RunMetrics.seq_id.desc())
+    ends = (await db.scalars(steps)).all()
+    stride = -(-len(ends) // THINNED_POINTS)
+    for number, end in enumerate(ends):
+        if number % stride:
+            begin = ends[number + 1] if number + 1 < len(ends) else -1
+            await db.execute(
+                delete(RunMetrics).where(
+                    RunMetrics.line == line, RunMetrics.seq_id > begin, RunMetrics.seq_id <= end
+                )
+            )
+
+
+async def _count(db: AsyncSession, line: str, *conditions: ColumnElement[bool]) -> int:
+    query = select(func.count()).select_from(RunMetrics).where(_is_step(line), *conditions)
+    return await db.scalar(query) or 0
+
+
+async def _between(db: AsyncSession, line: str, after: int, last: int) -> Sequence[RunMetrics]:
+    is_named = and_(RunMetrics.kind == CLIENT, RunMetrics.step.is_not(None))
+    query = select(RunMetrics).where(
+        RunMetrics.line == line, RunMetrics.seq_id > after, RunMetrics.seq_id <= last, ~is_named
+    )
+    # A client's row has the number of the request before it, so it comes behind that one.
+    return (await db.scalars(query.order_by(RunMetrics.seq_id, RunMetrics.number))).all()
+
+
+def _is_step(line: str) -> ColumnElement[bool]:
+    return and_(RunMetrics.line == line, RunMetrics.kind == OPTIM_STEP)
+
+
+def _of_client(line: str) -> Select[RunMetrics]:
+    return (
+        select(RunMetrics)
+        .where(RunMetrics.line == line, RunMetrics.kind == CLIENT)
+        .order_by(RunMetrics.number)
+    )
+
+
+def _points(rows: Sequence[RunMetrics], first: int) -> list[Point]:
+    found: list[Point] = []
+    passes: list[Values] = []
+    said: Values = {}
+    for row in rows:
+        if row.kind == FORWARD_BACKWARD:
+            passes.append(row.metrics)
+        elif row.kind == CLIENT:
+            said |= row.metrics
+        else:
+            found.append(Point(row.seq_id, first + len(found), row.at, merged(passes) | row.metrics | said))
+            passes, said = [], {}
+    return found
+
+
+def merged(passes: Sequence[Values]) -> Values:
+    """Put the metrics of several passes together, by the suffixes that the SDK knows."""
+    if len(passes) <= 1:
+        return dict(passes[0]) if passes else {}
+    found: Values = {}
+    for name in dict.fromkeys(name for each in passes for name in each):
+        having = [each for each in passes if name in each]
+        values = [each[name] for each in having]
+        if any(value is None for value in values):
+            found[name] = None
+            continue
+        numbers = cast(list[float], values)
+        match name.rpartition(":")[2]:
+            case "mean":
+                weights = [each.get(WEIGHT) or 1.0 for each in having]
+                found[name] = sum(w * n for w, n in zip(weights, numbers, strict=True)) / sum(weights)
+            case "min":
+                found[name] = min(numbers)
+            case "max":
+                found[name] = max(numbers)
+            case _:
+                found[name] = sum(numbers)
+    return found

@@ -1,0 +1,49 @@
+"""Runs and their metrics, as the console and ``spmd-tx runs`` read them."""
+
+import msgspec
+
+from spmd_tx.coordinator.wire.fields import Label
+
+MOST_METRICS = 256  # in one message of a client
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Describes a training run. Times are seconds since the epoch."""
+
+    id: str
+    session_id: str
+    base_model: str
+    rank: int
+    owner: str
+    created_at: float
+    is_open: bool  # whether its session is
+    metadata: dict[str, object] | None  # of its client
+    steps: int  # that are kept
+    last_at: float | None  # of its newest metrics
+    last: dict[str, float | None]  # the newest value of each metric; null: not finite
+
+
+class RunsResponse(msgspec.Struct, frozen=True):
+    runs: list[Run]  # newest first
+    next_cursor: int | None  # null: there are no more
+
+
+class MetricsPoint(msgspec.Struct, frozen=True):
+    """Holds the metrics of one optimizer step, and of the passes since the step before."""
+
+    seq: int
+    step: int  # from 0
+    at: float
+    metrics: dict[str, float | None]  # null: not finite
+
+
+class MetricsResponse(msgspec.Struct, frozen=True):
+    points: list[MetricsPoint]  # oldest first
+    next_after: int | None  # to ask for the next ones; null: there are none now
+
+
+class LogMetricsRequest(msgspec.Struct, frozen=True):
+    """Carries what a client knows of a step, such as its reward."""
+
+    metrics: dict[Label, float]
+    step: int | None = None  # from 0; null: the next step that is finished

@@ -1,0 +1,91 @@
+import asyncio
+import json
+
+import pytest
+
+from spmd_tx.coordinator.http.console import runs
+from tests.coordinator.requests.test_run_metrics import say, step
+
+
+@pytest.fixture
+async def run_id(api, session_id):
+    body = {
+        "session_id": session_id,
+        "model_seq_id": 0,
+        "base_model": "Qwen/Qwen3-0.6B",
+        "lora_config": {"rank": 8},
+    }
+    return (await api.post("create_model", json=body)).json()["model_id"]
+
+
+async def test_runs_are_listed_with_their_newest_metrics(api, services, run_id):
+    await step(services.database, 1, loss=2.5, line=run_id)
+    page = (await api.get("http://server/console/api/runs")).json()
+    (run,) = page["runs"]
+    assert (run["id"], run["rank"], run["steps"], run["is_open"]) == (run_id, 8, 1, True)
+    assert run["last"]["loss:sum"] == 2.5
+    assert page["next_cursor"] is None
+    assert (await api.get(f"http://server/console/api/runs/{run_id}")).json() == run
+
+
+async def test_pages_of_runs_follow_each_other(api, session_id):
+    for number in range(3):
+        await api.post(
+            "create_model",
+            json={
+                "session_id": session_id,
+                "model_seq_id": number,
+                "base_model": "Qwen/Qwen3-0.6B",
+                "lora_config": {"rank": 8},
+            },
+        )
+    first = (await api.get("http://server/console/api/runs?limit=2")).json()
+    rest = (await api.get(f"http://server/console/api/runs?limit=2&cursor={first['next_cursor']}")).json()
+    assert [run["id"] for run in first["runs"] + rest["runs"]] == [
+        f"{session_id}:train:{n}" for n in (2, 1, 0)
+    ]
+    assert rest["next_cursor"] is None
+
+
+async def test_what_a_client_logs_is_read_beside_the_servers_metrics(api, services, run_id):
+    assert (
+        await api.post(f"training_runs/{run_id}/metrics", json={"metrics": {"reward": 0.5}})
+    ).status_code == 200
+    await step(services.database, 1, loss=2.5, line=run_id)
+    answer = (await api.get(f"training_runs/{run_id}/metrics")).json()
+    (point,) = answer["points"]
+    assert (point["step"], point["metrics"]["reward"], point["metrics"]["loss:sum"]) == (0, 0.5, 2.5)
+    assert answer["next_after"] is None
+    assert (await api.get(f"http://server/console/api/runs/{run_id}/metrics")).json() == answer
+
+
+@pytest.mark.parametrize(
+    "body, complaint",
+    [
+        ({"metrics": {}}, "metrics has 0 entries"),
+        ({"metrics": {str(n): 1.0 for n in range(300)}}, "metrics has 300 entries; send 1 to 256"),
+        ({"metrics": {"reward": "high"}}, "metrics"),
+        ({"metrics": {"reward": 1.0}, "step": -1}, "step is -1"),
+    ],
+)
+async def test_odd_metrics_are_refused(api, run_id, body, complaint):
+    answer = await api.post(f"training_runs/{run_id}/metrics", json=body)
+    assert answer.status_code == 400
+    assert complaint in answer.json()["detail"]
+
+
+async def test_the_stream_tells_of_runs_that_have_changed(services, run_id, monkeypatch):
+    monkeypatch.setattr(runs, "NEWS_SECONDS", 0.01)
+    monkeypatch.setattr(runs, "ALIVE_SECONDS", 0.02)
+
+    class Everyone:
+        caller = services.keyring.caller(None)
+
+    stream = runs._changes(services, Everyone)
+    assert (await anext(stream)).comment == "alive"
+    following = asyncio.ensure_future(anext(stream))
+    await say(services.database, 0, {"reward": 1.0}, line=run_id)
+    while (message := await following).event != "changed":
+        following = asyncio.ensure_future(anext(stream))
+    assert json.loads(message.data) == {"runs": [run_id]}
+    await stream.aclose()
