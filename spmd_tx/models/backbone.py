@@ -336,7 +336,7 @@ def delta_rule(
     assert isinstance(sizes, DeltaRule)
     assert how.segments is not None
     h_BTD = layer.norm(x_BTD, "attention_norm")
-    before = None if slots is None else state_pool.read(cache.states, index, slots.sources_B)
+    before = None if slots is None else state_pool.read(cache.states, index, slots, how.product)
     decodes = slots is not None and slots.decodes
     where = how.segments, positions_BT, before
     y_BTI, after = mix(sizes, layer.w, partial(layer.columns, h_BTD), *where, decodes=decodes)

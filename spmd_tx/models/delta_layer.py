@@ -16,8 +16,9 @@ from flax.struct import PyTreeNode
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from spmd_tx.models import delta_memory
 from spmd_tx.models.declared.delta_rule import DeltaRule
-from spmd_tx.models.delta_rule import decay_and_strength, read_rows, read_token
+from spmd_tx.models.delta_rule import decay_and_strength, of_heads, read_rows, read_token
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import TP
 
@@ -28,7 +29,7 @@ Project = Callable[[str], Array]
 class State(PyTreeNode):
     """Holds what one layer keeps of the tokens that a row has read."""
 
-    memory: Any  # float32 [B, H, E, V]
+    memory: Any  # float32 [B, H, E, V], or where it is in its pool
     inputs: Any  # [B, J - 1, C]: the convolution's last inputs, the latest one last
 
 
@@ -45,7 +46,7 @@ def mix(
     """Run the layer between its linear maps; return what "out" takes, and the state after each row.
 
     ``state`` is what the first segment of each row has read before; None: nothing. With ``decodes`` there is
-    one token per row, which is not padding.
+    one token per row, which is not padding. Where its memory is in a pool, the state after it has the pool.
     """
     tp = lax.axis_size(TP)
     assert not sizes.k_heads % tp, f"{sizes.k_heads} heads of keys cannot be split {tp} ways"
@@ -61,7 +62,8 @@ def mix(
         assert state is not None
         decay_BH, strength_BH = (x[:, 0] for x in rule)
         token = q_BTKE[:, 0], k_BTKE[:, 0], v_BTHV[:, 0], decay_BH, strength_BH, state.memory
-        o_BHV, memory_BHEV = read_token(*token)
+        read = _read_in_pool if isinstance(state.memory, delta_memory.InPool) else read_token
+        o_BHV, memory_BHEV = read(*token)
         o_BTHV = o_BHV[:, None]
     else:
         memory_BHEV = None if state is None else state.memory
@@ -69,6 +71,15 @@ def mix(
     z_BTHV = project("z").reshape(o_BTHV.shape)
     y_BTHV = gated_norm(o_BTHV, z_BTHV, w.norm, sizes.eps).astype(z_BTHV.dtype)
     return y_BTHV.reshape(*y_BTHV.shape[:2], -1), State(memory_BHEV, inputs_BJC)
+
+
+def _read_in_pool(
+    q_BKE: Array, k_BKE: Array, v_BHV: Array, decay_BH: Array, strength_BH: Array, where: delta_memory.InPool
+) -> tuple[Array, Array]:
+    """Do as delta_rule.read_token does, and return the whole pool."""
+    q_BHE, k_BHE = of_heads(q_BKE, k_BKE, v_BHV.shape[1])
+    rule = jnp.exp(decay_BH), strength_BH, where
+    return delta_memory.read_token(q_BHE, k_BHE, v_BHV.astype(jnp.float32), *rule)
 
 
 def _own_channels(sizes: DeltaRule, taps_CJ: Array) -> Array:

@@ -48,6 +48,15 @@ def unit(x: Float[Array, "... E"]) -> Float[Array, "... E"]:
     return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + EPS)
 
 
+def of_heads(
+    q_BKE: Float[Array, "B K E"], k_BKE: Float[Array, "B K E"], heads: int
+) -> tuple[Float[Array, "B H E"], Float[Array, "B H E"]]:
+    """Return queries and keys as the rule takes them, for each head of values: from raw ones, in fp32."""
+    group = heads // k_BKE.shape[1]
+    q_BHE = jnp.repeat(unit(q_BKE) * q_BKE.shape[-1] ** -0.5, group, axis=1)
+    return q_BHE, jnp.repeat(unit(k_BKE), group, axis=1)
+
+
 def read_token(
     q_BKE: Float[Array, "B K E"],
     k_BKE: Float[Array, "B K E"],
@@ -60,9 +69,7 @@ def read_token(
 
     Queries and keys are raw: they are normalised here.
     """
-    group = v_BHV.shape[1] // k_BKE.shape[1]
-    q_BHE = jnp.repeat(unit(q_BKE) * q_BKE.shape[-1] ** -0.5, group, axis=1)
-    k_BHE = jnp.repeat(unit(k_BKE), group, axis=1)
+    q_BHE, k_BHE = of_heads(q_BKE, k_BKE, v_BHV.shape[1])
     memory_BHEV = memory_BHEV * jnp.exp(decay_BH)[..., None, None]
     # Sums of products, not matrix products: one vector per matrix, limited by reading the matrix.
     known_BHV = jnp.sum(memory_BHEV * k_BHE[..., None], axis=2)

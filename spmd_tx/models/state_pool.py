@@ -19,9 +19,11 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from spmd_tx.models import delta_memory
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Kept, Mixer
 from spmd_tx.models.delta_layer import State
+from spmd_tx.models.forward_pass import StateSlots
 from spmd_tx.models.kv_cache import KvCache, cache_weights
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
@@ -65,22 +67,26 @@ def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> K
     return cache.replace(pages=change(cache.pages)) if isinstance(cache, Keep) else change(cache)
 
 
-def read(pool: State, layer: Array, slots_B: Int[Array, " B"]) -> State:
-    """Return one layer's states of rows."""
-    return jax.tree.map(lambda states: states[layer, slots_B], pool)
+def read(pool: State, layer: Array, slots: StateSlots, product: str) -> State:
+    """Return one layer's states of rows. On GPUs memories that a decode changes stay in the pool."""
+    if slots.decodes and product == "triton" and delta_memory.fits(pool.memory.shape):
+        memory = delta_memory.InPool(pool.memory, layer, slots.sources_B, slots.targets_B)
+        return State(memory, pool.inputs[layer, slots.sources_B])
+    return jax.tree.map(lambda states: states[layer, slots.sources_B], pool)
 
 
 def write(pool: State, layer: Array, slots_B: Int[Array, " B"], states: State) -> State:
     """Write one layer's states of rows. No two slots may be the same but 0, to which nothing is written."""
-    count = jax.tree.leaves(pool)[0].shape[1]
+    if states.memory.shape == pool.memory.shape:  # it stayed in the pool
+        return states.replace(inputs=_written(pool.inputs, layer, slots_B, states.inputs))
+    return jax.tree.map(lambda old, new: _written(old, layer, slots_B, new), pool, states)
+
+
+def _written(old: Array, layer: Array, slots_B: Array, new: Array) -> Array:
     # Distinct numbers behind the last slot, which the scatter leaves out, keep its indices unique.
-    beyond_B = count + jnp.arange(slots_B.size, dtype=slots_B.dtype)
+    beyond_B = old.shape[1] + jnp.arange(slots_B.size, dtype=slots_B.dtype)
     slots_B = jnp.where(slots_B == NOTHING, beyond_B, slots_B)
-
-    def put(old: Array, new: Array) -> Array:
-        return old.at[layer, slots_B].set(new.astype(old.dtype), unique_indices=True, mode="drop")
-
-    return jax.tree.map(put, pool, states)
+    return old.at[layer, slots_B].set(new.astype(old.dtype), unique_indices=True, mode="drop")
 
 
 def copy_slots(pool: State, copies_C2: Int[Array, "C 2"]) -> State:

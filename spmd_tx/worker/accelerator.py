@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from spmd_tx.models import attention
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.declared.channels import Mixture
+from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.setup import Setup
@@ -268,7 +269,7 @@ def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSize
     """Return the sizes of a mixture's experts on one device, or else of two layers."""
     channels = (place.layer.channel for place in model.declared.places)
     mixture = next((channel for channel in channels if isinstance(channel, Mixture)), None)
-    packed = model.declared.packed
+    packed, linear = model.declared.packed, model.declared.stateful
     return ExpertSizes(
         experts=2 if mixture is None else mixture.experts // setup.ep,
         width=model.d_model,
@@ -277,6 +278,7 @@ def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSize
         device=device,
         encoding=type(packed[0].source.encoding).__name__ if packed else "",
         group=packed[0].source.encoding.group if packed else 0,
+        memory=(linear.k_width, linear.v_width) if isinstance(linear, DeltaRule) else (0, 0),
     )
 
 

@@ -1,4 +1,4 @@
-"""Compares kernels of products with the reference, on the device: of experts, their adapters, stacked layers.
+"""Compares kernels of products with the reference, on the device: of experts, adapters, stacks and memories.
 
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
@@ -11,6 +11,7 @@ prints a Verdict as a line of JSON. A broken kernel may end the process, which a
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models import delta_memory
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.experts.product import grouped_product, implementation
@@ -50,6 +52,7 @@ class ExpertSizes(msgspec.Struct, frozen=True):
     device: int = 0  # among those of this process
     encoding: str = ""  # of ENCODINGS, if experts stay encoded
     group: int = 0  # inputs that share a scale
+    memory: tuple[int, int] = (0, 0)  # widths of keys and values in linear layers; 0: there are none
 
 
 def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
@@ -128,6 +131,57 @@ def problem_of_sums(name: str, sizes: ExpertSizes) -> str | None:
         if np.asarray(moved)[-1].tobytes() != got[-1].tobytes():
             return "the sum of factors' gradients depends on other adapters or experts"
     return None
+
+
+def problem_of_memories(sizes: ExpertSizes) -> str | None:
+    """Say the same of the delta rule on memories in their pool."""
+    random, layer, heads = np.random.default_rng(0), 1, 2
+    if not delta_memory.fits(sizes.memory):
+        return None
+    pool = _random(random, "float32", layer + 1, 6, heads, *sizes.memory)
+    sources_B, targets_B = np.array([2, 0, 5, 4], np.int32), np.array([2, 3, 0, 4], np.int32)
+    rows = len(sources_B)
+    q, k, v = (_random(random, "float32", rows, heads, sizes.memory[each]) for each in (0, 0, 1))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    decay, strength = jnp.asarray(random.uniform(0.5, 1, (2, rows, heads)), jnp.float32)
+    run = _jitted_rule(sizes.device)
+    rule = q, k, v, decay, strength
+    got, again = (jax.tree.map(np.asarray, run(rule, pool, sources_B, targets_B)) for _ in range(2))
+    y, after = _expected_memories(tuple(map(np.asarray, rule)), np.asarray(pool)[layer, sources_B])
+    wanted = np.array(pool)
+    for row, target in enumerate(targets_B):
+        if target:
+            wanted[layer, target] = after[row]
+    for error in (worst_error(got[0], y), worst_error(got[1], wanted)):
+        if not error <= MOST_ERROR:  # also true for NaN
+            return f"the delta rule in a pool is off by {error:.2g}"
+    if any(one.tobytes() != other.tobytes() for one, other in zip(got, again, strict=True)):
+        return "the delta rule in a pool differs between two runs"
+    turned = np.arange(rows)[::-1]
+    moved = run(tuple(each[turned] for each in rule), pool, sources_B[turned], targets_B[turned])
+    if np.asarray(moved[0])[turned].tobytes() != got[0].tobytes():
+        return "the delta rule in a pool depends on a row's place"
+    return None
+
+
+def _jitted_rule(device: int) -> jax.stages.Wrapped:
+    """Return (what the rule takes, pool, sources, targets) -> (results, pool), inside shard_map."""
+    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+
+    def run(rule: Any, pool: Array, sources_B: Array, targets_B: Array) -> tuple[Array, Array]:
+        q, k, v, decay, strength = rule
+        where = delta_memory.InPool(pool, jnp.int32(1), sources_B, targets_B)
+        return delta_memory.read_token(q, k, v, decay, strength, where)
+
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(),) * 4, out_specs=(P(), P())))
+
+
+def _expected_memories(rule: tuple[np.ndarray, ...], memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    q, k, v, decay, strength = rule
+    memory = memory * decay[..., None, None]
+    new = strength[..., None] * (v - np.einsum("BHEV,BHE->BHV", memory, k))
+    memory = memory + k[..., None] * new[:, :, None]
+    return np.einsum("BHEV,BHE->BHV", memory, q), memory
 
 
 def _jitted_sums(name: str, device: int) -> jax.stages.Wrapped:
@@ -214,7 +268,7 @@ def main(argument: str) -> None:
     try:
         problem = problem_of_product(name, sizes)
         if problem is None and name == "triton":
-            problem = problem_of_stack(sizes) or problem_of_sums(name, sizes)
+            problem = problem_of_stack(sizes) or problem_of_sums(name, sizes) or problem_of_memories(sizes)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)

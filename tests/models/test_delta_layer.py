@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models import gates, state_pool
+from spmd_tx.models import delta_memory, gates, state_pool
 from spmd_tx.models.blockwise_attention import attend_segments
 from spmd_tx.models.delta_layer import State, convolve, mix
+from spmd_tx.models.forward_pass import StateSlots
 from spmd_tx.models.layers import rotate
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import DATA, TP, abstract_mesh, make_mesh
@@ -63,7 +64,10 @@ def test_results_and_gradients_equal_those_of_transformers(shape):
         np.testing.assert_allclose(gradient[row], expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
-def test_a_row_is_read_in_pieces_and_decoded_from_its_slot():
+@pytest.mark.parametrize("product", ["reference", "triton"])
+def test_a_row_is_read_in_pieces_and_decoded_from_its_slot(product, monkeypatch):
+    monkeypatch.setattr(delta_memory, "INTERPRET", True)
+    monkeypatch.setattr(delta_memory, "LEAST_COLUMNS", 2)
     mesh, golden = make_mesh(2, 1, 2), np.load(NUMBERS)
     pool = jax.tree.map(
         lambda w: jnp.full(w.shape, jnp.nan, w.dtype).at[:, 0].set(0).at[:, 5].set(0),
@@ -75,7 +79,9 @@ def test_a_row_is_read_in_pieces_and_decoded_from_its_slot():
         results, number = [], jnp.int32(1)
         ends = [0, 64, READ, *range(READ + 1, LENGTH + 1)]
         for start, end in itertools.pairwise(ends):
-            before = state_pool.read(pool, number, slots if start else jnp.zeros_like(slots))
+            where = StateSlots(slots if start else jnp.zeros_like(slots), slots, decodes=start >= READ)
+            before = state_pool.read(pool, number, where, product)
+            assert isinstance(before.memory, delta_memory.InPool) == (product == "triton" and start >= READ)
             segments = jnp.ones((1, end - start), jnp.int32)
             positions = jnp.arange(start, end)[None]
             piece = x[:, start:end], segments, positions, before
@@ -85,7 +91,12 @@ def test_a_row_is_read_in_pieces_and_decoded_from_its_slot():
         return jnp.concatenate(results, axis=1), pool
 
     in_specs = (SPECS, pool_specs, jax.P(DATA), jax.P(DATA))
-    step = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=(jax.P(DATA), pool_specs)))
+    out_specs = jax.P(DATA), pool_specs
+    step = jax.jit(
+        jax.shard_map(
+            run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=product == "reference"
+        )
+    )
     x = rows_of(mesh, cases.layer_input())
     result, after = step(cases.layer_weights(), pool, x, np.array([3, 1], np.int32))
     for row in range(2):

@@ -3,11 +3,18 @@ from functools import partial
 import jax.numpy as jnp
 import pytest
 
+from spmd_tx.models import delta_memory
 from spmd_tx.models.experts import kernels, product
 from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.lora import Lora
 from spmd_tx.worker import expert_self_test
-from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack, problem_of_sums
+from spmd_tx.worker.expert_self_test import (
+    ExpertSizes,
+    problem_of_memories,
+    problem_of_product,
+    problem_of_stack,
+    problem_of_sums,
+)
 
 SIZES = ExpertSizes(experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
@@ -105,3 +112,36 @@ def test_what_is_wrong_with_sums_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(expert_self_test, "add_by_group", wrong)
     sizes = ExpertSizes(experts=3, width=16, inner=32, dtype="float32")
     assert str(problem_of_sums("triton", sizes)).startswith(problem)
+
+
+read_token = delta_memory.read_token
+
+
+def writes_nothing(q, k, v, decay, strength, where):
+    return read_token(q, k, v, decay, strength, where)[0], where.pool
+
+
+def takes_the_first_key_for_all_rows(q, k, v, decay, strength, where):
+    return read_token(q, jnp.broadcast_to(k[:1], k.shape), v, decay, strength, where)
+
+
+def adds_the_first_row(q, k, v, decay, strength, where):
+    y, pool = read_token(q, k, v, decay, strength, where)
+    return y + 1e-3 * y[:1], pool
+
+
+@pytest.mark.parametrize(
+    "wrong, problem",
+    [
+        (read_token, "None"),
+        (writes_nothing, "the delta rule in a pool is off by"),
+        (takes_the_first_key_for_all_rows, "the delta rule in a pool is off by"),
+        (adds_the_first_row, "the delta rule in a pool depends on a row's place"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_is_wrong_with_memories_is_noticed(wrong, problem, monkeypatch):
+    monkeypatch.setattr(delta_memory, "INTERPRET", True)
+    monkeypatch.setattr(delta_memory, "read_token", wrong)
+    sizes = ExpertSizes(experts=3, width=16, inner=32, memory=(16, 32))
+    assert str(problem_of_memories(sizes)).startswith(problem)

@@ -1,0 +1,99 @@
+"""The delta rule (delta_rule.py) for one token per row, on memories that stay in their pool. For NVIDIA GPUs.
+
+A kernel reads each memory once and writes it once. XLA would take the memories out of the pool first, read
+them twice, and put them back.
+
+Dimension key: L layer with a memory, P slot, B row, H head of values, E width of a key, V width of a value.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.struct import PyTreeNode
+from jax import Array
+from jax.experimental import pallas as pl
+from jaxtyping import Float
+
+from spmd_tx.hlo.hints import costs
+
+INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
+NOTHING = 0  # the slot that is never written
+COLUMNS = 32  # at most, of a memory, that one program computes; they do not depend on each other
+LEAST_COLUMNS, MOST_ROWS = 16, 256
+
+
+class InPool(PyTreeNode):
+    """Says where a layer's memories of rows are, and where they are to be written."""
+
+    pool: Any  # float32 [L, P, H, E, V]
+    layer: Any  # int32
+    sources_B: Any  # int32
+    targets_B: Any  # int32; 0: nowhere. No two others may be the same, and none the source of another row
+
+
+def fits(memory_shape: tuple[int, ...]) -> bool:
+    """Say whether the kernel takes memories of a shape [..., E, V]."""
+    height, width = memory_shape[-2:]
+    return height == height & -height <= MOST_ROWS and width & -width >= LEAST_COLUMNS
+
+
+def read_token(
+    q_BHE: Float[Array, "B H E"],
+    k_BHE: Float[Array, "B H E"],
+    v_BHV: Float[Array, "B H V"],
+    decay_BH: Float[Array, "B H"],
+    strength_BH: Float[Array, "B H"],
+    memory: InPool,
+) -> tuple[Float[Array, "B H V"], Float[Array, "L P H E V"]]:
+    """Return the results, and the pool with the memories after them. All but the pool's slots is fp32.
+
+    Queries and keys are as the rule takes them; the decay is what a memory is multiplied by.
+    """
+    from jax.experimental.pallas import triton as plgpu
+
+    pool = memory.pool
+    b, heads, width = v_BHV.shape
+    columns = min(COLUMNS, width & -width)
+
+    def kernel(layer_ref: Any, source_ref: Any, target_ref: Any, *refs: Any) -> None:
+        q_ref, k_ref, v_ref, decay_ref, strength_ref, pool_ref, y_ref, after_ref = refs
+        row, head, own = pl.program_id(2), pl.program_id(1), pl.ds(pl.program_id(0) * columns, columns)
+        layer, target, k_E1 = layer_ref[0], target_ref[row], k_ref[row, head][:, None]
+        memory_EV = pool_ref[layer, source_ref[row], head, :, own] * decay_ref[row, head]
+        known_V = jnp.sum(memory_EV * k_E1, axis=0)
+        new_V = strength_ref[row, head] * (v_ref[row, head, own] - known_V)
+        memory_EV = memory_EV + k_E1 * new_V[None]
+        y_ref[row, head, own] = jnp.sum(memory_EV * q_ref[row, head][:, None], axis=0)
+
+        @pl.when(target != NOTHING)
+        def _() -> None:
+            after_ref[layer, target, head, :, own] = memory_EV
+
+    arguments = (
+        *(memory.layer[None], memory.sources_B, memory.targets_B),
+        *(q_BHE, k_BHE, v_BHV, decay_BH, strength_BH, pool),
+    )
+    varies = jax.typeof(v_BHV).manual_axis_type
+    call = pl.pallas_call(
+        kernel,
+        out_shape=[
+            jax.ShapeDtypeStruct(v_BHV.shape, jnp.float32, manual_axis_type=varies),
+            jax.ShapeDtypeStruct(pool.shape, pool.dtype, manual_axis_type=jax.typeof(pool).manual_axis_type),
+        ],
+        grid=(width // columns, heads, b),
+        in_specs=[_all_of(array.shape) for array in arguments],
+        out_specs=[_all_of(v_BHV.shape), _all_of(pool.shape)],
+        input_output_aliases={len(arguments) - 1: 1},
+        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=INTERPRET,
+        name="delta_memory",
+    )
+    numbers = b * heads * pool.shape[3] * width
+    with jax.named_scope(costs(8 * numbers, 2 * numbers * pool.dtype.itemsize)):
+        y_BHV, pool = call(*arguments)
+    return y_BHV, pool
+
+
+def _all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
+    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
