@@ -189,6 +189,8 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ],
 }
 
+STREAM = ("GET", "/console/api/stream")  # its answer never ends
+
 # What is in their answers belongs to the caller; test_isolation.py looks at them one by one.
 LISTINGS = {
     ("GET", f"/api/v1/{name}")
@@ -197,7 +199,7 @@ LISTINGS = {
     ("GET", "/oai/api/v1/models"),
     ("GET", USAGE),
     ("GET", "/console/api/runs"),
-    ("GET", "/console/api/stream"),  # it never ends
+    STREAM,
 }
 
 # What a route must be asked with.

@@ -19,7 +19,8 @@ HOUR = 3600.0
 
 MODEL = "s:train:0"
 
-LIMITS = Limits(results=2 * HOUR, versions=HOUR, audit=30 * 24 * HOUR, compilation_cache=1000)
+DAY = 24 * HOUR
+LIMITS = Limits(results=2 * HOUR, versions=HOUR, audit=30 * DAY, metrics=90 * DAY, compilation_cache=1000)
 
 
 async def add(database, table, *rows):
