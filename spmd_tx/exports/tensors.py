@@ -59,8 +59,9 @@ class Tensors:
 
     def made_of(self, names: Iterable[str]) -> list[Tensor]:
         """Return what becomes of some tensors of the base model."""
-        found = [tensor for name in names for tensor in self._of(name)]
         untied = {c.copied_from: n for n, c in self._merge.changes.items() if c.copied_from is not None}
+        own = (name for name in names if name not in untied.values())  # tied heads may be stored, too
+        found = [tensor for name in own for tensor in self._of(name)]
         return found + [replace(each, name=untied[each.base]) for each in found if each.base in untied]
 
     def _of(self, name: str) -> list[Tensor]:

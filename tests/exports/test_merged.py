@@ -99,6 +99,21 @@ def test_a_tied_head_becomes_one_of_its_own(tmp_path):
     assert json.loads((tmp_path / "merged/config.json").read_bytes())["tie_word_embeddings"] is False
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_tied_head_that_is_stored_all_the_same_is_written_once(tmp_path, is_split):
+    path = families.write(tmp_path / "model", "llama", tie_word_embeddings=True)
+    tensors = load_file(path / SINGLE_FILE)
+    tensors["lm_head.weight"] = np.zeros_like(tensors["model.embed_tokens.weight"])  # read by nobody
+    save_file(tensors, path / SINGLE_FILE, metadata={"format": "pt"})
+    if is_split:
+        split(path)
+    folder = write_folder(tmp_path / "adapter", ADAPTER, read_model_config(path), "tiny")
+    export_merged(folder, path, tmp_path / "merged", None)
+    check(path, folder, tmp_path / "merged", ADAPTER, lambda name, array: 1e-6)
+    files = [load_file(each) for each in (tmp_path / "merged").glob("*.safetensors")]
+    assert sum("lm_head.weight" in each for each in files) == 1
+
+
 def test_without_a_trained_head_tied_embeddings_stay_tied(tmp_path):
     path = families.write(tmp_path / "model", "llama", tie_word_embeddings=True)
     adapter = AdapterSpec(rank=2, train_unembed=False)
