@@ -11,7 +11,7 @@ export interface Run {
   owner: string;
   created_at: number; // seconds since the epoch
   is_open: boolean;
-  metadata: Record<string, string | number | boolean> | null;
+  metadata: Record<string, unknown> | null; // as the client sent it
   steps: number;
   last_at: number | null;
   last: Record<string, Value>;

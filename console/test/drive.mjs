@@ -45,6 +45,7 @@ const STORIES = {
     await page.getByRole("heading", { name: "sft on capitals" }).waitFor();
     await page.locator(".chart").nth(5).waitFor();
     await page.getByText("Qwen/Qwen3-4B").waitFor();
+    await page.getByText('{"learning_rate":0.0001}').waitFor();
     await look(page, "run");
     await page.getByRole("link", { name: "Runs" }).first().click();
     await page.locator(".split").waitFor();

@@ -34,7 +34,7 @@ def runs() -> list[dict]:
             "owner": "ada",
             "created_at": START - 3600 * number,
             "is_open": number == 0,
-            "metadata": {"name": name, "learning_rate": 1e-4},
+            "metadata": {"name": name, "optimizer": {"learning_rate": 1e-4}},
             "steps": STEPS if number < 4 else 0,
             "last_at": START - 3600 * number + 4 * STEPS if number < 4 else None,
             "last": point(number, STEPS)["metrics"] if number < 4 else {},

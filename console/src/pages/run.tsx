@@ -46,7 +46,7 @@ function Facts({ run }: { run: RunFacts }) {
     ["State", run.is_open ? "open" : "ended"],
     ["Steps", number(run.steps)],
     ["Last step", ago(run.last_at)],
-    ...Object.entries(run.metadata ?? {}).map(([name, value]): [string, string] => [name, String(value)]),
+    ...Object.entries(run.metadata ?? {}).map(([name, value]): [string, string] => [name, typeof value === "string" ? value : JSON.stringify(value)]),
   ];
   return (
     <dl class="facts">
