@@ -10,6 +10,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 
 from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
+from spmd_tx.coordinator.http.console.pages import PagesController
 from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController, StreamController
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
@@ -49,6 +50,7 @@ def make_app(services: Services) -> Litestar:
             RunsController,
             RunMetricsController,
             StreamController,
+            PagesController,
         ],
         guards=[authenticate],
         dependencies={

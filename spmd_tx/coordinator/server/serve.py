@@ -148,7 +148,8 @@ class _Server:
         metrics.show_plan(ready.plan)
         parts.health.ready = True
         if not self._has_been_ready:
-            print(f"ready: http://{self._config.host}:{self._http.port}", flush=True)
+            url = f"http://{self._config.host}:{self._http.port}"
+            print(f"ready: {url}\nconsole: {url}/console", flush=True)
             self._has_been_ready = True
         try:
             await parts.scheduler.run(parts.hub, ready.plan)

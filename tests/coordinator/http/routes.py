@@ -225,7 +225,9 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
 
 SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema/{path}")}
 
-OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")}
+OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")} | {
+    ("GET", f"/console{path}") for path in ("", "/{page}", "/assets/{asset}")
+}
 
 TRACE = ("GET", "/api/v1/sessions/{session_id}/trace")
 
@@ -269,6 +271,8 @@ async def send(
         version="v",
         file="f",
         upload_id=ids.upload,
+        page="runs",
+        asset="console.js",
         path="openapi.json",
     )
     url = client.base_url.copy_with(raw_path=(filled + QUERIES.get(route, "")).encode())
