@@ -13,6 +13,14 @@ from spmd_tx.byte_sizes import show_size
 NEWS_SECONDS = 2.0  # between two lines of progress
 
 
+class Format(StrEnum):
+    """Names what an adapter is written as."""
+
+    MERGED = "merged"
+    PEFT = "peft"
+    TINKER = "tinker"
+
+
 class Dtype(StrEnum):
     """Names the types of a merged model's weights."""
 
@@ -25,6 +33,14 @@ class Dtype(StrEnum):
 def export_weights(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="PEFT folder of the adapter.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="merged: a whole model. peft: an adapter for PEFT with transformers 5. "
+            "tinker: an adapter as hosted Tinker has it.",
+        ),
+    ] = Format.MERGED,
     base_model: Annotated[
         str | None,
         typer.Option(help="Hugging Face id or directory. Default: what the adapter says."),
@@ -34,18 +50,25 @@ def export_weights(
         typer.Option(help="Type of the weights. base keeps the base model's, also FP8, MXFP4 and INT4."),
     ] = Dtype.BASE,
 ) -> None:
-    """Merge an adapter into its base model, and write a Hugging Face checkpoint.
+    """Write an adapter as a merged Hugging Face checkpoint, or for PEFT or Tinker.
 
     Takes the folder of a checkpoint for sampling or of an export, or one of
-    PEFT's. The result is a model of its own, which vLLM, SGLang, transformers
-    and others load. An export that was interrupted goes on where it was.
+    PEFT's. A merged model is a model of its own, which vLLM, SGLang,
+    transformers and others load; its export goes on where it was interrupted.
     """
     from spmd_tx.coordinator.agent.base_model import find_model
+    from spmd_tx.errors import StartError
     from spmd_tx.exports.adapter import base_model_of
+    from spmd_tx.exports.adapter_formats import export_adapter
     from spmd_tx.exports.merged import export_merged
 
+    if form is not Format.MERGED and dtype is not Dtype.BASE:
+        raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
     model_dir = find_model(base_model or base_model_of(adapter))
-    export_merged(adapter, model_dir, out, None if dtype is Dtype.BASE else dtype.value, _Progress())
+    if form is Format.MERGED:
+        export_merged(adapter, model_dir, out, None if dtype is Dtype.BASE else dtype.value, _Progress())
+    else:
+        export_adapter(adapter, model_dir, out, form.value, base_model)
     typer.echo(str(out))
 
 

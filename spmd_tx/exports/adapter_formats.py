@@ -1,0 +1,261 @@
+"""Writes an adapter for other libraries: as hosted Tinker has it, or as PEFT loads it. No JAX.
+
+PEFT adapts the modules and parameters that transformers 5 has, in which several maps may lie in one matrix:
+W += [B1 0; 0 B2] [A1; A2] (block-diagonal B). The matrices of all experts are one parameter
+``mlp.experts.gate_up_proj`` or ``down_proj`` (``target_parameters``), whose factors A [experts · rank, in]
+and B [out, rank · experts] have the expert's number as the slowest and as the fastest index.
+
+Dimension key: X expert, R rank, I input width, O output width.
+"""
+
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside
+from spmd_tx.errors import StartError
+from spmd_tx.exports.adapter import AdapterFolder, base_model_of, layout_of
+from spmd_tx.models.adapter_files import (
+    CONFIG_FILE,
+    PREFIX,
+    SHARED_NAMES,
+    WEIGHTS_FILE,
+    Module,
+    Shape,
+    config_of,
+    write_tensors,
+)
+from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.declared.layers import HEAD, LM_HEAD
+from spmd_tx.models.declared.maps import Map
+
+AdapterFormat = Literal["peft", "tinker"]
+
+HOSTED_HEAD = f"{PREFIX}model.unembed_tokens"
+GPT_OSS = "GptOssForCausalLM"  # whose attention has another name in hosted Tinker
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+BUFFER_BYTES = 1 << 20
+
+
+class Stored(NamedTuple):
+    """Holds the shape of a tensor of the result, and how to make it."""
+
+    shape: Shape
+    make: Callable[[], np.ndarray]
+
+
+class Content(NamedTuple):
+    """Holds what the two files of an adapter have."""
+
+    tensors: dict[str, Stored]
+    config: bytes
+
+
+def export_adapter(
+    folder: Path, model_dir: Path, out: Path, form: AdapterFormat, base_model: str | None = None
+) -> None:
+    """Write the adapter in ``folder`` to the new folder ``out``, as ``form`` has it. Raises StartError.
+
+    ``base_model`` is named in the result; None: what the adapter names. Of ``model_dir`` only config.json is
+    read.
+    """
+    if out.exists():
+        raise StartError(f"{out} exists already; name a folder that does not, or remove it")
+    model = read_model_config(model_dir, layout_of(folder))
+    adapter = AdapterFolder(folder, model)
+    content = (_for_peft if form == "peft" else _as_hosted)(
+        adapter, model, base_model or base_model_of(folder)
+    )
+    staged = unique_beside(out, "partial")
+    make_folder(staged)
+    try:
+        shapes = {name: stored.shape for name, stored in content.tensors.items()}
+        with (staged / WEIGHTS_FILE).open("wb", buffering=BUFFER_BYTES) as file:
+            write_tensors(file, shapes, lambda name: content.tensors[name].make())
+        (staged / CONFIG_FILE).write_bytes(content.config)
+        sync_tree(staged)
+        put_in_place(staged, out)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+
+
+def _as_hosted(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
+    """Name and stack factors as hosted Tinker does, where all of them have the same scale."""
+    tensors: dict[str, Stored] = {}
+    of_experts: dict[str, list[Module]] = defaultdict(list)
+    for module in adapter.modules:
+        name = HOSTED_HEAD if module.map == HEAD else module.name
+        if model.declared.architecture == GPT_OSS:
+            name = name.replace(".self_attn.", ".attn.")
+        declared = model.declared.adapted[module.map].map
+        if declared.experts and model.expert_lora == "per-expert":
+            of_experts[f"{name.partition('.experts.')[0]}.experts.{SHARED_NAMES[declared.name]}"].append(
+                module
+            )
+        else:
+            tensors |= _pair(name, _factor(adapter, module, "a"), _factor(adapter, module, "b"))
+    for name, own in of_experts.items():
+        tensors |= _pair(name, _stack(adapter, own, "a"), _stack(adapter, own, "b"))
+    layout = replace(model, expert_lora="shared-outer")  # the ranks of the result
+    return Content(tensors, config_of(adapter.spec, layout, base_model))
+
+
+def _pair(module: str, a: Stored, b: Stored) -> dict[str, Stored]:
+    return {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+
+
+def _factor(adapter: AdapterFolder, module: Module, which: Literal["a", "b"]) -> Stored:
+    return Stored(getattr(module, which), lambda: getattr(adapter.factors(module), which))
+
+
+def _stack(adapter: AdapterFolder, own: list[Module], which: Literal["a", "b"]) -> Stored:
+    """Stack the factors of all experts; B takes up what their scale differs from the adapter's."""
+    scale = np.float32(adapter.scale(own[0]) / adapter.spec.scale if which == "b" else 1)
+    return Stored(
+        (len(own), *getattr(own[0], which)),
+        lambda: scale * np.stack([getattr(adapter.factors(module), which) for module in own]),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Holds the modules of one map in a matrix, or in those of all experts."""
+
+    modules: list[Module]  # one, or that of each expert
+    rows: slice  # of the matrix, along its outputs
+    rank: int
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Holds the maps in one matrix of transformers, or in a parameter with those of all experts."""
+
+    adapter: AdapterFolder
+    parts: list[_Part]
+    experts: int  # 0: it is a matrix
+    width_in: int
+    width_out: int
+
+    @property
+    def rank(self) -> int:
+        return sum(part.rank for part in self.parts)
+
+    @property
+    def alpha(self) -> float:
+        return self.adapter.spec.alpha * self.rank / self.parts[0].rank
+
+    def a(self) -> Stored:
+        def make() -> np.ndarray:
+            a_XRI = np.concatenate([self._each(part, "a") for part in self.parts], axis=1)
+            return a_XRI.reshape(-1, self.width_in)
+
+        return Stored((max(1, self.experts) * self.rank, self.width_in), make)
+
+    def b(self) -> Stored:
+        def make() -> np.ndarray:
+            b_ORX = np.zeros((self.width_out, self.rank, max(1, self.experts)), np.float32)
+            first = 0
+            for part in self.parts:
+                b_ORX[part.rows, first : first + part.rank] = self._each(part, "b").transpose(1, 2, 0)
+                first += part.rank
+            return b_ORX.reshape(self.width_out, -1)
+
+        return Stored((self.width_out, self.rank * max(1, self.experts)), make)
+
+    def _each(self, part: _Part, which: Literal["a", "b"]) -> np.ndarray:
+        """Return a factor of each expert, also where they share it: [X, R, I] or [X, O, R]."""
+        found = [getattr(self.adapter.factors(module), which) for module in part.modules]
+        array = np.stack(found) if found[0].ndim == 2 else found[0]
+        return np.broadcast_to(array, (max(1, self.experts), *array.shape[1:]))
+
+
+def _for_peft(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
+    targets = _targets(adapter, model)
+    tensors: dict[str, Stored] = {}
+    for name, target in targets.items():
+        tensors |= _pair(_module_of(name, targets), target.a(), target.b())
+    return Content(tensors, _config(adapter, model, base_model, targets))
+
+
+def _module_of(name: str, targets: dict[str, _Target]) -> str:
+    """Return the module in which PEFT has a target's factors; it wraps parameters of one module in turn."""
+    if name.endswith(GATE_UP):
+        return f"{PREFIX}{name.rpartition('.')[0]}.base_layer"
+    return PREFIX + (name.rpartition(".")[0] if name.endswith(DOWN) else name)
+
+
+def _targets(adapter: AdapterFolder, model: ModelConfig) -> dict[str, _Target]:
+    """Return the targets by their names in transformers."""
+    modules: dict[tuple[str, str], list[Module]] = defaultdict(list)  # by target and map
+    for module in adapter.modules:
+        modules[_target_of(module, model), module.map].append(module)
+    found: dict[str, _Target] = {}
+    for (name, map_name), own in modules.items():
+        declared = model.declared.adapted[map_name].map
+        rows, height = _rows(declared)
+        part = _Part(own, rows, own[0].a[-2])
+        if name in found:
+            seen = found[name]
+            found[name] = replace(seen, parts=[*seen.parts, part], width_out=max(seen.width_out, height))
+        else:
+            found[name] = _Target(adapter, [part], declared.experts, declared.width_in, height)
+    return found
+
+
+def _target_of(module: Module, model: ModelConfig) -> str:
+    found = model.declared.adapted[module.map]
+    if found.numbers is None:
+        return LM_HEAD.module
+    number = found.numbers[module.at[0]]
+    if not found.map.experts:
+        return found.map.source.module.format(layer=number)
+    at = found.map.adapter_module.partition("mlp.experts.")[0].format(layer=number)
+    return at + (DOWN if found.map.name == "down" else GATE_UP)
+
+
+def _rows(declared: Map) -> tuple[slice, int]:
+    """Return where the outputs of a map are in its target, and how many the target has up to its last."""
+    if declared.source.rows is not None:
+        return slice(*declared.source.rows), declared.source.rows[1]
+    if declared.experts and declared.name in ("gate", "up"):  # which transformers puts one behind the other
+        first = declared.width_out if declared.name == "up" else 0
+        return slice(first, first + declared.width_out), first + declared.width_out
+    return slice(None), declared.width_out
+
+
+def _config(
+    adapter: AdapterFolder, model: ModelConfig, base_model: str, targets: dict[str, _Target]
+) -> bytes:
+    plain = config_of(adapter.spec, replace(model, expert_lora="shared-outer"), base_model)
+    config: dict[str, Any] = json.loads(plain)
+    # In models with experts, PEFT takes modules with these names for experts of transformers 4; as parameters
+    # they are what they are.
+    as_parameters = {
+        name
+        for name in targets
+        if model.n_experts and name.endswith((".gate_proj", ".up_proj", ".down_proj"))
+    }
+    parameters = {_end_of(name, 2) + ".weight" for name in as_parameters}
+    parameters |= {_end_of(name, 3) for name, target in targets.items() if target.experts}
+    matrices = {name for name, target in targets.items() if not target.experts} - as_parameters
+    config["target_modules"] = sorted({_end_of(name, 1) for name in matrices})
+    if parameters:
+        config["target_parameters"] = sorted(parameters)
+    ranks, alphas = config["rank_pattern"], config["alpha_pattern"] = {}, {}
+    for name, target in targets.items():
+        if (target.rank, target.alpha) != (adapter.spec.rank, adapter.spec.alpha):
+            key = re.escape(_end_of(name, 3 if target.experts else 1))
+            ranks[key], alphas[key] = target.rank, target.alpha
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def _end_of(name: str, parts: int) -> str:
+    return ".".join(name.split(".")[-parts:])
