@@ -17,7 +17,7 @@ from spmd_tx.demo.display import draw_curve
 from spmd_tx.errors import StartError
 
 FIRST = ("reward", "loss:sum", "entropy:mean", "kl:mean", "unclipped_grad_l2:mean")  # of the columns
-MOST_COLUMNS = 6
+MOST_COLUMNS, LISTED = 6, 2
 LAST_STEPS = 20
 EVERY_SECONDS = 2.0
 
@@ -47,7 +47,7 @@ def list_runs(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    columns = _columns(run["last"] for run in found)
+    columns = _columns(run["last"] for run in found)[:LISTED]
     table = _table("run", "owner", "created", "steps", *columns)
     for run in found:
         created = datetime.fromtimestamp(run["created_at"]).strftime("%Y-%m-%d %H:%M")
@@ -119,9 +119,10 @@ def _number(value: float | None) -> str:
 def _table(*headings: str) -> Table:
     table = Table(box=None, padding=(0, 2))
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("run", "owner") else "right", overflow="fold")
+        is_name = heading in ("run", "owner")
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=heading == "run")
     return table
 
 
 def _console() -> Console:
-    return Console(width=None, soft_wrap=False)
+    return Console(emoji=False, markup=False)  # ids hold colons, and names of clients may hold anything

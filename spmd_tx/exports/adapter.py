@@ -1,10 +1,11 @@
 """Reads the factors of an adapter from a PEFT folder, ours or another's. No JAX."""
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -47,6 +48,21 @@ def layout_of(folder: Path) -> ExpertLora:
     return "per-expert" if is_own else "shared-outer"
 
 
+def _alpha(config: Mapping[str, Any]) -> float:
+    """Return the alpha by which the rank's inverse scales; rank-stabilised LoRA has it times sqrt(r)."""
+    return float(config["lora_alpha"]) * (math.sqrt(config["r"]) if config.get("use_rslora") else 1.0)
+
+
+def _check_plain(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise StartError for what would change the meaning of the factors."""
+    for key in ("use_dora", "fan_in_fan_out", "alpha_pattern", "modules_to_save"):
+        if config.get(key):
+            raise StartError(
+                f"{key} of {folder / CONFIG_FILE} is {config[key]!r}, which cannot be exported; "
+                "merge such an adapter with peft"
+            )
+
+
 class Factors(NamedTuple):
     """Holds the factors of one module, in fp32."""
 
@@ -64,12 +80,13 @@ class AdapterFolder:
             config = json.loads((path / CONFIG_FILE).read_bytes())
             self._file = safe_open(path / WEIGHTS_FILE, framework="np")
             stored = list(self._file.keys())
+            _check_plain(path, config)
             groups = {
                 group_of_module(found["module"]) for name in stored if (found := TENSOR.fullmatch(name))
             }
             self.spec = AdapterSpec(
                 rank=int(config["r"]),
-                alpha=float(config["lora_alpha"]),
+                alpha=_alpha(config),
                 train_attn="attn" in groups,
                 train_mlp="mlp" in groups,
                 train_unembed="unembed" in groups,

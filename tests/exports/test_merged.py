@@ -192,6 +192,24 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
+def test_the_scale_is_that_of_the_adapters_kind(tmp_path):
+    path = families.write(tmp_path / "model", "llama")
+    folder = write_folder(tmp_path / "adapter", ADAPTER, read_model_config(path), "tiny")
+    config = json.loads((folder / "adapter_config.json").read_bytes())
+    for change, result in (
+        ({"lora_alpha": 5.0, "use_rslora": True}, "same"),
+        ({"use_dora": True}, "refused"),
+    ):
+        (folder / "adapter_config.json").write_text(json.dumps(config | change))
+        if result == "refused":
+            with pytest.raises(StartError, match=r"use_dora of .* is True, which cannot be exported"):
+                export_merged(folder, path, tmp_path / "refused", None)
+            continue
+        export_merged(folder, path, tmp_path / "merged", None)
+        adapter = AdapterSpec(rank=ADAPTER.rank, alpha=5.0 * math.sqrt(ADAPTER.rank))
+        check(path, folder, tmp_path / "merged", adapter, lambda name, array: 1e-6)
+
+
 def test_a_place_that_is_taken_is_left_alone(tmp_path):
     path = families.write(tmp_path / "model", "llama")
     folder = write_folder(tmp_path / "adapter", ADAPTER, read_model_config(path), "tiny")

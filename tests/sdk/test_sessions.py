@@ -260,6 +260,7 @@ def test_the_command_line_shows_runs_and_their_metrics(server, session_id):
     assert found["last"].keys() >= {"loss:sum", "unclipped_grad_l2:mean", "learning_rate:mean"}
     (point,) = json.loads(runs("show", run, "--json"))
     assert point["metrics"]["loss:sum"] == found["last"]["loss:sum"] > 0
+    assert run in runs("list", "--most", "1000")
     assert "step" in runs("show", run)
     missing = runner.invoke(app, ["runs", "show", run, "--metric", "reward", "--url", server.url])
     assert isinstance(missing.exception, StartError)
