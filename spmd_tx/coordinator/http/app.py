@@ -12,6 +12,7 @@ from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.console.pages import PagesController
 from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController, StreamController
+from spmd_tx.coordinator.http.console.sign_in import SignInController
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
@@ -51,6 +52,7 @@ def make_app(services: Services) -> Litestar:
             RunMetricsController,
             StreamController,
             PagesController,
+            SignInController,
         ],
         guards=[authenticate],
         dependencies={

@@ -9,8 +9,9 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import Headers
 from litestar.handlers import BaseRouteHandler
 
-from spmd_tx.coordinator.http import cross_site
+from spmd_tx.coordinator.http import console_cookie, cross_site
 from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden, InvalidRequest
 
 IS_OPEN = "is_open"
@@ -55,7 +56,7 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
         services.keyring.vouch(reader)
         connection.scope["auth"] = reader
         return
-    caller = services.keyring.caller(presented_key(connection.headers))
+    caller = _caller(connection, services)
     method = connection.scope.get("method")
     if caller.role == "read-only" and method != "GET" and IS_READING not in route.opt:
         raise Forbidden(
@@ -67,6 +68,26 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
     else:
         services.quotas.count_request(caller)
     connection.scope["auth"] = caller
+
+
+def _caller(connection: ASGIConnection, services: Services) -> Caller:
+    """Return who holds the request's key or, without one, who has signed in to the console."""
+    token = presented_key(connection.headers)
+    value = None if token is not None else connection.cookies.get(console_cookie.NAME)
+    if value is None or services.keyring.is_open:
+        return services.keyring.caller(token)
+    if connection.scope.get("method") not in ("GET", "HEAD"):
+        check_console_header(connection.headers)
+    return console_cookie.caller(value, services.signed_urls, services.keyring)
+
+
+def check_console_header(headers: Headers) -> None:
+    """Raise Forbidden for what a page of another site may have sent with the console's cookie."""
+    name, value = console_cookie.HEADER, console_cookie.HEADER_VALUE
+    if headers.get(name) != value:
+        raise Forbidden(
+            f"the console's pages send {name}: {value} with each change, and this request does not"
+        )
 
 
 def presented_key(headers: Headers) -> str | None:

@@ -69,9 +69,16 @@ class Keyring:
             raise Unauthorized(GONE)
         if not token:
             raise Unauthorized(MISSING)
-        row, now = self._rows.get(keys.digest(token)), time.time()
+        return self._holder(self._rows.get(keys.digest(token)))
+
+    def holder(self, key_id: str) -> Caller:
+        """The holder of the key with this id, whose token was shown before. Raises Unauthorized."""
+        return self._holder(self._by_id.get(key_id))
+
+    def _holder(self, row: ApiKey | None) -> Caller:
         if row is None:
             raise Unauthorized(UNKNOWN)
+        now = time.time()
         problem = keys.problem(row, now)
         if problem is not None:
             raise Unauthorized(f"API key {row.id} of {row.owner!r} {problem}; ask the operator for a new one")

@@ -220,6 +220,7 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     ("GET", "/api/v1/get_server_capabilities"): None,
     ("GET", "/api/v1/auth/apikey/me"): None,
     ("DELETE", "/api/v1/auth/apikey/me"): None,
+    ("GET", "/console/api/session"): None,
     ("GET", "/metrics"): None,
 }
 
@@ -228,6 +229,9 @@ SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")} | {
     ("GET", f"/console{path}") for path in ("", "/{page}", "/assets/{asset}")
 }
+
+# They check a key in the body, or need none; console/test_sign_in.py tries them.
+SIGN_IN = {("POST", "/console/api/session"), ("DELETE", "/console/api/session")}
 
 TRACE = ("GET", "/api/v1/sessions/{session_id}/trace")
 

@@ -13,6 +13,7 @@ from tests.coordinator.http.routes import (
     OPEN,
     READING,
     SCHEMA,
+    SIGN_IN,
     SIGNED,
     STREAM,
     TRACE,
@@ -93,7 +94,7 @@ def told(response, ids: Ids):
 
 
 async def test_every_route_is_tried(app):
-    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | SIGNED | SCHEMA
+    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | SIGN_IN | SIGNED | SCHEMA
     assert all_routes(app) == tried
 
 
@@ -291,7 +292,7 @@ async def test_without_a_valid_key_only_probes_are_answered(app, client_for, ser
         await services.keyring.look()
     for route in all_routes(app):
         response = await send(client, route, nobodys())
-        status = 200 if route in OPEN else 403 if route in SIGNED else 401
+        status = 200 if route in OPEN else 403 if route in SIGNED | SIGN_IN else 401
         assert response.status_code == status, route
         if status == 401:
             assert complaint in complaint_of(response)
