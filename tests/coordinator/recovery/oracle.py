@@ -83,7 +83,7 @@ class Client:
         def apply(state: SlotState | None) -> tuple[SlotState | None, object]:
             assert state is not None
             norm = {"unclipped_grad_l2:mean": float(state.gradient % 4096)}
-            return replay_device.stepped(state, learning_rate), norm
+            return replay_device.stepped(state, learning_rate), norm | {"learning_rate:mean": learning_rate}
 
         return self._ask("optim_step", body, apply, lambda result: _json(result)["metrics"])
 
