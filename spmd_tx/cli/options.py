@@ -80,8 +80,8 @@ HELP = {
         "keep_versions_hours": "Hours until an unnamed sampler version that nobody uses is deleted, if there "
         "is a newer one.",
         "keep_audit_days": "Days until an entry of the audit log is deleted.",
-        "keep_metrics_days": "Days until the metrics of a training step are deleted. Runs without a step for "
-        "a week keep about a thousand of their steps.",
+        "keep_metrics_days": "Days after its last step until the metrics of a run are deleted. After a week "
+        "about a thousand of its steps are left.",
         "max_compilation_cache": "Maximum size of the compiled programs in --data-dir, such as 10GiB.",
         "max_checkpoint_cache": "Maximum size of local copies of checkpoints that are kept at a URL, such as "
         "50GiB.",

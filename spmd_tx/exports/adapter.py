@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,16 +97,21 @@ class AdapterFolder:
         self.modules = list(modules(self.spec, model))
         self._check(model)
 
-    def factors(self, module: Module) -> Factors:
-        a, b = (self._tensor(name) for name in (module.name_a, module.name_b))
+    def factors(self, module: Module, expert: int | None = None) -> Factors:
+        """Read the factors of a module, or of one of its experts, which may share one of the two."""
+        a, b = (self._tensor(name, expert) for name in (module.name_a, module.name_b))
         return Factors(a, b)
 
     def scale(self, module: Module) -> float:
         """What the product of the factors is multiplied by."""
         return self.spec.alpha / module.a[-2]
 
-    def _tensor(self, name: str) -> np.ndarray:
-        return self._file.get_tensor(self._stored[spelling(name)]).astype(np.float32)
+    def _tensor(self, name: str, expert: int | None) -> np.ndarray:
+        stored = self._file.get_slice(self._stored[spelling(name)])
+        if expert is None:
+            return stored[:].astype(np.float32)
+        index = min(expert, stored.get_shape()[0] - 1)
+        return stored[index : index + 1][0].astype(np.float32)
 
     def _check(self, model: ModelConfig) -> None:
         wanted = {spelling(name): shape for module in self.modules for name, shape in module.shapes.items()}
@@ -125,10 +130,3 @@ class AdapterFolder:
                     f"{self._stored[spelt]} in {self.path / WEIGHTS_FILE} has the shape {list(found)}, and "
                     f"for this base model it must be {list(shape)}; is it an adapter of another one?"
                 )
-
-
-def of_experts(factors: Factors) -> Iterator[Factors]:
-    """Yield the factors of each expert, which may share one of the two."""
-    experts = max(len(factors.a), len(factors.b))
-    for expert in range(experts):
-        yield Factors(factors.a[min(expert, len(factors.a) - 1)], factors.b[min(expert, len(factors.b) - 1)])

@@ -15,7 +15,8 @@ import numpy as np
 
 from spmd_tx.durable_files import make_folder, put_in_place, sync, sync_tree, write_file
 from spmd_tx.errors import StartError
-from spmd_tx.exports.tensors import Tensor, Tensors, header_of
+from spmd_tx.exports.tensors import Tensor, Tensors
+from spmd_tx.models.adapter_files import safetensors_header
 from spmd_tx.models.checkpoint_files import INDEX_FILE, SINGLE_FILE, Files
 
 STAGED = ".partial"  # suffix of the folder while it is written
@@ -45,14 +46,14 @@ def write_checkpoint(
         done += sum(each.size for each in of_file)
         progress(done, total)
     _write_rest(staged, files.model_dir, plan, tensors, total)
-    (staged / IDENTITY).unlink()
     sync_tree(staged)
     put_in_place(staged, place)
+    (place / IDENTITY).unlink()  # until here an export that is killed goes on
 
 
 def _open_staged(staged: Path, identity: dict[str, str]) -> None:
     content = json.dumps(identity, indent=2).encode()
-    if staged.exists():
+    if staged.exists() and any(staged.iterdir()):
         found = staged / IDENTITY
         if not found.exists() or found.read_bytes() != content:
             raise StartError(
@@ -75,7 +76,7 @@ def _write_file(path: Path, made: list[Tensor], tensors: Tensors, progress: Call
     beside = path.with_name(path.name + STAGED)
     done = 0
     with beside.open("wb", buffering=BUFFER_BYTES) as file:
-        file.write(header_of(made))
+        file.write(safetensors_header((each.name, each.dtype, each.shape, each.size) for each in made))
         for tensor in made:
             for piece in tensors.content(tensor):
                 file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd_tx.exports.adapter import AdapterFolder, Factors, of_experts
+from spmd_tx.exports.adapter import AdapterFolder, Factors
 from spmd_tx.models.adapter_files import Module
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import HEAD, LM_HEAD
@@ -30,7 +30,6 @@ class Change:
     """Holds the deltas of one stored tensor."""
 
     deltas: dict[int, list[Delta]]  # by the matrix within the tensor: the expert's number, or 0
-    is_stacked: bool  # whether the tensor has a matrix for each expert
     copied_from: str | None = None  # the tensor that it starts from, if the base model has none of its own
 
 
@@ -60,10 +59,7 @@ class Merge:
 
     def _read(self, delta: Delta) -> Factors:
         if self._factors is None or self._factors[0] is not delta:
-            factors = self._adapter.factors(delta.module)
-            if delta.expert is not None:
-                factors = list(of_experts(factors))[delta.expert]
-            self._factors = delta, factors
+            self._factors = delta, self._adapter.factors(delta.module, delta.expert)
         return self._factors[1]
 
 
@@ -78,16 +74,13 @@ def _rows_in(source: Source, outputs: int, first: int, count: int) -> tuple[slic
 
 def _changes(adapter: AdapterFolder, model: ModelConfig) -> dict[str, Change]:
     found: dict[str, dict[int, list[Delta]]] = defaultdict(lambda: defaultdict(list))
-    stacked: dict[str, bool] = {}
     for module in adapter.modules:
         declared = model.declared.adapted[module.map]
         for expert, matrix, name in _matrices(module, declared.map, declared.numbers, model):
             found[name][matrix].append(Delta(module, expert, _source(declared.map, model)))
-            stacked[name] = declared.map.source.stacked
     tied = model.declared.embed.name if model.declared.head is None else None
     return {
-        name: Change(dict(deltas), stacked[name], tied if name == LM_HEAD.name else None)
-        for name, deltas in found.items()
+        name: Change(dict(deltas), tied if name == LM_HEAD.name else None) for name, deltas in found.items()
     }
 
 

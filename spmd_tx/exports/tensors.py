@@ -1,16 +1,13 @@
 """Describes the tensors of a merged checkpoint, and yields their content piece by piece. No JAX."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from spmd_tx.exports.merge import Merge
-from spmd_tx.models.adapter_files import ALIGNMENT
 from spmd_tx.models.checkpoint_files import DTYPES, Files
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks
@@ -145,15 +142,3 @@ def _encoded_parts(files: Files, model: ModelConfig) -> dict[str, tuple[str, Enc
 def _names(encoding: Encoding, base: str) -> tuple[str, ...]:
     """Return the names of the tensors with the numbers and the scales of a matrix."""
     return tuple(part.name for part in encoding.parts(base, (1, encoding.group)))
-
-
-def header_of(tensors: Iterable[Tensor]) -> bytes:
-    """Return what precedes the content of these tensors in a safetensors file."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in tensors:
-        start, end = end, end + tensor.size
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text

@@ -150,18 +150,24 @@ def _last_part(model: ModelConfig, name: str) -> str:
     return model.declared.adapted[name].map.adapter_module.rpartition(".")[2]
 
 
+def safetensors_header(tensors: Iterable[tuple[str, str, Shape, int]]) -> bytes:
+    """Return what precedes tensors in a file, from the name, type, shape and bytes of each, in order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape, size in tensors:
+        start, end = end, end + size
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
 def write_tensors(file: BinaryIO, shapes: Mapping[str, Shape], tensor: Callable[[str], np.ndarray]) -> None:
     """Write a safetensors file of float32, the same bytes as the library, but one tensor after the other.
 
     The library builds the whole file in memory, and no other thread runs while it does.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in sorted(shapes):
-        start, end = end, end + 4 * math.prod(shapes[name])
-        header[name] = {"dtype": "F32", "shape": shapes[name], "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    file.write(len(text).to_bytes(8, "little") + text)
+    described = ((name, "F32", shapes[name], 4 * math.prod(shapes[name])) for name in sorted(shapes))
+    file.write(safetensors_header(described))
     for name in sorted(shapes):
         file.write(np.ascontiguousarray(tensor(name), "<f4").data)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Select, Table, and_, delete, func, orm, select
+from sqlalchemy import ColumnElement, Select, Table, and_, case, delete, func, orm, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.requests.records import Finished, Settled
@@ -21,6 +21,7 @@ FORWARD_BACKWARD, OPTIM_STEP, CLIENT = "forward_backward", "optim_step", "client
 WEIGHT = "num_datums:sum"  # of means, when several requests make one step
 LAST_ROWS = 16  # that a run's newest values are taken from
 THINNED_POINTS = 1000  # steps of a run that are left when it is old
+MOST_THINNED = 20  # runs at a time, since the log waits meanwhile
 
 Values = dict[str, float | None]
 
@@ -77,25 +78,27 @@ async def points(db: AsyncSession, line: str, after: int, limit: int) -> tuple[l
 
     That is None when there are no more steps now.
     """
-    steps = await _count(db, line, RunMetrics.seq_id <= after)
     ends = select(RunMetrics.seq_id).where(_is_step(line), RunMetrics.seq_id > after)
     wanted = (await db.scalars(ends.order_by(RunMetrics.seq_id).limit(limit + 1))).all()
     if not wanted:
         return [], None
     last = wanted[:limit][-1]
-    rows = await _between(db, line, after, last)
-    found = _points(rows, steps)
-    for row in await db.scalars(
-        _of_client(line).where(RunMetrics.step.between(steps, steps + len(found) - 1))
-    ):
-        found[cast(int, row.step) - steps].metrics.update(row.metrics)
+    found = _points(await _between(db, line, after, last), await _next_step(db, line, after))
+    by_step = {point.step: point for point in found}
+    named = RunMetrics.step.between(found[0].step, found[-1].step)
+    for row in await db.scalars(_of_client(line).where(named)):
+        if row.step in by_step:
+            by_step[row.step].metrics.update(row.metrics)
     return found, last if len(wanted) > limit else None
 
 
 async def summary(db: AsyncSession, line: str) -> Summary:
     """Return how many steps a run has, and the newest value of each metric."""
     newest = (
-        select(RunMetrics).where(RunMetrics.line == line).order_by(RunMetrics.seq_id.desc()).limit(LAST_ROWS)
+        select(RunMetrics)
+        .where(RunMetrics.line == line)
+        .order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc())
+        .limit(LAST_ROWS)
     )
     rows = (await db.scalars(newest)).all()
     last: Values = {}
@@ -116,31 +119,44 @@ async def newest_number(db: AsyncSession) -> int:
 
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
-    """Delete rows of before a time, and thin out runs that have not changed since another."""
-    await db.execute(delete(RunMetrics).where(RunMetrics.at < before))
-    runs = (
-        select(RunMetrics.line)
-        .where(RunMetrics.kind == OPTIM_STEP)
-        .group_by(RunMetrics.line)
-        .having(func.max(RunMetrics.at) < thin_before, func.count() > 2 * THINNED_POINTS)
+    """Delete runs that have not changed since a time, and thin out those that have not since another."""
+    newest = func.max(RunMetrics.at)
+    runs = select(RunMetrics.line).group_by(RunMetrics.line)
+    await db.execute(delete(RunMetrics).where(RunMetrics.line.in_(runs.having(newest < before))))
+    long = runs.where(RunMetrics.kind == OPTIM_STEP).having(
+        newest < thin_before, func.count() > 2 * THINNED_POINTS
     )
-    for line in (await db.scalars(runs)).all():
+    for line in (await db.scalars(long.limit(MOST_THINNED))).all():
         await _thin(db, line)
 
 
 async def _thin(db: AsyncSession, line: str) -> None:
-    """Leave about THINNED_POINTS of a run's steps, evenly, the last one among them."""
-    steps = select(RunMetrics.seq_id).where(_is_step(line)).order_by(RunMetrics.seq_id.desc())
-    ends = (await db.scalars(steps)).all()
-    stride = -(-len(ends) // THINNED_POINTS)
-    for number, end in enumerate(ends):
-        if number % stride:
-            begin = ends[number + 1] if number + 1 < len(ends) else -1
-            await db.execute(
-                delete(RunMetrics).where(
-                    RunMetrics.line == line, RunMetrics.seq_id > begin, RunMetrics.seq_id <= end
-                )
-            )
+    """Leave about THINNED_POINTS of a run's steps, evenly and with their numbers, the last one among them."""
+    ends = select(RunMetrics.number, RunMetrics.step).where(_is_step(line)).order_by(RunMetrics.seq_id)
+    numbers, following = [], 0
+    for number, step in await db.execute(ends):
+        following = (following if step is None else step) + 1
+        numbers.append({"number": number, "step": following - 1})
+    stride = -(-len(numbers) // THINNED_POINTS)
+    await db.execute(update(RunMetrics), numbers[::-1][::stride])
+    ended = func.sum(case((RunMetrics.kind == OPTIM_STEP, 1), else_=0))  # steps from a row's own to the last
+    newest_first = RunMetrics.seq_id.desc(), RunMetrics.number.desc()
+    rows = select(RunMetrics.number, ended.over(order_by=newest_first).label("ended"))
+    counted = rows.where(RunMetrics.line == line).subquery()
+    is_between = and_(counted.c.ended > 0, (counted.c.ended - 1) % stride != 0)
+    await db.execute(
+        delete(RunMetrics).where(RunMetrics.number.in_(select(counted.c.number).where(is_between)))
+    )
+
+
+async def _next_step(db: AsyncSession, line: str, after: int) -> int:
+    """Return the number of the first step behind a seq_id; thinned runs have the numbers of theirs."""
+    known = select(RunMetrics).where(_is_step(line), RunMetrics.seq_id <= after, RunMetrics.step.is_not(None))
+    last = await db.scalar(known.order_by(RunMetrics.seq_id.desc()).limit(1))
+    if last is None:
+        return await _count(db, line, RunMetrics.seq_id <= after)
+    since = await _count(db, line, RunMetrics.seq_id > last.seq_id, RunMetrics.seq_id <= after)
+    return cast(int, last.step) + 1 + since
 
 
 async def _count(db: AsyncSession, line: str, *conditions: ColumnElement[bool]) -> int:
@@ -179,8 +195,9 @@ def _points(rows: Sequence[RunMetrics], first: int) -> list[Point]:
         elif row.kind == CLIENT:
             said |= row.metrics
         else:
-            found.append(Point(row.seq_id, first + len(found), row.at, merged(passes) | row.metrics | said))
-            passes, said = [], {}
+            step = first if row.step is None else row.step
+            found.append(Point(row.seq_id, step, row.at, merged(passes) | row.metrics | said))
+            passes, said, first = [], {}, step + 1
     return found
 
 

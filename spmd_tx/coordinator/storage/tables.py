@@ -189,7 +189,7 @@ class RunMetrics(Base):
     seq_id: Mapped[int] = mapped_column(BigInteger)  # of the request; a client's: the newest at the time
     kind: Mapped[str]  # "forward_backward", "optim_step" or "client"
     at: Mapped[float] = mapped_column(index=True)
-    step: Mapped[int | None] = mapped_column(BigInteger)  # that a client has named
+    step: Mapped[int | None] = mapped_column(BigInteger)  # that a client has named, or of a thinned run
     metrics: Mapped[dict[str, Any]]  # by name; null: not finite
 
 

@@ -111,6 +111,9 @@ async def test_old_runs_are_thinned_and_very_old_rows_go(database, monkeypatch):
     async with database.transaction() as db:
         await run_metrics.forget(db, before=0.0, thin_before=clock.now() + 1)
     assert [point.metrics["loss:sum"] for point in (await read(database))[0]] == [2.0, 5.0, 8.0]
+    await step(database, 19, loss=9.0)
+    assert [point.step for point in (await read(database))[0]] == [2, 5, 8, 9]
+    assert [point.step for point in (await read(database, after=18))[0]] == [9]
     assert len((await read(database, line=OTHER))[0]) == 4
     async with database.transaction() as db:
         await run_metrics.forget(db, before=clock.now() + 1, thin_before=0.0)

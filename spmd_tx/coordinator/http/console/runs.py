@@ -28,6 +28,7 @@ from spmd_tx.coordinator.wire.runs import (
 )
 from spmd_tx.errors import Forbidden, InvalidRequest
 
+METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
 NEWS_SECONDS = 1.0  # between two looks for changes
 ALIVE_SECONDS = 15.0  # between two signs of life
@@ -60,23 +61,9 @@ class RunsController(Controller):
             session = await db.get_one(Session, model.session_id)
             return await _run(db, model, session)
 
-    @get("/{run_id:str}/metrics", opt=UNMETERED)
-    async def metrics(
-        self,
-        run_id: FromPath[str],
-        services: Service,
-        access: Accessible,
-        after: FromQuery[int] = -1,
-        limit: FromQuery[int] = MOST_POINTS,
-    ) -> MetricsResponse:
-        """Return the steps behind the one with the number ``after``."""
-        return await _metrics(run_id, services, access, after, limit)
-
 
 class RunMetricsController(Controller):
-    path = "/api/v1/training_runs/{run_id:str}/metrics"
-
-    @get("/", opt=UNMETERED)
+    @get(["/console/api/runs/{run_id:str}/metrics", METRICS], opt=UNMETERED)
     async def metrics(
         self,
         run_id: FromPath[str],
@@ -86,9 +73,14 @@ class RunMetricsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> MetricsResponse:
         """Return the steps behind the one with the number ``after``."""
-        return await _metrics(run_id, services, access, after, limit)
+        model = await access.model(run_id)
+        async with services.database.reading() as db:
+            found, following = await run_metrics.points(
+                db, model.id, max(after, -1), min(max(limit, 1), MOST_POINTS)
+            )
+        return MetricsResponse([MetricsPoint(*each) for each in found], following)
 
-    @post("/", status_code=HTTP_200_OK)
+    @post(METRICS, status_code=HTTP_200_OK)
     async def log(
         self,
         run_id: FromPath[str],
@@ -144,17 +136,6 @@ async def _seen(db: AsyncSession, runs: list[str], access: Access) -> list[str]:
         return []
     joined = select(Model.id).join(Session, Session.id == Model.session_id)
     return list(await db.scalars(joined.where(Model.id.in_(runs), Which().of(access.caller))))
-
-
-async def _metrics(
-    run_id: str, services: Services, access: Access, after: int, limit: int
-) -> MetricsResponse:
-    model = await access.model(run_id)
-    async with services.database.reading() as db:
-        found, following = await run_metrics.points(
-            db, model.id, max(after, -1), min(max(limit, 1), MOST_POINTS)
-        )
-    return MetricsResponse([MetricsPoint(*each) for each in found], following)
 
 
 async def _run(db: AsyncSession, model: Model, session: Session) -> Run:
