@@ -19,7 +19,7 @@ from spmd_tx.models.paged import mosaic, triton
 # (queries [B, T, N, E], pools, layer, tables [B, N], positions [B, T]; -1: sees nothing) -> [B, T, N, E]
 PagedAttention = Callable[..., Array]
 
-WIDEST_HEAD = 256
+WIDEST_HEAD = {"tpu": 256, "gpu": 576}  # by platform
 
 
 def _row_by_row(
@@ -51,9 +51,10 @@ def paged_attention(
 ) -> Float[Array, "B T N E"]:
     """Attend from all tokens of a row to the tokens up to their positions; grouped queries.
 
-    ``sight`` are the window and sinks of page_loop.attend_pages. No kernel reads one pool as keys and values.
+    ``sight`` are the window and sinks of page_loop.attend_pages. The kernel for TPUs reads no pool as keys
+    and values alike.
     """
-    if pools[1] is None and implementation in KERNELS.values():
+    if pools[1] is None and implementation == "mosaic":
         implementation = "reference"
     return IMPLEMENTATIONS[implementation](q_BTNE, pools, index, tables_BN, positions_BT, **sight)
 
@@ -62,10 +63,9 @@ def candidates(platform: str, head_dim: int, page_size: int, is_bfloat16: bool) 
     """List the implementations that a platform and these sizes allow, the fastest first."""
     if platform == "cpu":
         return ["row_by_row"]
-    is_power_of_two = head_dim & (head_dim - 1) == 0 and page_size & (page_size - 1) == 0
     fits = {
         "tpu": head_dim % mosaic.LANES == 0 and page_size % mosaic.SUBLANES == 0,
-        "gpu": is_power_of_two and head_dim >= triton.LEAST and page_size <= triton.MOST_TOKENS,
+        "gpu": triton.fits(head_dim, page_size),
     }
-    is_possible = is_bfloat16 and head_dim <= WIDEST_HEAD and fits.get(platform, False)
+    is_possible = is_bfloat16 and head_dim <= WIDEST_HEAD.get(platform, 0) and fits[platform]
     return [KERNELS[platform], "reference"] if is_possible else ["reference"]

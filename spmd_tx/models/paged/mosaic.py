@@ -103,7 +103,7 @@ def attend(
         out_shape=result(q_BKRE.shape, q_BKRE.dtype, q_BKRE),
         grid_spec=grid,
         compiler_params=None if INTERPRET else pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
-        cost_estimate=estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size, window),
+        cost_estimate=estimate(q_BTNE, pools, tables_BN.shape[1] * page_size, window),
         interpret=INTERPRET,
         name="paged_attention",
     )

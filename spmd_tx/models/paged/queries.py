@@ -3,6 +3,8 @@
 Dimension key as in kv_cache.py; G query heads per key-value head, R queries of a key-value head.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -47,12 +49,12 @@ def result(shape: tuple[int, ...], dtype: DTypeLike, like: Array) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
-def estimate(q_BTNE: Array, pool: Array, most_tokens: int, window: int) -> pl.CostEstimate:
+def estimate(q_BTNE: Array, pools: Sequence[Array], most_tokens: int, window: int) -> pl.CostEstimate:
     """Estimate the cost of rows with USUAL_TOKENS each, or with as many as their tables or a window hold."""
     b, t, _, e = q_BTNE.shape
     seen = b * min(USUAL_TOKENS, most_tokens, *((window + t,) if window else ()))
     products = 4 * q_BTNE.size // b * seen
-    read = 2 * seen * pool.shape[3] * pool.dtype.itemsize
+    read = sum(seen * pool.shape[3] * pool.dtype.itemsize for pool in pools)
     return pl.CostEstimate(
         flops=products,
         transcendentals=products // (4 * e),

@@ -2,9 +2,10 @@
 
 The pages of a row that has one query are split into parts of equal size, so that few long rows, too, fill a
 GPU, and their results are combined (flash decoding, Dao et al. 2023). The number of parts is fixed: how a
-sum is split follows from the row alone.
+sum is split follows from the row alone. Heads are read in columns of powers of two, as Triton wants them:
+the 576 of latent attention, whose pages are keys and values alike, as 512 and 64.
 
-Dimension key as in queries.py; Q queries of a program, W tokens read at once, U part.
+Dimension key as in queries.py; Q queries of a program, W tokens read at once, U part, H columns of a head.
 """
 
 from typing import Any
@@ -16,6 +17,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
 from spmd_tx.hlo.hints import costs
+from spmd_tx.models.page_loop import Pools
 from spmd_tx.models.paged.queries import (
     LOWEST,
     by_head,
@@ -28,6 +30,7 @@ from spmd_tx.models.paged.queries import (
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LEAST = 16  # rows and columns of a product on tensor cores
+WIDE = 256  # heads beyond this many columns leave room for half the queries and tokens
 SEVERAL_QUERIES = 64  # of a program, where a row has several tokens
 MOST_TOKENS = 64  # read at once
 PARTS = 8  # of a row's pages, where it has one token
@@ -35,7 +38,7 @@ PARTS = 8  # of a row's pages, where it has one token
 
 def attend(
     q_BTNE: Float[Array, "B T N E"],
-    pools: tuple[Array, Array],
+    pools: Pools,
     index: Array,
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
@@ -47,30 +50,33 @@ def attend(
     b, t, n, e = q_BTNE.shape
     page_size, heads = pools[0].shape[2], pools[0].shape[3] // e
     group, parts = n // heads, PARTS if t == 1 else 1
-    queries = _queries(t * group)
-    pages = max(1, MOST_TOKENS // page_size)
+    share = 2 if e > WIDE else 1
+    queries = _power_of_two(min(t * group, SEVERAL_QUERIES // share), LEAST)
+    pages = max(1, MOST_TOKENS // share // page_size)
     tables_BN = jnp.pad(tables_BN, ((0, 0), (0, -tables_BN.shape[1] % pages)))
     q_BKRE = by_head(q_BTNE, heads, queries)
     positions_BR = positions_by_head(positions_BT, group, queries)
-    kept = q_BKRE.shape[2] if parts == 1 else _power_of_two(group, 1)  # the others were put in
-    of_parts = (parts, b, heads, kept)
-    cost = estimate(q_BTNE, pools[0], tables_BN.shape[1] * page_size, window)
-    whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *pools]
+    programs = q_BKRE.shape[2] // queries  # of a part
+    kept = queries if parts == 1 else min(queries, _power_of_two(group, 1))  # the others were put in
+    of_parts = (parts, b, heads, programs * kept)
+    own = [pool for pool in pools if pool is not None]
+    cost = estimate(q_BTNE, own, tables_BN.shape[1] * page_size, window)
+    whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *own]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
     call = pl.pallas_call(
-        _kernel(pages, parts, queries, window),
+        _kernel(pages, parts, queries, kept, window),
         out_shape=[result(shape, dtype, q_BKRE) for shape, dtype in shapes],
-        grid=(q_BKRE.shape[2] // queries * parts, heads, b),
+        grid=(programs * parts, heads, b),
         in_specs=[_all_of(array.shape) for array in whole],
         out_specs=[_all_of(shape) for shape, _ in shapes],
-        compiler_params=_options(queries),
+        compiler_params=_options(queries * share),
         interpret=INTERPRET,
         name="paged_attention",
     )
     with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):  # XLA keeps no estimate of Triton's calls
         highest_UBKR, total_UBKR, sum_UBKRE = call(*whole)
     if sinks_N is not None:
-        sinks_1KR = sinks_by_head(sinks_N, heads, kept)[None]
+        sinks_1KR = sinks_by_head(sinks_N, heads, programs * kept)[None]
         highest_UBKR, total_UBKR, sum_UBKRE = _with_sinks(sinks_1KR, highest_UBKR, total_UBKR, sum_UBKRE)
     share_UBKR = jnp.exp(highest_UBKR - jnp.max(highest_UBKR, axis=0, keepdims=True))
     total_BKR = jnp.sum(total_UBKR * share_UBKR, axis=0)
@@ -87,9 +93,20 @@ def _with_sinks(sinks_1KR: Array, highest_UBKR: Array, total_UBKR: Array, sum_UB
     return [jnp.concatenate(pair) for pair in zip(found, part, strict=True)]
 
 
-def _queries(count: int) -> int:
-    """Return how many queries a program has: a power of two."""
-    return _power_of_two(min(count, SEVERAL_QUERIES), LEAST)
+def fits(head_dim: int, page_size: int) -> bool:
+    """Return whether the kernel can have heads of this width and pages of so many tokens."""
+    tokens = MOST_TOKENS if head_dim <= WIDE else MOST_TOKENS // 2
+    narrowest = columns(head_dim)[-1][1]
+    return narrowest >= LEAST and page_size <= tokens and page_size & (page_size - 1) == 0
+
+
+def columns(width: int) -> list[tuple[int, int]]:
+    """Return where the parts of a head's columns begin and how wide they are: powers of two, falling."""
+    found, begin = [], 0
+    while begin < width:
+        found.append((begin, 1 << (width - begin).bit_length() - 1))
+        begin += found[-1][1]
+    return found
 
 
 def _power_of_two(count: int, least: int) -> int:
@@ -109,23 +126,17 @@ def _options(queries: int) -> Any:
     return plgpu.CompilerParams(num_warps=4 if queries < SEVERAL_QUERIES else 8, num_stages=2)
 
 
-def _kernel(block_pages: int, parts: int, queries: int, window: int) -> Any:
+def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int) -> Any:
     def kernel(
-        index_ref: Any,
-        tables_ref: Any,
-        positions_ref: Any,
-        q_ref: Any,
-        keys_ref: Any,
-        values_ref: Any,
-        highest_ref: Any,
-        total_ref: Any,
-        sum_ref: Any,
+        index_ref: Any, tables_ref: Any, positions_ref: Any, q_ref: Any, keys_ref: Any, *others: Any
     ) -> None:
+        *values_ref, highest_ref, total_ref, sum_ref = others  # without values, the keys are the values, too
         number, head, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
         part, mine = number % parts, pl.ds(number // parts * queries, queries)
         e, page_size = q_ref.shape[3], keys_ref.shape[2]
-        width = block_pages * page_size
-        index, q_QE, positions_Q = index_ref[0], q_ref[row, head, mine], positions_ref[row, mine]
+        width, ranges = block_pages * page_size, columns(e)
+        index, positions_Q = index_ref[0], positions_ref[row, mine]
+        qs_QH = [q_ref[row, head, mine, pl.ds(begin, size)] for begin, size in ranges]
         last = jnp.max(positions_Q)
         count, begin, before = (last + width) // width, 0, -1
         if window:  # before that of the first query nothing is seen
@@ -133,38 +144,48 @@ def _kernel(block_pages: int, parts: int, queries: int, window: int) -> Any:
             begin = jnp.maximum(before + 1, 0) // width
         each = (count - begin + parts - 1) // parts
 
-        def read(ref: Any, pages: Array) -> Array:
-            return ref[index, pages, :, pl.ds(head * e, e)].reshape(width, e)
+        def read(ref: Any, pages: Array) -> list[Array]:
+            at = head * e
+            return [
+                ref[index, pages, :, pl.ds(at + begin, size)].reshape(width, size) for begin, size in ranges
+            ]
 
-        def add(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            highest_Q, total_Q, sum_QE = carry
+        def add(block: Array, carry: tuple[Array, Array, list[Array]]) -> tuple[Array, Array, list[Array]]:
+            highest_Q, total_Q, sums_QH = carry
             pages = tables_ref[row, pl.ds(block * block_pages, block_pages)]
             order_W = block * width + jnp.arange(width, dtype=jnp.int32)
-            # A page's earlier owner may have left infinities, and zero times infinity is not zero.
-            values_WE = read(values_ref, pages)
             is_there_W, is_seen_QW = order_W <= last, order_W[None] <= positions_Q[:, None]
             if window:
                 is_there_W &= order_W > before
                 is_seen_QW &= order_W[None] > positions_Q[:, None] - window
-            values_WE = jnp.where(is_there_W[:, None], values_WE, jnp.zeros_like(values_WE))
-            scores_QW = _dot(q_QE, read(keys_ref, pages), transposed=True) * e**-0.5
-            scores_QW = jnp.where(is_seen_QW, scores_QW, LOWEST)
+            keys_WH = read(keys_ref, pages)
+            # A page's earlier owner may have left infinities, and zero times infinity is not zero.
+            values_WH = [
+                jnp.where(is_there_W[:, None], values, jnp.zeros_like(values))
+                for values in (read(values_ref[0], pages) if values_ref else keys_WH)
+            ]
+            scores_QW = sum(_dot(q, keys, transposed=True) for q, keys in zip(qs_QH, keys_WH, strict=True))
+            scores_QW = jnp.where(is_seen_QW, scores_QW * e**-0.5, LOWEST)
             new_Q = jnp.maximum(highest_Q, jnp.max(scores_QW, axis=1))
             scale_Q = jnp.exp(highest_Q - new_Q)
             shares_QW = jnp.where(is_seen_QW, jnp.exp(scores_QW - new_Q[:, None]), 0.0)
-            added_QE = _dot(shares_QW.astype(values_WE.dtype), values_WE, transposed=False)
             total_Q = total_Q * scale_Q + jnp.sum(shares_QW, axis=1)
-            return new_Q, total_Q, sum_QE * scale_Q[:, None] + added_QE
+            sums_QH = [
+                so_far * scale_Q[:, None] + _dot(shares_QW.astype(values.dtype), values, transposed=False)
+                for so_far, values in zip(sums_QH, values_WH, strict=True)
+            ]
+            return new_Q, total_Q, sums_QH
 
         nothing_Q = jnp.zeros((queries,), jnp.float32)
-        start = (nothing_Q + LOWEST, nothing_Q, jnp.zeros((queries, e), jnp.float32))
+        nothing_QH = [jnp.zeros((queries, size), jnp.float32) for _, size in ranges]
         first = begin + part * each
-        highest_Q, total_Q, sum_QE = lax.fori_loop(first, jnp.minimum(count, first + each), add, start)
-        kept = queries if parts == 1 else sum_ref.shape[3]
-        its = mine if parts == 1 else pl.ds(0, kept)
-        highest_ref[part, row, head, its] = _first(highest_Q, kept)
-        total_ref[part, row, head, its] = _first(total_Q, kept)
-        sum_ref[part, row, head, its] = _first(sum_QE, kept)
+        start = nothing_Q + LOWEST, nothing_Q, nothing_QH
+        highest_Q, total_Q, sums_QH = lax.fori_loop(first, jnp.minimum(count, first + each), add, start)
+        its = part, row, head, pl.ds(number // parts * kept, kept)
+        highest_ref[its] = _first(highest_Q, kept)
+        total_ref[its] = _first(total_Q, kept)
+        for (begin, size), sum_QH in zip(ranges, sums_QH, strict=True):
+            sum_ref[*its, pl.ds(begin, size)] = _first(sum_QH, kept)
 
     return kernel
 

@@ -21,7 +21,7 @@ from spmd_tx.worker.aot.roofline import crosses_hosts, seconds
 from spmd_tx.worker.aot.target import Target
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
-from spmd_tx.worker.programs.examples import Menu
+from spmd_tx.worker.programs.full_calls import menu_of
 from spmd_tx.worker.state import declare
 
 LARGE = 16 << 20  # bytes of an array on a device from which on a copy of it is told of
@@ -51,7 +51,7 @@ class Program:
 
 def programs_of(plan: Plan, mesh: Mesh, only: Sequence[str] = ()) -> list[Program]:
     """Return the programs of a plan, those whose names begin with one of ``only`` if there are any."""
-    menu, found = Menu.of(plan, mesh), dict[Hashable, Program]()
+    menu, found = menu_of(plan, mesh), dict[Hashable, Program]()
     for each in wanted(plan):
         for number, call in enumerate(menu.calls(each.shape)):
             is_main = number == 0 and each.kind != "other"

@@ -30,20 +30,21 @@ def kernel(request, monkeypatch):
     monkeypatch.setattr(
         paged_self_test,
         "implementation",
-        lambda name, device, **sight: (
-            before(name, device, **sight) if name == "reference" else alone(name, sight)
+        lambda name, device, **how: (
+            before(name, device, **how) if name == "reference" else alone(name, **how)
         ),
     )
     return request.param
 
 
-def alone(name, sight):
+def alone(name, *, keeps_values, **sight):
     """A kernel outside shard_map, in which kernels cannot be interpreted."""
 
     @jax.jit
     def attend(q, keys, values, tables, positions):
         index = jnp.int32(paged_self_test.LAYER)
-        return paged_attention(name, q, (keys, values), index, tables, positions, **sight)
+        pools = keys, values if keeps_values else None
+        return paged_attention(name, q, pools, index, tables, positions, **sight)
 
     return attend
 
@@ -56,6 +57,15 @@ def test_it_passes_with_windows_and_sinks(kernel):
     """The window is shorter than a block, and what stands before it may be anything."""
     with_sight = msgspec.structs.replace(SIZES, heads=6, windows=(25,), has_sinks=True)  # in threes
     assert paged_self_test.problem_of(kernel, with_sight) is None
+
+
+@pytest.mark.parametrize("kernel", ["triton"], indirect=True)
+def test_it_passes_with_latent_pages_whose_width_is_no_power_of_two(kernel, monkeypatch):
+    """And with more heads than one program has queries."""
+    monkeypatch.setattr(triton, "WIDE", 16)
+    monkeypatch.setattr(triton, "SEVERAL_QUERIES", 32)
+    latent = msgspec.structs.replace(SIZES, heads=20, kv_heads=1, head_dim=48, keeps_values=False)
+    assert paged_self_test.problem_of(kernel, latent) is None
 
 
 @pytest.mark.parametrize("kernel", ["triton"], indirect=True)
@@ -77,7 +87,12 @@ def test_the_self_test_finds_what_a_kernel_reads_behind_the_last_token(kernel, m
         ("tpu", 64, 16, True, ["reference"]),
         ("tpu", 128, 8, True, ["reference"]),
         ("gpu", 64, 16, True, ["triton", "reference"]),
-        ("gpu", 96, 16, True, ["reference"]),
+        ("gpu", 96, 16, True, ["triton", "reference"]),
+        ("gpu", 100, 16, True, ["reference"]),
+        ("gpu", 576, 32, True, ["triton", "reference"]),
+        ("gpu", 576, 64, True, ["reference"]),
+        ("gpu", 1024, 16, True, ["reference"]),
+        ("tpu", 512, 16, True, ["reference"]),
         ("gpu", 128, 15, True, ["reference"]),
         ("gpu", 128, 16, False, ["reference"]),
         ("cpu", 128, 16, True, ["row_by_row"]),
