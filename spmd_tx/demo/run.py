@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,9 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.demo.display import Display, draw_curve, save_plot
 from spmd_tx.errors import StartError
 
+USUAL_FAMILY = "qwen3"
 SUPERVISED_STEPS = 8
+RANK = 16
 START_TIMEOUT = 180.0  # seconds
 STOP_TIMEOUT = 20.0  # seconds
 
@@ -29,7 +33,7 @@ ENOUGH_STEPS = 30  # to reach it; fewer are not judged by it
 FLAT_WITHIN = 0.1  # with learning rate 0
 
 
-def run(learning_rate: float, steps: int, out: Path, family: str) -> int:
+def run(learning_rate: float, steps: int, out: Path, family: str, *, full_parameters: bool = False) -> int:
     """Run the demo and return its exit code: 0 if the reward went as it should."""
     for package in ("tinker", "grain", "matplotlib"):
         if importlib.util.find_spec(package) is None:
@@ -41,13 +45,20 @@ def run(learning_rate: float, steps: int, out: Path, family: str) -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning advises installing PyTorch
     console = Console(markup=False, highlight=False)
     started = time.monotonic()
+    if family != USUAL_FAMILY:
+        out = out / family  # a server's data belong to one model
+    if full_parameters:
+        out = out / "full"
     spec = replace(tiny_model.PRESETS["tiny"], family=family)
     model = tiny_model.write(out / "model", spec).resolve()
     log = ServerLog(out / "server.log")
     try:
-        with serving(str(model), log, console) as url, Display(console, log.status) as display:
-            answer = drive(url, str(model), learning_rate, steps, display)
-    except tinker.TinkerError as error:
+        with (
+            serving(str(model), log, console, full_parameters=full_parameters) as url,
+            Display(console, log.status) as display,
+        ):
+            answer = drive(url, str(model), learning_rate, steps, display, 0 if full_parameters else RANK)
+    except (tinker.TinkerError, ServerEnded) as error:
         console.print(f"the demo failed: {error}; see the server's log in {log.path}", soft_wrap=True)
         return 1
     rewards = display.rewards
@@ -65,11 +76,11 @@ def run(learning_rate: float, steps: int, out: Path, family: str) -> int:
     return 1 if complaint else 0
 
 
-def drive(url: str, base_model: str, learning_rate: float, steps: int, display: Display) -> str:
+def drive(url: str, base_model: str, learning_rate: float, steps: int, display: Display, rank: int) -> str:
     """Train as a user's script does, show each step, and return the final answer."""
     example = load_example()
     service = example.tinker.ServiceClient(base_url=url, api_key="tml-demo")
-    trainer = service.create_lora_training_client(base_model, rank=16, seed=0).result()
+    trainer = service.create_lora_training_client(base_model, rank=rank, seed=0).result()
     tokenizer = trainer.get_tokenizer()
     for step in example.supervised_steps(trainer, tokenizer, learning_rate, SUPERVISED_STEPS):
         display.add(step)
@@ -104,6 +115,10 @@ def judge(rewards: list[float], learning_rate: float) -> str | None:
     return None
 
 
+class ServerEnded(Exception):
+    """The server has ended while it was needed."""
+
+
 class ServerLog:
     """Reads what a server prints, from a file."""
 
@@ -124,7 +139,12 @@ class ServerLog:
 
 @contextmanager
 def serving(
-    base_model: str, log: ServerLog, console: Console, environment: dict[str, str] | None = None
+    base_model: str,
+    log: ServerLog,
+    console: Console,
+    environment: dict[str, str] | None = None,
+    *,
+    full_parameters: bool = False,
 ) -> Iterator[str]:
     """Start the server as a user would, wait until it is ready, and stop it at the end."""
     port = free_port()
@@ -132,13 +152,15 @@ def serving(
     command = [str(Path(sys.executable).with_name("spmd-tx")), "serve", "--num-processes", "1"]
     command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(data_dir)]
     command += ["--warm-up", "off"]  # the demo needs few programs, and this computer may have few cores
+    command += ["--full-parameters"] if full_parameters else []
     console.print("$ " + " ".join(command), soft_wrap=True)
     with log.path.open("w") as file:
         # In its own session, so that Ctrl-C ends the demo, which then stops the server in order.
         server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
     try:
         wait_until_ready(server, log, console)
-        yield f"http://127.0.0.1:{port}"
+        with needing(server):
+            yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         try:
@@ -146,6 +168,30 @@ def serving(
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+@contextmanager
+def needing(server: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Raise ServerEnded in the main thread if the server ends; clients would try again for hours."""
+    is_over, main_thread = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        while not is_over.wait(0.2):
+            if server.poll() is not None:
+                signal.pthread_kill(main_thread, signal.SIGINT)  # which ends what it waits for
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if server.poll() is None:  # Ctrl-C
+            raise
+        raise ServerEnded(f"the server ended with code {server.returncode}") from None
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: Console) -> None:

@@ -32,7 +32,16 @@ SHARED_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}  # of maps whose outer f
 
 TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
 HEADS = ("lm_head", "unembed_tokens")  # the second is hosted Tinker's
-MLP_MODULES = {"gate_proj", "up_proj", "down_proj", "gate_up_proj", *SHARED_NAMES.values()}
+# The last two hold the factors of all experts in PEFT (peft_targets.py).
+MLP_MODULES = {
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "gate_up_proj",
+    *SHARED_NAMES.values(),
+    "experts",
+    "base_layer",
+}
 
 Shape = tuple[int, ...]
 
@@ -121,6 +130,14 @@ def group_of_module(module: str) -> Group:
     return "mlp" if last in MLP_MODULES else "attn"
 
 
+def alpha_of(lora_alpha: float, rank: int, use_rslora: bool) -> float:
+    """Return the alpha that a configuration means where alpha / rank is the scale.
+
+    Rank-stabilised LoRA (Kalajdzievski 2023) scales by alpha / sqrt(rank) instead.
+    """
+    return lora_alpha * (math.sqrt(rank) if use_rslora else 1.0)
+
+
 def config_of(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> bytes:
     """Return the content of adapter_config.json."""
     names = trained_maps(adapter, model)
@@ -137,11 +154,15 @@ def config_of(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> byte
         "inference_mode": True,
     }
     if model.n_experts and adapter.train_mlp and model.expert_lora == "per-expert":
-        config["rank_pattern"] = {
-            rf"mlp\.experts\.\d+\.{_last_part(model, name)}": _rank(found, adapter, model)
+        experts = {
+            _last_part(model, name): _rank(found, adapter, model)
             for name, found in model.declared.adapted.items()
             if found.map.experts
         }
+        config["rank_pattern"] = {rf"mlp\.experts\.\d+\.{name}": rank for name, rank in experts.items()}
+        # With transformers 5, PEFT joins these modules to two parameters, gate and up to one of them.
+        for name, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+            config["rank_pattern"][rf"mlp\.experts\.{name}"] = sum(experts.get(part, 0) for part in parts)
     return (json.dumps(config, indent=2) + "\n").encode()
 
 

@@ -36,7 +36,7 @@ from spmd_tx.models.gates import open_by, query_and_gate, zero_centred_norm
 from spmd_tx.models.layers import embed, product, rms_norm
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.models.named import Named
-from spmd_tx.models.packed import Packed
+from spmd_tx.models.packed import Matrix, Packed, decoded
 from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
 from spmd_tx.models.stack_product import reads_stack
@@ -88,10 +88,18 @@ class LayerPass:
             matrices, run = self.stack[name], self.how.stacked_map
             assert self.number is not None
             assert run is not None
-            assert not isinstance(matrices, Packed), "only experts are"
+            assert not isinstance(matrices, Packed), "they are not read in place"
             return run(x[:, 0], matrices, self.lora[name], self.number)[:, None]
-        y = self.how.linear(x, self.w[name], width_out)
+        y = self._multiply(x, self.w[name], width_out)
         return y + self.how.apply_lora(x, self.lora[name]) if name in self.lora else y
+
+    def _multiply(self, x: Array, matrix: Matrix, width_out: int) -> Array:
+        def run(x: Array, matrix: Matrix) -> Array:
+            return self.how.linear(x, decoded(matrix, x.dtype), width_out)
+
+        if isinstance(matrix, Packed) and self.how.remat == "none":  # which would keep what is decoded
+            run = jax.checkpoint(run, prevent_cse=False)
+        return run(x, matrix)
 
     def norm(self, x: Array, name: str) -> Array:
         """Apply one of the layer's norms over the model width; return all T on every device."""
@@ -194,7 +202,7 @@ def _stacked(
     factors = Named(adapters.layers).part(place.prefix)
     for name in () if how.stacked_map is None else factors:
         is_whole = w[name].shape[1:] == lora.local_widths(model, place.name(name), tp)
-        if is_whole and reads_stack(w[name].shape, rows):
+        if is_whole and not isinstance(w[name], Packed) and reads_stack(w[name].shape, rows):
             found[name] = w[name]
     return found
 
@@ -230,7 +238,7 @@ def _run_cycle(
         for place, stack, its_whole, one in zip(places, stacks, whole, inputs, strict=True):
             w, factors, index, replayed_BTC, number = one
             lora = how.take_factors(factors).with_(its_whole)
-            layer = LayerPass(model, place, w, lora, how, stack, number)
+            layer = LayerPass(model, place, how.take_weights(place, w), lora, how, stack, number)
             run_mixer = MIXERS[type(place.layer.mixer)]
             x_BTD, cache = run_mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)

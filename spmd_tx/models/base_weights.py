@@ -48,7 +48,7 @@ def weights(
     for place in declared.places:
         for array in declared.arrays(place):
             make = _linear(array, mesh, fsdp) if isinstance(array, Map) else _parameter(array, mesh)
-            if isinstance(array, Map) and array.is_packed:
+            if isinstance(array, Map) and array.kept is not None:
                 layers[place.name(array.name)] = _packed(place, array, make)
             else:
                 layers[place.name(array.name)] = _stacked(place, array, make, dtype)
@@ -98,11 +98,12 @@ def _stacked(
 def _packed(place: Place, array: Map, of_layer: tuple[tuple[int, ...], Axes]) -> Packed:
     """Declare the two arrays of encoded matrices, which are split as the decoded ones would be."""
     (*lead, width_in, width_out), axes = of_layer
-    encoding, source = array.source.encoding, array.source
+    encoding, source = array.kept, array.source
 
     def piece(name: str, inputs: int, dtype: DTypeLike) -> Weight:
         shape = (len(place.numbers), *lead, width_in // inputs, width_out)
-        return replace(_weight(shape, P(None, *axes), dtype, source, place.numbers), piece=name)
+        weight = _weight(shape, P(None, *axes), dtype, source, place.numbers)
+        return replace(weight, piece=name, kept=encoding)
 
     numbers = piece("numbers", encoding.of_byte, jnp.uint8)
     return Packed(numbers, piece("scales", encoding.group, scale_dtype(encoding)), encoding)

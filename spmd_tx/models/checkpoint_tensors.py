@@ -72,7 +72,7 @@ def check(tensors: Tensors, weights: list[Weight], unread: Sequence[str] | None)
     ends: dict[str, Part] = {}  # each with its shape up to the last row that is read
     for weight in weights:
         for name in tensor_names(weight):
-            if weight.piece == "scales":
+            if weight.piece == "scales" and weight.encoding is not None:
                 _check_scales(tensors, weight, name)
             for part in parts(weight, name):
                 seen = ends.get(part.name, part)
@@ -137,7 +137,7 @@ def _shape_to_end(weight: Weight) -> tuple[int, ...]:
 
 def _inputs_of_row(weight: Weight) -> int:
     """Return how many inputs a row of a piece of encoded matrices is for."""
-    return weight.encoding.of_byte if weight.piece == "numbers" else weight.encoding.group
+    return weight.kept.of_byte if weight.piece == "numbers" else weight.kept.group
 
 
 def _stored(of_each_dimension: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import EXPERT_LORA, ExpertLora, Model
 from spmd_tx.models.declared.mixers import Softmax
@@ -17,6 +18,7 @@ from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.families.keys import Refusal
 from spmd_tx.models.families.registry import declare
 
+AS_STORED = "auto"  # the base_dtype of weights that stay as a checkpoint has them
 PACKED, UNPACKED = "packed", "unpacked"  # ways of keeping the weights of experts
 
 
@@ -69,12 +71,16 @@ def layout_named(name: str) -> ExpertLora:
 
 
 def read_model_config(
-    model_dir: Path, expert_lora: str = EXPERT_LORA[0], expert_weights: str = UNPACKED
+    model_dir: Path,
+    expert_lora: str = EXPERT_LORA[0],
+    expert_weights: str = UNPACKED,
+    base_dtype: str = AS_STORED,
 ) -> ModelConfig:
     """Read ``config.json``. ``expert_lora`` names the layout of adapters of experts.
 
-    With ``expert_weights`` "packed" devices keep experts as the checkpoint encodes them. Raises StartError
-    when the file is missing, or the model is not supported, or has no such experts.
+    With ``expert_weights`` "packed" devices keep experts as the checkpoint encodes them; with one of
+    BASE_DTYPES they keep all adapted maps of layers in it. Raises StartError when the file is missing, or the
+    model is not supported, or cannot be kept so.
     """
     raw = _read_json(model_dir / "config.json")
     try:
@@ -83,6 +89,8 @@ def read_model_config(
         raise StartError(f"{model_dir}/config.json {problem}") from None
     if expert_weights == PACKED:
         model = _packing(model, model_dir)
+    if base_dtype != AS_STORED:
+        model = _in_base_dtype(model, base_dtype, model_dir)
     return configured(model, layout_named(expert_lora))
 
 
@@ -99,6 +107,25 @@ def _packing(model: Model, model_dir: Path) -> Model:
             raise StartError(
                 f"--expert-weights is packed, but {array.width_in} inputs of experts are no multiple of "
                 f"{array.source.encoding.group}, which share a scale; set it to unpacked"
+            )
+    return model
+
+
+def _in_base_dtype(model: Model, base_dtype: str, model_dir: Path) -> Model:
+    """Return the model whose adapted maps devices keep in fewer bits. Raises StartError where they cannot."""
+    encoding = BASE_DTYPES[base_dtype]
+    if any(each.map.source.encoding for each in model.adapted.values()):
+        raise StartError(
+            f"--base-dtype is {base_dtype}, but {model_dir} stores its weights in fewer bits already; leave "
+            "the option out, and keep experts so with --expert-weights packed"
+        )
+    model = replace(model, base_encoding=encoding)
+    for array in model.packed:
+        if array.width_in % encoding.group:
+            raise StartError(
+                f"--base-dtype is {base_dtype}, but the {array.width_in} inputs of {array.name} are no "
+                f"multiple of {encoding.group}, which share a scale; set it to another one of "
+                f"{', '.join(BASE_DTYPES)}, or leave it out"
             )
     return model
 

@@ -6,12 +6,13 @@ Dimension key: O output width, I input width, J numbers that share a scale, G gr
 import ml_dtypes
 import numpy as np
 
-from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4
+from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Int8Groups, Kept, Mxfp4
 from spmd_tx.models.encodings import FP4, INT4_OFFSET, MXFP4_BIAS
 
 FP8_MOST = 448.0  # of e4m3
 FP4_EXPONENT = 2  # of 6, the largest of e2m1
 INT4_MOST = 7
+INT8_MOST, INT8_OFFSET = 127, 128
 OF_WORD = 8  # 4-bit integers in an int32
 
 
@@ -26,6 +27,27 @@ def encode(encoding: Encoding, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarr
     if isinstance(encoding, Mxfp4):
         return _encode_mxfp4(encoding, matrix)
     return _encode_int4(encoding, matrix)
+
+
+def encode_groups(encoding: Kept, matrix_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Encode a float32 matrix row by row as devices keep it: bytes [O, I / n] and scales [O, I / J].
+
+    I is a multiple of J, and blocks of FP8 have one row.
+    """
+    if isinstance(encoding, Fp8Blocks):
+        groups_OGJ = matrix_OI.reshape(len(matrix_OI), -1, encoding.columns)
+        scales = np.abs(groups_OGJ).max(-1) / np.float32(FP8_MOST)
+        scales[scales == 0] = 1
+        numbers = (groups_OGJ / scales[..., None]).clip(-FP8_MOST, FP8_MOST)
+        return numbers.astype(ml_dtypes.float8_e4m3fn).reshape(matrix_OI.shape).view(np.uint8), scales
+    if isinstance(encoding, Int8Groups):
+        groups_OGJ = matrix_OI.reshape(len(matrix_OI), -1, encoding.group)
+        scales = (np.abs(groups_OGJ).max(-1) / INT8_MOST).astype(ml_dtypes.bfloat16)
+        scales[scales == 0] = 1
+        numbers = np.rint(groups_OGJ / scales[..., None].astype(np.float32)).clip(-INT8_MOST, INT8_MOST)
+        return (numbers + INT8_OFFSET).astype(np.uint8).reshape(matrix_OI.shape), scales
+    numbers, scales = encode(encoding, matrix_OI)
+    return np.ascontiguousarray(numbers).reshape(len(numbers), -1).view(np.uint8), scales
 
 
 def _encode_fp8(encoding: Fp8Blocks, matrix_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

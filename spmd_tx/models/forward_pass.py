@@ -6,7 +6,9 @@ from typing import Any
 
 from jax import Array, lax
 
+from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.lora import ApplyLora, ExpertAdapters, TakeFactors
+from spmd_tx.models.named import Named
 from spmd_tx.models.stack_product import StackedMap
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import TP
@@ -14,6 +16,8 @@ from spmd_tx.sharding.mesh import TP
 # (layer, query [B,T,N,E], key [B,T,K,E], value [B,T,K,E], cache) -> (attended [B,T,N,E], cache); layers with
 # sinks or a window pass them by the names that blockwise_attention.attend_segments gives them.
 Attend = Callable[..., tuple[Array, Any]]
+# Takes a layer's arrays as they are stored, and returns those that it computes with.
+TakeWeights = Callable[[Place, Named[Array]], Named[Array]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Pass:
     stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel
     experts: Array | None = None  # int [B, T, L, C]: choices to replay; -1: the router chooses
     take_factors: TakeFactors = lambda factors: factors  # of each layer, before it runs
+    take_weights: TakeWeights = lambda place, w: w  # of each layer, before it runs
     stacked_map: StackedMap | None = (
         None  # for few rows; None: a layer's matrices are taken out of their stack
     )

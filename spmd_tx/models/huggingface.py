@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint_files import Files
 from spmd_tx.models.checkpoint_tensors import check, parts, stacked, stored_slices, tensor_name
+from spmd_tx.models.encoders import encode_groups
 from spmd_tx.models.encodings import decoded_part, piece_of
 from spmd_tx.sharding.weight import Weight
 
@@ -122,7 +123,10 @@ class _Loading:
         tensors = [self.files.tensor(part.name) for part in parts(weight, name)]
         if weight.encoding is None:
             stored = tensors[0][wanted]
-            yield from (((), stored),) if not weight.transposed else _matrices(stored)
+            if weight.piece:
+                yield from _encoded(weight, stored)
+            else:
+                yield from (((), stored),) if not weight.transposed else _matrices(stored)
             return
         numbers, scales = (tensor[wanted[:-2]] for tensor in tensors)
         for expert in np.ndindex(numbers.shape[: len(wanted) - 2]):
@@ -139,6 +143,14 @@ class _Loading:
 
 def _matrices(stored: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     return ((index, stored[index]) for index in np.ndindex(stored.shape[:-2]))
+
+
+def _encoded(weight: Weight, stored: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """Encode matrices that are stored as floating-point numbers; yield the weight's piece of each."""
+    for index, matrix in _matrices(stored):
+        matrix_OI = (matrix if weight.transposed else matrix.T).astype(np.float32)
+        piece = encode_groups(weight.kept, matrix_OI)[weight.piece == "scales"]
+        yield index, piece if weight.transposed else piece.T
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:

@@ -11,7 +11,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import FSDP, TP
+
+LOOKUPS = 1024  # rows of the embedding whose gradients are added at once
 
 
 def product(formula: str, x: Array, y: Array) -> Array:
@@ -63,9 +66,39 @@ def embed(table_VD: Float[Array, "V _"], tokens_BT: Int[Array, "B T"], d_model: 
         tokens_BT = lax.all_gather(tokens_BT, FSDP, axis=0, tiled=True)
     local_BT = tokens_BT - lax.axis_index(TP) * table_VD.shape[0]
     is_here_BT = (local_BT >= 0) & (local_BT < table_VD.shape[0])
-    x_BTD = table_VD[jnp.where(is_here_BT, local_BT, 0)]
+    rows_BT = jnp.where(is_here_BT, local_BT, 0)
+    x_BTD = cast(Array, _take_rows(table_VD.shape[0], table_VD, rows_BT))
     x_BTD = jnp.where(is_here_BT[..., None], x_BTD, jnp.zeros((), x_BTD.dtype))
     return lax.all_to_all(x_BTD, FSDP, split_axis=0, concat_axis=2, tiled=True) if is_split else x_BTD
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _take_rows(size: int, table_VD: Array, local_BT: Array) -> Array:
+    """Look rows up. The gradient is a product, since a scatter leaves the order of a sum to the device."""
+    return table_VD[local_BT]
+
+
+def _take_rows_forward(size: int, table_VD: Array, local_BT: Array) -> tuple[Array, Array]:
+    return table_VD[local_BT], local_BT
+
+
+def _take_rows_backward(size: int, local_BT: Array, grad_BTD: Array) -> tuple[Array, None]:
+    chunks, width = max(1, local_BT.size // LOOKUPS), grad_BTD.shape[-1]
+    while local_BT.size % chunks:
+        chunks -= 1
+    local_CN, grad_CND = local_BT.reshape(chunks, -1), grad_BTD.reshape(chunks, -1, width)
+    row_V = jnp.arange(size, dtype=local_BT.dtype)
+
+    def add(sum_VD: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
+        local_N, grad_ND = chunk
+        is_row_NV = (local_N[:, None] == row_V[None]).astype(grad_ND.dtype)
+        return sum_VD + product("NV,ND->VD", is_row_NV, grad_ND), None
+
+    nothing = varying(jnp.zeros((size, width), jnp.float32))
+    return lax.scan(add, nothing, (local_CN, grad_CND))[0].astype(grad_BTD.dtype), None
+
+
+_take_rows.defvjp(_take_rows_forward, _take_rows_backward)
 
 
 def rotate(

@@ -1,4 +1,4 @@
-"""Matrices of experts that stay encoded in a device's memory, and are decoded where they are multiplied.
+"""Matrices that are encoded in a device's memory, and decoded where they are multiplied.
 
 Decoded numbers are those that encodings.py gives while loading, but that numbers below the least normal one
 may become zero.
@@ -14,9 +14,9 @@ from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Mxfp4
+from spmd_tx.models.declared.encoding import Fp8Blocks, Int8Groups, Kept, Mxfp4
 
-INT4_OFFSET = 8
+INT4_OFFSET, INT8_OFFSET = 8, 128
 SIGN_OF_FP8 = 128
 # What brings the exponents of e4m3 and e2m1 to those of fp32.
 FP8_EXPONENT, FP4_EXPONENT = 120, 126
@@ -31,7 +31,7 @@ class Packed(PyTreeNode):
 
     numbers: Any  # uint8 [..., I / n, O]
     scales: Any  # [..., I / J, O], of scale_dtype
-    encoding: Encoding = struct.field(pytree_node=False)
+    encoding: Kept = struct.field(pytree_node=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,8 +47,8 @@ class Packed(PyTreeNode):
 Matrix = Array | Packed
 
 
-def scale_dtype(encoding: Encoding) -> DTypeLike:
-    """Return the type of scales, which is that of checkpoints."""
+def scale_dtype(encoding: Kept) -> DTypeLike:
+    """Return the type of scales, which is that of checkpoints where they have such."""
     if isinstance(encoding, Mxfp4):
         return jnp.uint8
     return jnp.float32 if isinstance(encoding, Fp8Blocks) else jnp.bfloat16
@@ -65,16 +65,18 @@ def decoded(matrix: Matrix, dtype: DTypeLike) -> Array:
     return parts[0] if len(parts) == 1 else jnp.stack(parts, axis=-2).reshape(shape)
 
 
-def values(encoding: Encoding, numbers: Array) -> tuple[Array, ...]:
+def values(encoding: Kept, numbers: Array) -> tuple[Array, ...]:
     """Return the n numbers of each byte, in fp32 and without their scales. Kernels use it, too."""
     wide = numbers.astype(jnp.int32)
     if isinstance(encoding, Fp8Blocks):
         return (_fp8(wide),)
+    if isinstance(encoding, Int8Groups):
+        return ((wide - INT8_OFFSET).astype(jnp.float32),)
     one = _fp4 if isinstance(encoding, Mxfp4) else _int4
     return one(wide & 15), one(wide >> 4)
 
 
-def scale_values(encoding: Encoding, scales: Array) -> Array:
+def scale_values(encoding: Kept, scales: Array) -> Array:
     """Return scales in fp32. Kernels use it, too."""
     if isinstance(encoding, Mxfp4):
         return _bits(scales.astype(jnp.int32) << 23)  # the exponent of an fp32

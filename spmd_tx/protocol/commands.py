@@ -38,7 +38,7 @@ def expert_rank(rank: int, experts_per_token: int) -> int:
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a LoRA adapter, without its weights."""
 
-    rank: int
+    rank: int  # 0: all weights of the model are trained, and there is no adapter
     alpha: float = 32.0
     train_attn: bool = True
     train_mlp: bool = True

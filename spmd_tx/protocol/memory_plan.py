@@ -34,26 +34,27 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return (self.pages - 1) * self.page_size
 
 
-def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
-    """Return the rows of a table: what, size per device, note."""
+def uses(plan: MemoryPlan) -> list[tuple[str, int, str]]:
+    """Return what takes memory: what, bytes of each device, note."""
     split = "split over fsdp" if plan.splits_base else ""
     largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
-    states = ("states", show_size(plan.state_bytes), f"of {plan.state_slots - 1} sequences and prefixes")
-    compiling = ("compiling", show_size(plan.compiling_bytes), "to try kernels beside a step")
+    states = ("states", plan.state_bytes, f"of {plan.state_slots - 1} sequences and prefixes")
+    compiling = ("compiling", plan.compiling_bytes, "to try kernels beside a step")
     return [
-        ("base weights", show_size(plan.base_bytes), split),
-        ("training slots", show_size(plan.adapter_bytes), "weights, gradient and two moments in float32"),
-        ("sampler slots", show_size(plan.bank_bytes), ""),
-        ("steps while they run", show_size(plan.step_bytes), f"most needs {largest}" if largest else ""),
+        ("base weights", plan.base_bytes, split),
+        ("training slots", plan.adapter_bytes, "weights, gradient and two moments in float32"),
+        ("sampler slots", plan.bank_bytes, ""),
+        ("steps while they run", plan.step_bytes, f"most needs {largest}" if largest else ""),
         *([compiling] if plan.compiling_bytes else []),
         *([states] if plan.state_slots else []),
-        (
-            "keys and values",
-            show_size(plan.cache_bytes),
-            f"for {plan.cache_tokens} tokens",
-        ),
-        ("in all", show_size(plan.device_bytes), "that may be used of each device"),
+        ("keys and values", plan.cache_bytes, f"for {plan.cache_tokens} tokens"),
     ]
+
+
+def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
+    """Return the rows of a table: what, size per device, note."""
+    in_all = "in all", plan.device_bytes, "that may be used of each device"
+    return [(what, show_size(size), note) for what, size, note in (*uses(plan), in_all)]
 
 
 def choices(plan: MemoryPlan) -> list[tuple[str, str]]:

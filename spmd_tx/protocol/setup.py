@@ -19,8 +19,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     adapter_slots: int  # training slots, numbered from 0
     bank_slots: int  # sampler bank slots; slot 0 is the base model and never written
     max_rank: int
+    # How many copies of the whole model samplers draw from, with the base model itself; 0: adapters are
+    # trained. Otherwise all weights are, and bank slots of commands number the copies.
+    full_copies: int = 0
     expert_lora: str = "shared-outer"  # the layout of factors of experts (models/declared/layers.py)
     expert_weights: str = "unpacked"  # "packed": as the checkpoint encodes them (models/packed.py)
+    base_dtype: str = "auto"  # in which adapted maps are kept, of BASE_DTYPES in models/declared/encoding.py
     max_context: int  # tokens
     page_size: int  # tokens
     kv_cache_tokens: int  # per data shard; 0: as many as fit

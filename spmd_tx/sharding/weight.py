@@ -22,6 +22,7 @@ class Weight:
     encoding: Any = None  # how its numbers are stored; None: as floating-point numbers
     # Of matrices that stay encoded [..., I, O]: "numbers" [..., I / n, O] or "scales" [..., I / J, O].
     piece: str = ""
+    kept: Any = None  # how these are encoded; where they are not stored so, it is done while they are loaded
 
 
 def specs(weights: Any) -> Any:

@@ -66,7 +66,9 @@ def prepare_accelerator(
     is_gpu = has_nvidia_gpu()
     if not is_gpu and not has_tpu():
         return msgspec.structs.replace(setup, attention="reference", paged_attention="reference")
-    model = read_model_config(Path(setup.model_dir), setup.expert_lora, setup.expert_weights)
+    model = read_model_config(
+        Path(setup.model_dir), setup.expert_lora, setup.expert_weights, setup.base_dtype
+    )
     first = device_ids[0] if device_ids else 0
     folder = setup.kernel_choices or setup.compilation_cache
     if is_gpu:
@@ -262,22 +264,28 @@ def of_pages(setup: Setup, model: ModelConfig, sizes: Sizes, *, is_gpu: bool) ->
     names = paged.candidates(
         "gpu" if is_gpu else "tpu", model.head_dim, setup.page_size, setup.dtype != "float32"
     )
-    return msgspec.structs.replace(sizes, implementations=names, page_size=setup.page_size)
+    return msgspec.structs.replace(
+        sizes,
+        implementations=names,
+        page_size=setup.page_size,
+        keeps_values=model.declared.keeps_values,
+    )
 
 
 def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSizes:
     """Return the sizes of a mixture's experts on one device, or else of two layers."""
     channels = (place.layer.channel for place in model.declared.places)
     mixture = next((channel for channel in channels if isinstance(channel, Mixture)), None)
-    packed, linear = model.declared.packed, model.declared.stateful
+    packed = [each.kept for each in model.declared.packed if each.experts]
+    linear = model.declared.stateful
     return ExpertSizes(
         experts=2 if mixture is None else mixture.experts // setup.ep,
         width=model.d_model,
         inner=(model.d_ff if mixture is None else mixture.width) // setup.tp,
         dtype="float32" if setup.dtype == "float32" else "bfloat16",
         device=device,
-        encoding=type(packed[0].source.encoding).__name__ if packed else "",
-        group=packed[0].source.encoding.group if packed else 0,
+        encoding=type(packed[0]).__name__ if packed else "",
+        group=packed[0].group if packed else 0,
         memory=(linear.k_width, linear.v_width) if isinstance(linear, DeltaRule) else (0, 0),
     )
 

@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from flax.struct import PyTreeNode
 from jax import Array
 
+from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.lora import Adapters
 
 Leaf = TypeVar("Leaf")
@@ -26,21 +27,27 @@ absl.logging.set_verbosity(absl.logging.WARNING)  # otherwise Orbax logs every s
 
 
 class SlotState(PyTreeNode, Generic[Leaf]):
-    """Holds one slot: fp32 adapters without the slot axis, [L, R, width], the head's [R, width]."""
+    """Holds what is trained, in fp32: an adapter, or the weights of a whole model.
 
-    w: Adapters[Leaf]
-    mu: Adapters[Leaf]
-    nu: Adapters[Leaf]
+    Factors of adapters have no slot axis: [L, R, width], the head's [R, width].
+    """
+
+    w: Adapters[Leaf] | Weights[Leaf]
+    mu: Adapters[Leaf] | Weights[Leaf]
+    nu: Adapters[Leaf] | Weights[Leaf]
     step: Leaf  # int32
 
 
-def save_state(path: Path, state: SlotState[Array], rank: int) -> None:
-    """Write the first ``rank`` rows of every factor (the rest is padding); return when that is complete."""
+def save_state(path: Path, state: SlotState[Array], rank: int | None) -> None:
+    """Write the first ``rank`` rows of every factor (the rest is padding); return when that is complete.
+
+    None: all rows.
+    """
     with _checkpointer() as checkpointer:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
 
 
-def write_in_background(path: Path, state: SlotState[Array], rank: int, on_end: OnEnd) -> None:
+def write_in_background(path: Path, state: SlotState[Array], rank: int | None, on_end: OnEnd) -> None:
     """Write as save_state does, but return once ``state`` may be freed; another thread calls ``on_end``."""
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=WRITE_TIMEOUT_SECONDS)
     try:
@@ -61,7 +68,9 @@ def _wait(checkpointer: ocp.AsyncCheckpointer, path: Path, on_end: OnEnd) -> Non
         on_end(str(path), None)
 
 
-def _first_rows(state: SlotState[Array], rank: int) -> SlotState[Array]:
+def _first_rows(state: SlotState[Array], rank: int | None) -> SlotState[Array]:
+    if rank is None:
+        return state
     return jax.tree.map(lambda factor: factor[..., :rank, :] if factor.ndim > 1 else factor, state)
 
 
@@ -72,20 +81,28 @@ def restore_state(
 
     Without ``optimizer`` only the weights are read, and moments and step are zero.
     """
-    wanted: SlotState[Any] = like
-    if not optimizer:
-        wanted = jax.tree.map(lambda _: ocp.PLACEHOLDER, like).replace(w=like.w)
+    return _restore(path, like) if optimizer else fresh_state(restore_weights(path, like.w), like)
+
+
+def restore_weights(
+    path: Path, like: Adapters[jax.ShapeDtypeStruct] | Weights[jax.ShapeDtypeStruct]
+) -> Adapters[Array] | Weights[Array]:
+    """Read the weights alone, as restore_state does."""
+    unread = jax.tree.map(lambda _: ocp.PLACEHOLDER, like)
+    return _restore(path, SlotState(like, unread, unread, ocp.PLACEHOLDER)).w
+
+
+def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:
     with _checkpointer() as checkpointer:
-        restored = checkpointer.restore(
+        return checkpointer.restore(
             path.absolute(),
-            args=ocp.args.PyTreeRestore(item=wanted, restore_args=jax.tree.map(_how, like)),
+            args=ocp.args.PyTreeRestore(item=wanted, restore_args=jax.tree.map(_how, wanted)),
         )
-    if not optimizer:
-        return fresh_state(restored.w, like)
-    return restored
 
 
-def fresh_state(w: Adapters[Array], like: SlotState[jax.ShapeDtypeStruct]) -> SlotState[Array]:
+def fresh_state(
+    w: Adapters[Array] | Weights[Array], like: SlotState[jax.ShapeDtypeStruct]
+) -> SlotState[Array]:
     """Return a slot with these weights, whose optimizer has taken no step."""
     return SlotState(w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
 
@@ -94,7 +111,9 @@ def _checkpointer() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def _how(leaf: jax.ShapeDtypeStruct) -> ocp.ArrayRestoreArgs:
+def _how(leaf: Any) -> ocp.RestoreArgs:
+    if leaf is ocp.PLACEHOLDER:
+        return ocp.RestoreArgs()
     # Not strict: a stored array of another shape is padded with zeros or cut at its end.
     return ocp.ArrayRestoreArgs(
         sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False

@@ -27,11 +27,11 @@ from spmd_tx.worker.accelerator import agreed_attention, agreed_experts, identit
 from spmd_tx.worker.blocks import joined
 from spmd_tx.worker.checkpoints import OnEnd, fresh_state, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
+from spmd_tx.worker.folder_writer import FolderWriter
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
 from spmd_tx.worker.memory.plan import Plan, engine_setup, report
-from spmd_tx.worker.peft_writer import PeftWriter
 from spmd_tx.worker.programs.agreement import Agreement, everybodys, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.call import Call
@@ -48,6 +48,8 @@ Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still 
 class Engine:
     """Carries out commands on this worker's devices. All workers call the same methods in the same order."""
 
+    CALLS, MENU = Calls, Menu
+
     def __init__(
         self,
         plan: Plan,
@@ -59,8 +61,8 @@ class Engine:
         self.setup = setup = engine_setup(plan)
         self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
         self._plan, self.declared, self.attention = plan, declared, setup.attention
-        self._calls = Calls(plan, setup, mesh, declared)
-        self._menu = Menu(setup, mesh, declared, self._calls)
+        self._calls = self.CALLS(plan, setup, mesh, declared)
+        self._menu = self.MENU(setup, mesh, declared, self._calls)
         self.on_written: OnEnd = lambda path, problem: None
         self.report_aside: Callable[..., None] = lambda kind, **fields: None
         start = partial(ChildProcess, setup.loss_memory_bytes, setup.compilation_cache)
@@ -70,14 +72,16 @@ class Engine:
         place = place_of(Path(setup.idle_adapters), setup.generation, jax.process_index())
         budget = idle_budget(setup.num_processes)
         self._idle = IdleAdapters(place, budget)
-        self._peft = PeftWriter(
-            self.model, setup.model_name, budget // 4, lambda path, problem: self.on_written(path, problem)
+        self._writer = FolderWriter(
+            self._write_folder, budget // 4, lambda path, problem: self.on_written(path, problem)
         )
 
     @classmethod
     def start(cls, setup: Setup, programs: Programs, progress: Callable[[str], None]) -> "Engine":
         """Load the base model and allocate everything else."""
-        model = read_model_config(Path(setup.model_dir), setup.expert_lora, setup.expert_weights)
+        model = read_model_config(
+            Path(setup.model_dir), setup.expert_lora, setup.expert_weights, setup.base_dtype
+        )
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         keep_float32(setup.dtype, platform(mesh))
         if must_agree(mesh):
@@ -172,15 +176,15 @@ class Engine:
 
     def swap_out(self, command: commands.SwapOut) -> Result:
         vector = self._run(self._calls.swap_out(self.state, command.slot))
-        return self._keep(_of_model(command.model), vector)
+        return self._keep(of_model(command.model), vector)
 
     def swap_in(self, command: commands.SwapIn) -> Result:
-        vector, is_from_disk = self._idle.take(_of_model(command.model))
+        vector, is_from_disk = self._idle.take(of_model(command.model))
         self.state.train = self._run(self._calls.swap_in(self.state, command.slot, vector))
         return {}, {"from_disk": is_from_disk}
 
     def drop_swapped(self, command: commands.DropSwapped) -> Result:
-        self._idle.drop(map(_of_model, command.models))
+        self._idle.drop(map(of_model, command.models))
         return {}, {}
 
     def save_sampler(self, command: commands.SaveSampler) -> Result:
@@ -198,15 +202,15 @@ class Engine:
 
     def page_out(self, command: commands.PageOut) -> Result:
         vector = self._run(self._calls.page_out(self.state, command.bank))
-        return self._keep(_of_version(command.version), vector)
+        return self._keep(of_version(command.version), vector)
 
     def page_in(self, command: commands.PageIn) -> Result:
-        vector, is_from_disk = self._idle.take(_of_version(command.version))
+        vector, is_from_disk = self._idle.take(of_version(command.version))
         self.state.bank = self._run(self._calls.page_in(self.state, vector, command.bank, command.adapter))
         return {}, {"from_disk": is_from_disk}
 
     def drop_paged(self, command: commands.DropPaged) -> Result:
-        self._idle.drop(map(_of_version, command.versions))
+        self._idle.drop(map(of_version, command.versions))
         return {}, {}
 
     def load_sampler(self, command: commands.LoadSampler) -> Result:
@@ -266,14 +270,19 @@ class Engine:
         if jax.process_count() > 1:
             one = self._run(self._calls.gather(one))
         if jax.process_index() == 0:
-            self._peft.submit(Path(path), one, adapter)
+            self._writer.submit(Path(path), one, adapter)
+
+    def _write_folder(self, path: Path, one: Any, adapter: AdapterSpec) -> None:
+        peft.write(path, one, adapter, self.model, self.setup.model_name)
 
 
-def _of_model(model: str) -> str:
+def of_model(model: str) -> str:
+    """Return the name of a model in idle memory."""
     return f"model {model}"
 
 
-def _of_version(version: str) -> str:
+def of_version(version: str) -> str:
+    """Return the name of a version in idle memory."""
     return f"version {version}"
 
 

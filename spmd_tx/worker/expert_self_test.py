@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models import delta_memory
-from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4
+from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Int8Groups, Kept, Mxfp4
 from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.experts.product import grouped_product, implementation
 from spmd_tx.models.lora import Lora, bank_lora
@@ -35,9 +35,10 @@ TILE, TILES = 128, 12  # as training has them
 RANK = 32  # of the two adapters with which a stack is tried
 
 
-ENCODINGS: dict[str, Callable[[int], Encoding]] = {
+ENCODINGS: dict[str, Callable[[int], Kept]] = {
     "Fp8Blocks": lambda group: Fp8Blocks(group, group),
     "Int4Groups": Int4Groups,
+    "Int8Groups": Int8Groups,
     "Mxfp4": Mxfp4,
 }
 
@@ -245,7 +246,7 @@ def _matrices(random: np.random.Generator, sizes: ExpertSizes) -> Matrix:
     return random_packed(random, ENCODINGS[sizes.encoding](sizes.group), *shape)
 
 
-def random_packed(random: np.random.Generator, encoding: Encoding, *shape: int) -> Packed:
+def random_packed(random: np.random.Generator, encoding: Kept, *shape: int) -> Packed:
     """Make matrices [..., I, O] that decode to numbers of about 0.3."""
     *lead, inputs, outputs = shape
     codes = random.integers(0, 256, (*lead, inputs // encoding.of_byte, outputs), dtype=np.uint8)

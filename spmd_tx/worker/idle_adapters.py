@@ -58,7 +58,7 @@ def place_of(directory: Path, generation: int, process: int) -> Path:
 
 
 class IdleAdapters:
-    """Keeps vectors of bits (steps/swap.py) by name. For one thread."""
+    """Keeps arrays by name: vectors of bits (steps/swap.py), or those of a whole model. For one thread."""
 
     def __init__(self, directory: Path, budget: int) -> None:
         """Empty ``directory``, now and at the end; at most ``budget`` bytes stay in host memory."""
@@ -152,9 +152,10 @@ def _write(path: Path, pieces: list[Array]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for piece in pieces:
-            file.write(np.asarray(piece).data)
+            file.write(np.asarray(piece).reshape(-1).view(np.uint8).data)
 
 
 def _read(idle: _Idle) -> list[np.ndarray]:
     content = np.fromfile(idle.path, idle.dtype)
-    return np.split(content, np.cumsum(idle.lengths)[:-1])
+    pieces = np.split(content, np.cumsum(idle.lengths)[:-1])
+    return [piece.reshape(idle.sharding.shard_shape(idle.shape)) for piece in pieces]

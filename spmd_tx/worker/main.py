@@ -202,6 +202,6 @@ def _numbers(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    from spmd_tx.worker.engine import Engine  # tests run the rest of this module with other engines
+    from spmd_tx.worker.start import start_engine  # tests run the rest of this module with other engines
 
-    sys.exit(main(sys.argv[1:], Engine.start))
+    sys.exit(main(sys.argv[1:], start_engine))

@@ -38,7 +38,10 @@ def problem_of(name: str, sizes: Any) -> str | None:
 
 def _problem_in(window: int, name: str, sizes: Any) -> str | None:
     sight = sight_of(window, sizes)
-    run, reference = (implementation(each, sizes.device, **sight) for each in (name, "reference"))
+    run, reference = (
+        implementation(each, sizes.device, keeps_values=sizes.keeps_values, **sight)
+        for each in (name, "reference")
+    )
     for tokens in (1, SEVERAL):
         q, pools, tables, positions = inputs(sizes, tokens, window)
         with jax.default_matmul_precision("highest"):
@@ -82,15 +85,21 @@ def inputs(
     return jnp.asarray(q, jnp.bfloat16), (keys, values), tables, positions
 
 
-def implementation(name: str, device: int, **sight: Any) -> Callable[..., Array]:
-    """Return (queries, keys, values, tables, positions) -> results, as the steps use it: inside shard_map."""
+def implementation(
+    name: str, device: int, *, keeps_values: bool = True, **sight: Any
+) -> Callable[..., Array]:
+    """Return (queries, keys, values, tables, positions) -> results, as the steps use it: inside shard_map.
+
+    Without ``keeps_values``, the keys are the values, too.
+    """
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
     heads, pool = P(DATA, None, TP), P(None, DATA, None, TP)
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, pool, pool, P(DATA), P(DATA)), out_specs=heads)
     def attend(q: Array, keys: Array, values: Array, tables: Array, positions: Array) -> Array:
-        return paged_attention(name, q, (keys, values), jnp.int32(LAYER), tables, positions, **sight)
+        pools = keys, values if keeps_values else None
+        return paged_attention(name, q, pools, jnp.int32(LAYER), tables, positions, **sight)
 
     return attend
 

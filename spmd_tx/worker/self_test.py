@@ -46,6 +46,7 @@ class Sizes(msgspec.Struct, frozen=True):
     page_size: int = 0  # tokens, for attention to pages; 0: to whole rows
     windows: tuple[int, ...] = (0,)  # tokens that layers see; 0: all
     has_sinks: bool = False
+    keeps_values: bool = True  # whether pages keep values; else the keys are the values, too
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -18,15 +18,16 @@ from spmd_tx.models.state_pool import Keep, cache_and_states
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.steps.full import full_state
 from spmd_tx.worker.steps.sample import Bank, RowState
-from spmd_tx.worker.steps.train_state import TrainState, train_weights
+from spmd_tx.worker.steps.train_state import train_weights
 
 
 class WorkerState(PyTreeNode, frozen=False):
     """Holds all arrays of a worker, or their declarations (leaves are Weights)."""
 
     base: Weights[Any]
-    train: TrainState
+    train: Any  # TrainState, or FullState where all weights are trained
     bank: Bank
     cache: KvCache | Keep
     rows: RowState  # that the last Decode left
@@ -42,7 +43,11 @@ def declare(plan: Plan) -> WorkerState:
     row = Weight((rows,), P(DATA), jnp.int32)
     return WorkerState(
         base=weights(model, mesh, dtype, split_over_fsdp=plan.splits_base),
-        train=train_weights(model, mesh, setup.adapter_slots, setup.max_rank),
+        train=(
+            full_state(model, mesh)
+            if setup.full_copies
+            else train_weights(model, mesh, setup.adapter_slots, setup.max_rank)
+        ),
         bank=Bank(bank, Weight((setup.bank_slots, 2), P(), jnp.float32)),
         cache=cache_and_states(model, mesh, plan.pages, setup.page_size, plan.state_slots, dtype),
         rows=RowState(row, row, row),

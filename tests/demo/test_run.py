@@ -130,3 +130,9 @@ def test_imitation_predicts_every_token_from_those_before_it():
 def test_an_answer_is_shown_without_broken_bytes_and_control_characters():
     broken = b"go\xe6\x9d to\x1b[31m\n".decode(errors="replace")
     assert example.readable("東京 " + broken) == "東京 go· to·[31m·"
+
+
+def test_the_end_of_a_server_that_is_needed_is_noticed():
+    server = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(run.ServerEnded, match="ended with code 3"), run.needing(server):
+        threading.Event().wait(60)

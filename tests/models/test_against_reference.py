@@ -56,7 +56,11 @@ def cut(output: np.ndarray) -> list[np.ndarray]:
     return [part for line, end in zip(output, ends, strict=True) for part in np.split(line, end)[:-1]]
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=engine_name)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=pytest.mark.slow) if "mixture" in each else each for each in ENGINES],
+    ids=engine_name,
+)
 def engine(request):
     shape, kind, split_base = request.param
     return tiny_engine.tiny_engine(shape, kind=kind, split_base=split_base)

@@ -64,7 +64,7 @@ def test_results_and_gradients_equal_those_of_transformers(shape):
         np.testing.assert_allclose(gradient[row], expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("product", ["reference", "triton"])
+@pytest.mark.parametrize("product", ["reference", pytest.param("triton", marks=pytest.mark.slow)])
 def test_a_row_is_read_in_pieces_and_decoded_from_its_slot(product, monkeypatch):
     monkeypatch.setattr(delta_memory, "INTERPRET", True)
     monkeypatch.setattr(delta_memory, "LEAST_COLUMNS", 2)

@@ -61,6 +61,7 @@ def test_packed_segments_are_sequences_of_their_own(alike):
         np.testing.assert_allclose(memory[row], last, rtol=0, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_pieces_that_end_at_multiples_of_a_chunk_change_no_bit():
     length = 5 * CHUNK + 9
     ends = (0, 2 * CHUNK, 3 * CHUNK, 5 * CHUNK, length)

@@ -32,7 +32,7 @@ def test_equally_likely_tokens_come_in_the_order_of_their_ids(tp, count):
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
 def test_several_draws_have_the_frequencies_of_the_tempered_distribution(tp, temperature):
-    count, logits = 20_000, np.random.default_rng(1).normal(size=(2, 1024)).astype(np.float32)
+    count, logits = 4_000, np.random.default_rng(1).normal(size=(2, 1024)).astype(np.float32)
     logits[:, [3, 300, 301, 900]] += [8, 9, 7, 8]
     draw = jax.jit(
         partial(jax.shard_map, mesh=make_mesh(1, 1, tp), in_specs=jax.P(None, TP), out_specs=jax.P())(
@@ -49,7 +49,7 @@ def test_several_draws_have_the_frequencies_of_the_tempered_distribution(tp, tem
     for drawn, expected in zip(
         np.asarray(draw(logits)), mass / mass.sum(axis=-1, keepdims=True), strict=True
     ):
-        assert np.abs(np.bincount(drawn, minlength=1024) / count - expected).max() < 0.015
+        assert np.abs(np.bincount(drawn, minlength=1024) / count - expected).max() < 0.03
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -32,7 +32,10 @@ from tests.support.tiny_engine import (
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
-MESHES = [((1, 1, 1), "dense", False), ((2, 2, 2), "dense", False)]
+MESHES = [
+    pytest.param(((1, 1, 1), "dense", False), marks=pytest.mark.slow),
+    ((2, 2, 2), "dense", False),
+]
 TRAINED = (0, 1)
 
 

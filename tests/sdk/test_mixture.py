@@ -53,6 +53,7 @@ def with_its_origin(tokens: list[int], answer: types.SampledSequence) -> types.D
     return supervised(tokens).with_provenance(inputs, targets)
 
 
+@pytest.mark.slow
 def test_training_replays_the_experts_that_sampled_and_does_so_after_a_crash(server):
     with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
         trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)

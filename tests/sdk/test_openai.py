@@ -175,7 +175,12 @@ def test_the_likeliest_tokens_are_those_that_the_sdk_gets(complete, chat, base_s
         assert place.logprob <= place.top_logprobs[0].logprob
     events = [event.choices[0] for event in chat(logprobs=True, top_logprobs=3, stream=True) if event.choices]
     streamed = [each for event in events if event.logprobs for each in event.logprobs.content]
-    assert streamed == answer.logprobs.content
+    for place, other in zip(streamed, answer.logprobs.content, strict=True):  # the prompt is cached by now
+        assert place.token == other.token
+        assert place.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert {each.token: each.logprob for each in place.top_logprobs} == pytest.approx(
+            {each.token: each.logprob for each in other.top_logprobs}, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

@@ -55,6 +55,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow  # two processes that lose a worker are also those of tests/chaos
 def test_two_processes_compute_what_one_does_and_outlive_a_lost_worker(model_dir, tmp_path, expected):
     options = {"num_processes": 2, "fully_sharded_data_parallel_size": 2}
     with serving(model_dir, tmp_path / "data", **options) as server:

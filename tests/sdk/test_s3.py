@@ -12,8 +12,12 @@ import httpx
 import numpy as np
 import pytest
 import tinker
+from typer.testing import CliRunner
 
+from spmd_tx.cli.main import app
+from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
 from spmd_tx.coordinator.server.preflight import free_port
+from spmd_tx.errors import StartError
 from tests.sdk.examples import SECONDS, batch, greedy, logprobs_of, random_tokens, sample, train
 from tests.sdk.server import BASE_MODEL, serving
 
@@ -144,3 +148,16 @@ def test_a_server_that_is_killed_during_an_upload_saves_again(model_dir, tmp_pat
             resumed = client.create_training_client_from_state(path).result(SECONDS)
             np.testing.assert_array_equal(logprobs_of(resumed, QUESTION), logprobs_of(trainer, QUESTION))
             client.close("success").result(SECONDS)
+
+
+def test_exports_come_from_s3_and_go_there(trained, model_dir, tmp_path):
+    path = trained.save_state("exported").result(SECONDS).path
+    given = ["export", path, "--base-model", str(model_dir), "--checkpoints-base", "s3://bucket/checkpoints"]
+    for out in ("s3://bucket/merged", str(tmp_path / "merged")):
+        assert CliRunner().invoke(app, [*given, "--out", out], catch_exceptions=False).exit_code == 0
+    remote, local = RemoteFiles("s3://bucket/merged"), tmp_path / "merged"
+    assert {name: remote.read(name) for name in remote.list("")} == {
+        file.name: file.read_bytes() for file in local.iterdir()
+    }
+    with pytest.raises(StartError, match="holds a model or an adapter already"):
+        CliRunner().invoke(app, [*given, "--out", "s3://bucket/merged"], catch_exceptions=False)

@@ -68,10 +68,10 @@ def with_a_broken_adapter(w, value):
     scope="module",
     params=[
         ((2, 1, 2), "bfloat16", "dense", True),
-        ((1, 2, 2), "float32", "grouped"),
-        *(  # of whose axes, types and kinds those above have each one
+        *(  # mixtures are those of the test of two data shards below
             pytest.param(engine, marks=pytest.mark.slow)
             for engine in (
+                ((1, 2, 2), "float32", "grouped"),
                 ((1, 1, 1), "float32", "dense"),
                 ((2, 1, 4), "bfloat16", "mixture", True),
                 ((2, 1, 4), "float32", "dense", True),

@@ -127,6 +127,7 @@ def trained(engine: Engine, counts: list[int], *, together: bool):
     return replies, to_numpy(engine.state.train)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[ROWS] * TENANTS, [1, 4, 3, 1, 2, 5, 1, 1]], ids=["equal", "mixed"])
 def test_company_changes_no_bit_of_any_tenant(engine, counts):
     replies, state = trained(engine, counts, together=False)

@@ -3,6 +3,9 @@
 Bank slot 0 is the base model. Rows may use all other slots but one, so that a save always finds a slot.
 A version whose slot is given to another one waits in host memory, and comes back from there. Only one that
 an earlier process or another model's owner has saved is read from its folder, once.
+
+Where all weights are trained, a version is a copy of the whole model. Rows use one of them at a time, and one
+that no request waits for is forgotten with its slot, or read from its folder again.
 """
 
 from collections.abc import Iterable
@@ -44,7 +47,7 @@ class Placement:
 @dataclass
 class _Version:
     adapter: AdapterSpec
-    path: str | None  # PEFT folder; None: there is none yet
+    path: str | None  # its folder; None: there is none yet
     number: int  # unique in this bank: a version that is saved again gets another one
     bank: int = UNPLACED
     is_paged: bool = False  # whether the workers keep it in host memory
@@ -63,10 +66,15 @@ class _Slot:
 class VersionBank:
     """Assigns slots to versions. The least recently used slot goes first; slots that rows use stay."""
 
-    def __init__(self, slots: int, directory: Path) -> None:
-        """``directory`` is for versions that are written to disk without having a name."""
+    def __init__(self, slots: int, directory: Path, *, is_of_models: bool = False) -> None:
+        """``directory`` is for versions that are written to disk without having a name.
+
+        ``is_of_models``: whether versions are copies of the whole model.
+        """
         assert slots >= 3, f"a bank of {slots} slots; the base model, a version in use and a save take 3"
         self._slots = {bank: _Slot() for bank in range(BASE_BANK + 1, slots)}
+        self._base = _Slot(BASE_MODEL)
+        self._is_of_models = is_of_models
         self._versions: dict[VersionKey, _Version] = {}
         self._directory = directory
         self._abandoned: list[Path] = []
@@ -76,11 +84,11 @@ class VersionBank:
 
     @property
     def size(self) -> int:
-        """Number of slots, with that of the base model."""
-        return len(self._slots) + 1
+        """Number of adapters that rows of a command can use, with that of the base model."""
+        return 1 if self._is_of_models else len(self._slots) + 1
 
     def register(self, version: VersionKey, adapter: AdapterSpec, path: str | None) -> None:
-        """Add a version; ``path`` is its PEFT folder, if it has one. A known version keeps its slot."""
+        """Add a version; ``path`` is its folder, if it has one. A known version keeps its slot."""
         known = self._versions.setdefault(version, _Version(adapter, path, self._tick()))
         if path is not None:
             known.path = path
@@ -149,14 +157,17 @@ class VersionBank:
         When all slots are in use, the one that has been so for longest takes no new rows until the next
         round: a version that waits gets it when its rows have ended.
         """
-        if version == BASE_MODEL:
+        if version == BASE_MODEL and not self._is_of_models:
             return Placement(BASE_BANK)
-        known = self._versions[version]
-        if known.bank != UNPLACED and known.bank in self._yielding:
+        known = self._versions.get(version)
+        bank = BASE_BANK if known is None else known.bank
+        if bank != UNPLACED and bank in self._yielding:
             return Placement(UNPLACED)
-        if not self._may_use_another(known.bank):
+        if not self._may_use_another(bank):
             self._yield_one()
             return Placement(UNPLACED)
+        if known is None:
+            return Placement(BASE_BANK)
         if known.bank != UNPLACED:
             self._touch(known.bank)
             return Placement(known.bank)
@@ -165,16 +176,14 @@ class VersionBank:
 
     def pin(self, bank: int) -> None:
         """Count a resident sample that uses the slot."""
-        if bank != BASE_BANK:
-            slot = self._slots[bank]
-            if slot.users == 0:
-                slot.in_use_since = self._tick()
-            slot.users += 1
+        slot = self._slot(bank)
+        if slot.users == 0:
+            slot.in_use_since = self._tick()
+        slot.users += 1
 
     def unpin(self, bank: int) -> None:
         """Discount a sample: the last command that uses the slot for it has been sent."""
-        if bank != BASE_BANK:
-            self._slots[bank].users -= 1
+        self._slot(bank).users -= 1
 
     def hold(self, version: VersionKey) -> None:
         """Keep a version for a request until ``let_go``."""
@@ -225,14 +234,22 @@ class VersionBank:
             self.forget(version)
 
     def _may_use_another(self, bank: int) -> bool:
-        if bank != UNPLACED and self._slots[bank].users:
+        if bank != UNPLACED and self._slot(bank).users:
             return True
-        return sum(slot.users > 0 for slot in self._slots.values()) < len(self._slots) - 1
+        return len(self._used()) < (1 if self._is_of_models else len(self._slots) - 1)
 
     def _yield_one(self) -> None:
-        candidates = {bank for bank, slot in self._slots.items() if slot.users} - self._yielding
+        candidates = self._used() - self._yielding
         if candidates:
-            self._yielding.add(min(candidates, key=lambda bank: self._slots[bank].in_use_since))
+            self._yielding.add(min(candidates, key=lambda bank: self._slot(bank).in_use_since))
+
+    def _slot(self, bank: int) -> _Slot:
+        return self._base if bank == BASE_BANK else self._slots[bank]
+
+    def _used(self) -> set[int]:
+        """Return the slots that rows use; that of the base model only where it is one of those to share."""
+        slots = {**self._slots, BASE_BANK: self._base} if self._is_of_models else self._slots
+        return {bank for bank, slot in slots.items() if slot.users}
 
     def _vacate(self) -> tuple[int, list[AnyCommand]]:
         """Empty the least recently used slot; return it with the commands that this takes."""
@@ -241,8 +258,13 @@ class VersionBank:
         if version is None:
             return bank, []
         known = self._versions[version]
-        known.bank, known.is_paged = UNPLACED, True
         self._slots[bank].version = None
+        if self._is_of_models and not known.requests:
+            known.bank = UNPLACED
+            if known.path is None:
+                self.forget(version)
+            return bank, []
+        known.bank, known.is_paged = UNPLACED, True
         return bank, [PageOut(bank=bank, version=self.weights(version))]
 
     def _bring(self, version: VersionKey, known: _Version) -> list[AnyCommand]:

@@ -27,7 +27,7 @@ from spmd_tx.coordinator.sampling.shapes import SamplingShapes, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
-from spmd_tx.errors import MeshError
+from spmd_tx.errors import InvalidRequest, MeshError
 from spmd_tx.protocol.commands import AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
@@ -367,6 +367,11 @@ class SampleBatch:
         self._bank.unpin(sample.bank)
 
     def _take_in(self, job: SampleJob) -> None:
+        if not self._bank.knows(job.version):  # while the request was read
+            raise InvalidRequest(
+                "the weights of this sampler have gone because newer ones were saved; save them again, "
+                "with a name if they are to stay"
+            )
         if not self._jobs:
             self._hurried = HURRIED_DECODES
         self._jobs[job.request_id] = job

@@ -123,7 +123,8 @@ class Versions:
         It never changes, except that a sampler of kind inflight gets its model's newest version.
         ``restored`` returns when the versions of a model are there again.
         """
-        if sampler_id not in self._of_sampler:
+        if not self._bank.knows(self._of_sampler.get(sampler_id, "")):  # or not any more
+            self._of_sampler.pop(sampler_id, None)
             sampler = await self._samplers.sampler(sampler_id)
             if sampler.model_id is not None:
                 await restored(sampler.model_id)
@@ -260,8 +261,8 @@ class Versions:
     def _missing(self, sampler: Sampler) -> InvalidRequest:
         return InvalidRequest(
             f"the weights of sampler {sampler.id} are not there: their save has not finished, their "
-            "session has ended, or newer ones followed and these were unused for --keep-versions-hours; "
-            "save them again"
+            "session has ended, or newer ones followed and these were unused for --keep-versions-hours, or "
+            "unnamed on a server that trains all weights; save them again"
         )
 
     async def _open(self, path: CheckpointPath, sampler: Sampler) -> VersionKey:
@@ -300,6 +301,17 @@ class Versions:
 
 
 def check_rank(path: CheckpointPath, adapter: AdapterSpec, max_rank: int) -> None:
+    """Raise InvalidRequest if this server cannot load the checkpoint; ``max_rank`` as in Limits."""
+    if not adapter.rank and max_rank:
+        raise InvalidRequest(
+            f"checkpoint {path} holds all weights of a model and this server trains LoRA adapters; load it "
+            "on a server with --full-parameters"
+        )
+    if adapter.rank and not max_rank:
+        raise InvalidRequest(
+            f"checkpoint {path} is a LoRA adapter and this server trains all weights (--full-parameters); "
+            "load it on a server that trains adapters, or merge it with spmd-tx export and serve the result"
+        )
     if adapter.rank > max_rank:
         raise InvalidRequest(
             f"checkpoint {path} has rank {adapter.rank} and this server takes at most {max_rank}; "
@@ -330,7 +342,9 @@ class _PeftConfig(msgspec.Struct):
 
 
 def _read_adapter(folder: Path) -> AdapterSpec | None:
-    """Read the adapter of a PEFT folder, which is complete if it exists; None when it does not."""
+    """Read the adapter of a folder, which is complete if it exists; None when it does not."""
+    if (folder / "config.json").exists():
+        return AdapterSpec(rank=0)
     try:
         config = msgspec.json.decode((folder / "adapter_config.json").read_bytes(), type=_PeftConfig)
     except (FileNotFoundError, msgspec.DecodeError):

@@ -70,6 +70,7 @@ class _Charge:
     work: Work
     seconds: float  # estimated
     sent_at: float
+    requests: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -106,21 +107,26 @@ class Dispatcher:
         shapes: TrainingShapes,
         on_reply: Callable[[], None],
         note: Callable[[Stage, Iterable[str]], None],
+        worked: Callable[[Iterable[str], float], None],
         suspects: set[str] | None = None,
         compilation: Compilation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``compilation`` is None when all programs are ready."""
+        """``note`` hears how far requests are, and ``worked`` for how many seconds devices worked on some.
+
+        ``compilation`` is None when all programs are ready.
+        """
         self.suspects = set[str]() if suspects is None else suspects
         self.seconds = CommandSeconds()
         self._clock = clock
         self._workers = workers
-        self._programs = StepPrograms(compilation, slots)
+        self._programs = StepPrograms(compilation, slots, note)
         self._sampling = sampling
         self._slots = slots
         self._shapes = shapes
         self._on_reply = on_reply
         self._note = note
+        self._worked = worked
         self._sent: deque[_Sent] = deque()
         self._taken: list[Step] = []  # from their models, and not sent yet
         self._at_work_for: Callable[[], Iterable[str]] = tuple  # requests
@@ -152,6 +158,7 @@ class Dispatcher:
 
     def lose(self, error: MeshError) -> None:
         """Fail what is in flight: there will be no more replies."""
+        self._programs.await_for(())
         for step in self._taken:
             step.lose(error)
         while self._sent:
@@ -223,10 +230,10 @@ class Dispatcher:
         A model without a slot, which gets none before others have had their turns, is passed over, and so
         is one that waits for a program.
         """
-        is_place = self._slots.has_place(at_once=not any(sent.side == TRAINING for sent in self._sent))
         ranked = self._in_order(models)  # all of them: who is passed over is owed his share
-        able = (each for each in ranked if not each.missing)
-        order = [each for each in able if is_place or each.has_slot or not each.unsent[0].needs_slot]
+        able = [each for each in ranked if not each.missing]
+        is_idle = not any(sent.side == TRAINING for sent in self._sent)
+        order = self._slots.seatable(models, able, at_once=is_idle)
         if not order:
             return False  # there is a reply to wait for
         step = order[0].unsent[0]
@@ -307,10 +314,10 @@ class Dispatcher:
         charged = self.seconds.estimate(work) or FIRST_GUESS
         self._sides.charge({payer.side: charged})
         self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
-        charge = _Charge(payer, work, charged, self._clock())
+        requests |= {step.request_id for step in steps}
+        charge = _Charge(payer, work, charged, self._clock(), requests)
         swap = command if isinstance(command, SWAPS) else None
         reply.add_done_callback(partial(self._replied, charge, swap))
-        requests |= {step.request_id for step in steps}
         self._note("sent", requests)
         self._sent.append(_Sent(reply, absorb, payer.side, requests, tuple(steps)))
         if steps:
@@ -324,6 +331,7 @@ class Dispatcher:
         seconds, payer = self._replied_at - began_at, charge.payer
         self.seconds.learn(charge.work, seconds)
         metrics.DEVICE_SECONDS.labels(payer.side).inc(seconds)
+        self._worked(charge.requests, seconds)
         missing = seconds - charge.seconds
         self._sides.correct({payer.side: missing})
         self._sessions.correct({session: part * missing for session, part in payer.sessions.items()})

@@ -86,7 +86,15 @@ class Execution:
         self._loss: MeshError | None = None
         shapes, slots = self._training.shapes, self._training.slots
         self._dispatcher = Dispatcher(
-            self._workers, sampling, slots, shapes, self._wake, log.note, suspects, parts.compilation
+            self._workers,
+            sampling,
+            slots,
+            shapes,
+            self._wake,
+            log.note,
+            log.worked,
+            suspects,
+            parts.compilation,
         )
         self._replay = Replay(log, self._training, tasks.spawn, self._is_lost, at_work)
         self._view = QueueView(

@@ -172,7 +172,13 @@ class Training:
         return await self.begin(model, request, body, layout, is_again=True)
 
     def restore(self, model: TrainedModel, found: StoredSnapshot) -> None:
-        """Put a model into the state of a snapshot."""
+        """Put a model into the state of a snapshot. Raises InvalidRequest if it is of another kind."""
+        if (not found.adapter.rank) != (not self.limits.max_rank):
+            raise InvalidRequest(
+                "it was trained with --full-parameters, and the server runs without"
+                if self.limits.max_rank
+                else "it is a LoRA adapter, and the server runs with --full-parameters"
+            )
         model.become(found.adapter)
 
         def load() -> list[AnyCommand]:
@@ -206,7 +212,6 @@ class Training:
 
     def _create(self, model: TrainedModel, body: training.CreateModelRequest) -> Begun:
         adapter = check_lora(body.lora_config, body.optimizer_config, self.limits)
-        assert body.lora_config is not None
         model.become(adapter)
         seed = adapter_seed(body.lora_config, model.id)
 

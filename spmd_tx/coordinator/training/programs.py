@@ -1,10 +1,11 @@
 """Orders the programs that the steps of models need, and tracks the models that wait for them."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
 from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
+from spmd_tx.coordinator.requests.records import Stage
 from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
@@ -15,8 +16,16 @@ from spmd_tx.protocol.programs import ProgramShape
 class StepPrograms:
     """Tracks the programs of models' steps. Without a ``compilation`` all programs are ready."""
 
-    def __init__(self, compilation: Compilation | None, slots: TrainingSlots) -> None:
+    def __init__(
+        self,
+        compilation: Compilation | None,
+        slots: TrainingSlots,
+        note: Callable[[Stage, Iterable[str]], None],
+    ) -> None:
+        """``note`` hears which requests wait for programs, and when they no longer do."""
         self._compilation = compilation
+        self._note = note
+        self._awaiting: frozenset[str] = frozenset()  # requests whose next command waits for a program
         self._slots = slots
         self._not_compiled: list[Settled] = []  # failures that ``look`` has not passed on yet
 
@@ -83,9 +92,17 @@ class StepPrograms:
             for program in model.missing
         ]
         wanted += sampling.program_requests()
+        self.await_for(each.request_id for each in wanted)
         for model in models:
             wanted += self._wanted_ahead(model)
         self._compilation.advance(wanted, on_answer, only_awaited=only_awaited)
+
+    def await_for(self, request_ids: Iterable[str]) -> None:
+        """Set the requests whose next command waits for a program."""
+        before, self._awaiting = self._awaiting, frozenset(request_ids)
+        if before != self._awaiting:
+            self._note("compiled", before - self._awaiting)
+            self._note("compiling", self._awaiting - before)
 
     def _wanted_ahead(self, model: TrainedModel) -> list[ProgramRequest]:
         """Return the programs that steps behind the next one will wait for."""

@@ -127,7 +127,12 @@ class Saves:
             )
         inflight = body.kind == "inflight"
         sampler = await self.samplers.add_sampler(
-            model.session_id, body.sampling_session_seq_id, self.base_model, of=model.id, inflight=inflight
+            model.session_id,
+            body.sampling_session_seq_id,
+            self.base_model,
+            of=model.id,
+            version=request.id,
+            inflight=inflight,
         )
         republishes = request.seq_id if inflight else None
         reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)

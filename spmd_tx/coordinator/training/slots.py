@@ -34,6 +34,13 @@ class TrainingSlots:
         self._dropped: list[str] = []
         self._time = 0
 
+    def seatable(
+        self, models: Collection[TrainedModel], able: Collection[TrainedModel], *, at_once: bool
+    ) -> list[TrainedModel]:
+        """Return those of ``able`` whose next step may be sent; ``models`` are all that have steps."""
+        is_place = self.has_place(at_once=at_once)
+        return [each for each in able if is_place or each.has_slot or not each.unsent[0].needs_slot]
+
     def has_place(self, beside: Collection[TrainedModel] = (), *, at_once: bool = False) -> bool:
         """Return whether a model without a slot could get one now, but not from those ``beside`` it.
 
@@ -105,3 +112,51 @@ class TrainingSlots:
             if model not in beside and (not is_busy or slot.left <= 0 or (at_once and not is_ready)):
                 places.append((is_ready, is_busy, slot.used_at, place))
         return min(places)[-1] if places else None
+
+
+class OneModel(TrainingSlots):
+    """Assigns the slot where all weights are trained: to one session at a time, until that has ended.
+
+    Models of other sessions wait in the order in which they have asked for it; those of the same session take
+    turns, as adapters do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._line: dict[TrainedModel, None] = {}  # those that wait
+
+    def seatable(
+        self, models: Collection[TrainedModel], able: Collection[TrainedModel], *, at_once: bool
+    ) -> list[TrainedModel]:
+        """Return the same; of the models that wait, the first one whose session may have the slot."""
+        for model in models:
+            if not model.has_slot and model.unsent[0].needs_slot:
+                self._line.setdefault(model)
+        able_to_wait = (each for each in self._line if self._owner in (None, each.session_id))
+        first = next(able_to_wait, None) if self.has_place(at_once=at_once) else None
+        return [each for each in able if each is first or each.has_slot or not each.unsent[0].needs_slot]
+
+    def seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> list[AnyCommand]:
+        self._line.pop(model, None)
+        return super().seat(model, beside)
+
+    def free(self, model: TrainedModel) -> None:
+        self._line.pop(model, None)
+        super().free(model)
+
+    def obstacle(self, model: TrainedModel) -> str | None:
+        """Say why a model waits, and its place in the queue."""
+        if model not in self._line:
+            return None
+        others = [each for each in self._line if each.session_id != self._owner]
+        if model not in others:
+            return "waiting for another model of its session, which has work ready"
+        return (
+            "this server trains all weights of one model at a time, and the session of another one has not "
+            f"ended; place {others.index(model) + 1} in the queue"
+        )
+
+    @property
+    def _owner(self) -> str | None:
+        """The session that has the slot."""
+        return model.session_id if (model := self._slots[0].model) is not None else None

@@ -31,15 +31,23 @@ def check_adam(request: OptimStepRequest) -> AdamParams:
 
 
 def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, limits: Limits) -> AdapterSpec:
-    """Return the adapter that create_model asks for."""
-    if config is None:
+    """Return the adapter that create_model asks for; rank 0 stands for all weights."""
+    if not limits.max_rank:
+        config = config or LoraConfig(rank=0)
+        if config.rank != 0:
+            raise InvalidRequest(
+                f"lora_config.rank is {config.rank}; this server trains all weights (--full-parameters), so "
+                "send rank 0, or use a server that trains adapters"
+            )
+    elif config is None:
         raise InvalidRequest("lora_config is missing; this service trains LoRA adapters, so send a rank")
-    if config.rank == 0:  # what clients of SkyRL's server send to train all weights
+    elif config.rank == 0:
         raise InvalidRequest(
             "lora_config.rank is 0, which asks to train the base model itself; this service trains LoRA "
-            f"adapters, so send a rank between 1 and {limits.max_rank}"
+            f"adapters, so send a rank between 1 and {limits.max_rank} (the operator serves training of all "
+            "weights with --full-parameters)"
         )
-    if not 1 <= config.rank <= limits.max_rank:
+    elif not 1 <= config.rank <= limits.max_rank:
         raise InvalidRequest(
             f"lora_config.rank is {config.rank}; it must be between 1 and {limits.max_rank} "
             "(the operator raises the limit with --max-lora-rank)"
@@ -60,9 +68,9 @@ def check_optimizer(optimizer: OptimizerConfig | None) -> None:
         raise InvalidRequest(f"optimizer_config.type is {optimizer.type!r}; this service has 'adamw' only")
 
 
-def adapter_seed(config: LoraConfig, model_id: str) -> int:
+def adapter_seed(config: LoraConfig | None, model_id: str) -> int:
     """Return the seed for a worker; without one in the request it is derived from the model's id."""
-    if config.seed is not None:
+    if config is not None and config.seed is not None:
         return config.seed & (2**63 - 1)
     return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=8).digest()) >> 1
 

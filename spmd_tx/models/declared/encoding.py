@@ -73,6 +73,24 @@ class Int4Groups:
 Encoding = Fp8Blocks | Mxfp4 | Int4Groups
 
 
+@dataclass(frozen=True)
+class Int8Groups:
+    """Declares integers from -127 to 127, stored plus 128, times a scale per group."""
+
+    group: int = 32  # inputs that share a scale
+
+    of_byte = 1
+
+
+Kept = Encoding | Int8Groups  # in which devices keep matrices
+# By --base-dtype: what matrices that a checkpoint stores as floating-point numbers are encoded in.
+BASE_DTYPES: dict[str, Kept] = {
+    "int8": Int8Groups(),
+    "fp8": Fp8Blocks(rows=1, columns=64),
+    "int4": Int4Groups(),
+}
+
+
 def stored_bytes(encoding: Encoding, shape: tuple[int, ...]) -> int:
     """Return the bytes of a matrix [..., out, in] with its scales."""
     sizes = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4, "I32": 4}

@@ -161,6 +161,9 @@ class Model:
     plain: tuple[str, ...] = ()  # regular expressions: modules of a checkpoint that are not encoded
     ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
     packs_experts: bool = False  # whether experts that a checkpoint encodes stay encoded on devices
+    base_encoding: Any = (
+        None  # one of encoding.py: in which devices keep adapted maps; None: as they are stored
+    )
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -226,7 +229,7 @@ class Model:
     def packed(self) -> tuple[Map, ...]:
         """The maps that stay encoded on devices."""
         arrays = (array for place in self.places for array in self.arrays(place))
-        return tuple(array for array in arrays if isinstance(array, Map) and array.is_packed)
+        return tuple(array for array in arrays if isinstance(array, Map) and array.kept is not None)
 
     @cached_property
     def stateful(self) -> Mixer | None:
@@ -259,8 +262,10 @@ class Model:
         encoding, module = array.source.encoding, array.source.module.format(layer=number, expert=0)
         if encoding is None and not any(re.fullmatch(pattern, module) for pattern in self.plain):
             encoding = self.encoding
-        is_packed = self.packs_experts and bool(array.experts) and encoding is not None
-        return replace(array, source=replace(array.source, encoding=encoding), is_packed=is_packed)
+        kept = encoding if self.packs_experts and array.experts else None
+        if encoding is None and array.group is not None:
+            kept = self.base_encoding
+        return replace(array, source=replace(array.source, encoding=encoding), kept=kept)
 
 
 def in_cycles(layers: tuple[Layer, ...]) -> Stack:

@@ -18,6 +18,7 @@ from spmd_tx.worker.memory.plan import Memory, Plan
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.steps import Shape, Step
+from spmd_tx.worker.steps.full import full_state, make_full_forward_backward
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows, make_forward_backward
@@ -74,7 +75,11 @@ class _Programs:
         assert isinstance(sizes.mesh, Mesh)
         self._model, self._mesh, self._setup = sizes.model, sizes.mesh, setup
         self._base = weights(sizes.model, sizes.mesh, sizes.dtype, split_over_fsdp=plan.splits_base)
-        self._train = train_weights(sizes.model, sizes.mesh, setup.adapter_slots, setup.max_rank)
+        self._train = (
+            full_state(sizes.model, sizes.mesh)
+            if setup.full_copies
+            else train_weights(sizes.model, sizes.mesh, setup.adapter_slots, setup.max_rank)
+        )
         bank = adapter_weights(
             sizes.model, sizes.mesh, setup.bank_slots, setup.max_rank, sizes.dtype, zero=False
         )
@@ -87,10 +92,12 @@ class _Programs:
 
     def train(self, level: str, shape: Shape, kind: str = "") -> Any:
         """``kind`` is "", "of sequences" or "of several targets", as in LOSS_KINDS."""
-        step: Any = make_forward_backward(
-            self._model, self._mesh, self._base, self._train, level, attention=self._attention
-        )
+        is_full = bool(self._setup.full_copies)
+        make: Any = make_full_forward_backward if is_full else make_forward_backward
+        step = make(self._model, self._mesh, self._base, self._train, level, attention=self._attention)
         state = self._place(self._train)
+        arrays = [state.w, state.grad_sum]
+        arrays = arrays if is_full else [self._place(self._base), *arrays, state.scale]
         loss = TokenLossInputs(
             kinds=self._rows(shape.rows, 1),
             beta=self._rows(shape.rows, 1, dtype=jnp.float32),
@@ -105,7 +112,7 @@ class _Programs:
         if kind == "of several targets":
             rows = rows.replace(targets=self._rows(*shape, MAX_TARGETS))
             loss = loss.replace(weights=self._rows(*shape, MAX_TARGETS, dtype=jnp.float32))
-        return step.lower(self._place(self._base), state.w, state.grad_sum, state.scale, rows, loss)
+        return step.lower(*arrays, rows, loss)
 
     def prefill(self, shape: Shape, table_tokens: int = 0) -> Any:
         """``table_tokens`` as in StepMemory.prefill."""

@@ -174,6 +174,7 @@ class Planner:
             adapter_slots=sizes.setup.adapter_slots,
             max_rank=sizes.setup.max_rank,
             bank_bytes=self.bank,
+            gradient_bytes=sizes.gradient,
             splits_base=splits_base,
             decodes_layers=memory.decodes_layers,
             attention="reference" if sizes.setup.attention == "auto" else sizes.setup.attention,

@@ -10,6 +10,7 @@ import msgspec
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig, configured
+from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.sharding.mesh import TP, abstract_mesh
 from spmd_tx.worker.memory.plan import Memory, Plan, Planner, best_plan
@@ -20,6 +21,7 @@ Fit = Callable[[Sizes], Plan | None]
 
 LEAST_CONTEXT = 256  # tokens; shorter ones are not proposed
 MOST_TP = 64
+MOST_FSDP = 64
 
 
 def make_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan:
@@ -39,10 +41,13 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
     block = memory.block_tokens(tokens)[-1]
     wanted = sizes.setup.kv_cache_tokens
     pages = max(sizes.least_pages, -(-wanted // sizes.setup.page_size)) + 1
+    copies = sizes.setup.full_copies
     parts = {
-        "base weights": planner.base,
-        f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": planner.adapters,
-        f"{sizes.setup.bank_slots} sampler slots": planner.bank,
+        f"{copies} copies of the weights" if copies else "base weights": planner.base,
+        "weights, gradients and moments in fp32"
+        if copies
+        else f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": planner.adapters,
+        **({} if copies else {f"{sizes.setup.bank_slots} sampler slots": planner.bank}),
         f"steps of {block} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
         **({"trying kernels": planner.compiling} if planner.compiling else {}),
         f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,
@@ -57,9 +62,10 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
     )
     if remedies:
         return message + "Each of these alone would make it fit: " + "; ".join(remedies)
+    lower = "" if copies else "--max-lora-adapters, --max-lora-rank and "
     return message + (
         "No single option would make it fit; use more devices, with a larger --tensor-parallel-size, and "
-        "lower --max-lora-adapters, --max-lora-rank and --max-context-length"
+        f"lower {lower}--max-context-length"
     )
 
 
@@ -77,12 +83,15 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
         yield from first("--kv-cache-tokens", [0], lambda value: {"kv_cache_tokens": value})
     if setup.train_tokens:
         yield from first("--train-tokens", [0], lambda value: {"train_tokens": value})
-    if (packing := _packing(sizes)) and fit(replace(sizes, model=packing)):
-        yield "--expert-weights packed"
+    if not setup.full_copies:  # weights in fewer bits cannot be trained
+        yield from _smaller_weights(sizes, fit)
     if setup.shard_base_weights == "no":
         yield from first("--shard-base-weights", ["auto"], lambda value: {"shard_base_weights": value})
     contexts = _halves(setup.max_context, LEAST_CONTEXT)
     yield from first("--max-context-length", contexts, lambda value: {"max_context": value, "longest_row": 0})
+    if setup.full_copies:
+        yield from _larger_mesh(sizes, fit)
+        return
     yield from first(
         "--max-lora-adapters", _halves(setup.adapter_slots), lambda value: {"adapter_slots": value}
     )
@@ -95,6 +104,27 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
     yield from _larger_tp(sizes, fit)
 
 
+def _smaller_weights(sizes: Sizes, fit: Fit) -> Iterator[str]:
+    """Yield ways to keep the same weights in fewer bits that fit."""
+    if (packing := _packing(sizes)) and fit(replace(sizes, model=packing)):
+        yield "--expert-weights packed"
+    for base_dtype, model in _in_fewer_bits(sizes):
+        if fit(replace(sizes, model=model)):
+            yield f"--base-dtype {base_dtype}"
+            break
+
+
+def _larger_mesh(sizes: Sizes, fit: Fit) -> Iterator[str]:
+    """Yield a larger fsdp that fits, which splits what is trained; then a larger tp."""
+    fsdp, ep, tp = sizes.mesh.shape.values()
+    while (fsdp := 2 * fsdp) <= MOST_FSDP and sizes.model.d_model % fsdp == 0:
+        setup = msgspec.structs.replace(sizes.setup, fsdp=fsdp)
+        if fit(replace(sizes, setup=setup, mesh=abstract_mesh(fsdp, ep, tp))):
+            yield f"--fully-sharded-data-parallel-size {fsdp} ({fsdp * ep * tp} devices)"
+            break
+    yield from _larger_tp(sizes, fit)
+
+
 def _packing(sizes: Sizes) -> ModelConfig | None:
     """Return the model with packed experts, or None if it has them already, or can have none on this mesh."""
     declared, tp = sizes.model.declared, sizes.mesh.shape[TP]
@@ -102,12 +132,25 @@ def _packing(sizes: Sizes) -> ModelConfig | None:
         return None
     packed = replace(declared, packs_experts=True)
     inputs = [
-        (array.width_in // (tp if array.split == "rows" else 1), array.source.encoding.group)
-        for array in packed.packed
+        (array.width_in // (tp if array.split == "rows" else 1), array.kept.group) for array in packed.packed
     ]
     if not inputs or any(width % group for width, group in inputs):
         return None
     return configured(packed, sizes.model.expert_lora)
+
+
+def _in_fewer_bits(sizes: Sizes) -> Iterator[tuple[str, ModelConfig]]:
+    """Yield the model in each type that its base can be kept in on this mesh, the most exact first."""
+    declared, tp = sizes.model.declared, sizes.mesh.shape[TP]
+    if declared.base_encoding is not None or any(
+        each.map.source.encoding for each in declared.adapted.values()
+    ):
+        return
+    for name, encoding in BASE_DTYPES.items():
+        model = replace(declared, base_encoding=encoding)
+        inputs = [each.width_in // (tp if each.split == "rows" else 1) for each in model.packed]
+        if not any(width % encoding.group for width in inputs):
+            yield name, configured(model, sizes.model.expert_lora)
 
 
 def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:

@@ -22,6 +22,7 @@ from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
 from spmd_tx.worker.memory.steps import Shape
+from spmd_tx.worker.steps.full import full_state
 from spmd_tx.worker.steps.train_state import train_weights
 
 REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may take before fsdp splits them
@@ -67,7 +68,7 @@ class Sizes:
         if wish == "yes":
             return [True]
         packed = (each for each in self.model.declared.packed if each.split == "columns")
-        groups = [each.width_in // each.source.encoding.group for each in packed]
+        groups = [each.width_in // each.kept.group for each in packed]
         if any(count % fsdp for count in (self.model.d_model, *groups)):
             return [False]
         return [True] if self.whole_base > REPLICATED_SHARE * memory else [False, True]
@@ -112,8 +113,9 @@ class Sizes:
         return [longest, *(Shape(1 if by_rows else rows, length) for rows, length in shapes)]
 
     def base(self, splits: bool) -> int:
+        """Return the base weights, with the other copies from which samplers draw."""
         declared = weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)
-        return bytes_per_device(self.mesh, declared)
+        return max(1, self.setup.full_copies) * bytes_per_device(self.mesh, declared)
 
     @cached_property
     def whole_base(self) -> int:
@@ -122,8 +124,18 @@ class Sizes:
 
     @cached_property
     def adapters(self) -> int:
+        """The state of training, of adapters or of all weights."""
+        if self.setup.full_copies:
+            return bytes_per_device(self.mesh, full_state(self.model, self.mesh))
         slots, rank = self.setup.adapter_slots, self.setup.max_rank
         return bytes_per_device(self.mesh, train_weights(self.model, self.mesh, slots, rank))
+
+    @cached_property
+    def gradient(self) -> int:
+        """The gradient of all weights, if they are trained; else 0."""
+        if not self.setup.full_copies:
+            return 0
+        return bytes_per_device(self.mesh, full_state(self.model, self.mesh).grad_sum)
 
     @cached_property
     def bank(self) -> int:

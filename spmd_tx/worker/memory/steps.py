@@ -61,6 +61,7 @@ class StepMemory:
     adapter_slots: int
     max_rank: int
     bank_bytes: int
+    gradient_bytes: int  # of all weights, if they are trained; else 0
     splits_base: bool  # so that weights are gathered over fsdp, layer by layer
     attention: str  # of attention.IMPLEMENTATIONS; only the reference holds scores
     decodes_layers: bool = False  # whether packed experts are decoded layer by layer
@@ -75,9 +76,12 @@ class StepMemory:
         saved = self.saved(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
-        layer += self._chunks(shape, copies=12)
+        layer += self._chunks(shape, copies=12) + 2 * self._decoded
         working = max(layer + self._experts(shape, FP32 * 8, trains=True), self._head(shape, copies=3))
-        whole = self._trained(shape.rows) + self._gathered_base + self._head_factors(shape.rows)
+        if self.gradient_bytes:
+            whole = self._all_trained
+        else:
+            whole = self._trained(shape.rows) + self._gathered_base + self._head_factors(shape.rows)
         per_token = {"": 0, " of sequences": 4, " of several targets": 4 * MAX_TARGETS}[kind]
         estimate = saved + working + self._stream(shape, 4) + whole + shape.tokens * per_token * FP32
         return self._corrected(f"train {level}{kind}", estimate, like=f"train {level}")
@@ -93,7 +97,7 @@ class StepMemory:
         scores = self._heads * shape.tokens * seen if table_tokens else self._scores_of_block(shape)
         held = self.itemsize * self._numbers(2, 1, 1, 2) + FP32 * self._numbers(1, 0, 0, 1)
         layer = shape.tokens * held + keys + self._factors(shape.rows) + 2 * FP32 * scores
-        layer += self._chunks(shape, copies=6)
+        layer += self._chunks(shape, copies=6) + self._decoded
         working = max(layer + self._experts(shape, FP32 * 4), self._head(shape, copies=2))
         whole = self._stream(shape, 2) + self._gathered_base + self._head_factors(shape.rows)
         step = "continued prefill" if table_tokens else "prefill"
@@ -106,7 +110,7 @@ class StepMemory:
         scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
         logits = 6 * rows * self.model.vocab_size * FP32
         working = max(keys + scores, 3 * rows * self._state, logits)
-        working += self._experts(Shape(rows, 1), FP32 * 4)
+        working += self._experts(Shape(rows, 1), FP32 * 4) + self._decoded
         if self.splits_base:  # rows travel
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
         return self._corrected("decode", self.bank_bytes + working)
@@ -242,6 +246,18 @@ class StepMemory:
         width = self.model.d_model + self.model.vocab_size / self._tp
         return 1.25 * rows * self.max_rank * width * self.itemsize
 
+    @cached_property
+    def _all_trained(self) -> Amount:
+        """The gradient of all weights, beside what layers take: a layer, the embedding and the head.
+
+        They are gathered and rounded, and their gradients are summed in fp32.
+        """
+        model = self.model
+        heads, key_values = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+        layer = model.d_model * (2 * heads + 2 * key_values + 3 * model.d_ff) / self._tp
+        table = model.vocab_size * model.d_model / self._tp
+        return self.gradient_bytes + (self.itemsize + FP32) * layer + 2 * (self.itemsize + 2 * FP32) * table
+
     def _trained(self, rows: int) -> Amount:
         """Return the bytes of the adapters in a step: gradients, and what is gathered of them over fsdp.
 
@@ -315,10 +331,16 @@ class StepMemory:
         of_chunk = tiling.chunk * (4 * wide + 10 * inner if trains else 3 * wide + 5 * inner)
         factors = (4 if trains else 2) * tiling.chunk // tiling.block * self._expert_factors
         numbers = of_rows + tiling.positions * wide + of_chunk + factors
-        if self.decodes_layers and model.declared.packed:
+        if self.decodes_layers and any(each.experts for each in model.declared.packed):
             numbers += 3 * local * wide * inner
         gates = 4 * shape.tokens * model.n_experts * FP32
         return numbers * self.itemsize + 4 * tiling.positions * FP32 + gates
+
+    @cached_property
+    def _decoded(self) -> Amount:
+        """The largest matrix that is decoded where it is multiplied, and what it is rounded from."""
+        kept = [each for each in self.model.declared.packed if not each.experts]
+        return max((each.numbers for each in kept), default=0) * (self.itemsize + FP32) / self._tp
 
     @cached_property
     def _gathered_base(self) -> Amount:

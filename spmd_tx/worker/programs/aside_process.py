@@ -17,7 +17,7 @@ from spmd_tx.worker.memory.decide import compute_dtype
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.programs.aside_messages import Answer, Begin, Made, encode, read_begin, read_order
-from spmd_tx.worker.programs.examples import Menu
+from spmd_tx.worker.programs.full_calls import menu_of
 from spmd_tx.worker.programs.store import ProgramStore
 from spmd_tx.worker.programs.surroundings import surroundings
 
@@ -37,13 +37,15 @@ class Compiler:
         # A program from JAX's cache could not be stored.
         jax.config.update("jax_enable_compilation_cache", False)
         setup = begin.setup
-        model = read_model_config(Path(setup.model_dir), setup.expert_lora, setup.expert_weights)
+        model = read_model_config(
+            Path(setup.model_dir), setup.expert_lora, setup.expert_weights, setup.base_dtype
+        )
         self._mesh = mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         plan = make_plan(Sizes(setup, model, mesh, compute_dtype(setup)), begin.memory)
         here = surroundings(plan, mesh)
         if here != begin.surroundings:
             raise ValueError(f"the worker has other surroundings: {_difference(here, begin.surroundings)}")
-        self._menu = Menu.of(plan, mesh)
+        self._menu = menu_of(plan, mesh)
         self._store = ProgramStore(Path(setup.compilation_cache), here, mesh)
 
     def compile(self, program: ProgramShape) -> Iterator[Made]:

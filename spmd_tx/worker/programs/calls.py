@@ -36,16 +36,7 @@ class Calls:
         model, attention = plan.sizes.model, setup.attention
         self._plan, self._setup, self._model = plan, setup, model
         self._shards = plan.sizes.data_shards
-        training = (model, mesh, declared.base, declared.train)
-        self._forward = make_forward(*training, attention=attention)
-        self._forward_backward = {
-            level: make_forward_backward(*training, level, attention=attention) for level in plan.levels
-        }
-        self._optim_step = make_optim_step(model, mesh, declared.train)
-        self._adapters = make_adapter_steps(model, mesh, declared.train, declared.bank)
-        self._swap = make_swap_steps(mesh, declared.train)
-        self._page_out = make_swap_steps(mesh, declared.bank.w).out
-        self._page_in = make_page_in(mesh, declared.bank)
+        self._make_training(mesh, declared)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
         invariant, paged = setup.batch_invariant, setup.paged_attention
         prefill = partial(make_prefill, *sampling, attention=attention, paged_attention=paged)
@@ -60,6 +51,20 @@ class Calls:
         self._place_tables = make_place_tables(mesh, declared.tables)
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
+    def _make_training(self, mesh: Mesh, declared: WorkerState) -> None:
+        """Make the steps of what is trained."""
+        model, attention = self._model, self._setup.attention
+        training = (model, mesh, declared.base, declared.train)
+        self._forward = make_forward(*training, attention=attention)
+        self._forward_backward = {
+            level: make_forward_backward(*training, level, attention=attention) for level in self._plan.levels
+        }
+        self._optim_step = make_optim_step(model, mesh, declared.train)
+        self._adapters = make_adapter_steps(model, mesh, declared.train, declared.bank)
+        self._swap = make_swap_steps(mesh, declared.train)
+        self._page_out = make_swap_steps(mesh, declared.bank.w).out
+        self._page_in = make_page_in(mesh, declared.bank)
+
     def create_adapter(self, state: WorkerState, command: commands.CreateAdapter) -> Call:
         adapter, seed = command.adapter, command.seed
         seed_2 = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
@@ -73,15 +78,22 @@ class Calls:
         step = self._forward_backward[self._plan.level(shape[0] // self._shards, shape[1])]
         batch = self._batch(command.rows, command.loss)
         for block in blocks(batch, self._shards, command.block):
-            train = state.train
-            yield Call(name, shape, step, (state.base, train.w, train.grad_sum, train.scale), block)
+            yield Call(name, shape, step, self._differentiated(state), block)
 
     def forward(self, state: WorkerState, command: commands.Forward) -> Iterator[Call]:
         """Yield the call of each block."""
         name, shape = self._program(command)
-        weights = (state.base, state.train.w, state.train.scale)
         for block in blocks(self._batch(command.rows, command.loss), self._shards, command.block):
-            yield Call(name, shape, self._forward, weights, block)
+            yield Call(name, shape, self._forward, self._evaluated(state), block)
+
+    def _differentiated(self, state: WorkerState) -> tuple[Any, ...]:
+        """Return the arrays of forward_backward."""
+        train = state.train
+        return state.base, train.w, train.grad_sum, train.scale
+
+    def _evaluated(self, state: WorkerState) -> tuple[Any, ...]:
+        """Return the arrays of forward."""
+        return state.base, state.train.w, state.train.scale
 
     def _program(self, command: commands.Forward | commands.ForwardBackward) -> tuple[str, tuple[int, ...]]:
         """Return the name of a command's program and its shape, which depend on the arrays that it has."""
@@ -91,15 +103,8 @@ class Calls:
         return name, (self._shards * command.block or rows, *rest)
 
     def optim_step(self, state: WorkerState, command: commands.OptimStep) -> Call:
-        inputs = AdamWInputs(
-            _f32(command.learning_rate),
-            _f32(command.beta1),
-            _f32(command.beta2),
-            _f32(command.eps),
-            _f32(command.weight_decay),
-            _f32(command.grad_clip_norm),
-        )
-        return Call("optim_step", (), self._optim_step, (state.train,), rest=(_i32(command.slot), inputs))
+        rest = (_i32(command.slot), adamw_inputs(command))
+        return Call("optim_step", (), self._optim_step, (state.train,), rest=rest)
 
     def read_adapter(self, state: WorkerState, slot: int) -> Call:
         return Call("read_adapter", (), self._adapters.read, (state.train,), rest=(_i32(slot),))
@@ -217,6 +222,17 @@ class Calls:
     def _scale(self, adapter: AdapterSpec) -> np.ndarray:
         experts = adapter.expert_scale(self._model.expert_rank_divisor)
         return np.array([adapter.scale, experts], np.float32)
+
+
+def adamw_inputs(command: commands.OptimStep) -> AdamWInputs:
+    return AdamWInputs(
+        _f32(command.learning_rate),
+        _f32(command.beta1),
+        _f32(command.beta2),
+        _f32(command.eps),
+        _f32(command.weight_decay),
+        _f32(command.grad_clip_norm),
+    )
 
 
 Prompts = tuple[Rows, np.ndarray, np.ndarray | None, ScoreInputs | None]

@@ -7,16 +7,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from spmd_tx.models.lora import Adapters
 from spmd_tx.models.state_pool import Keep
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS, AdapterSpec
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.weight import abstract
-from spmd_tx.worker.memory.plan import Plan, engine_setup
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.state import WorkerState, declare
+from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
 from spmd_tx.worker.steps.swap import vector
 
@@ -24,20 +24,10 @@ from spmd_tx.worker.steps.swap import vector
 class Menu:
     """Makes calls with abstract arrays, from an engine's declarations."""
 
-    @classmethod
-    def of(cls, plan: Plan, mesh: Mesh) -> "Menu":
-        """Return the menu of an engine with this plan."""
-        declared, setup = declare(plan), engine_setup(plan)
-        return cls(setup, mesh, declared, Calls(plan, setup, mesh, declared))
-
     def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
-        self._setup, self._calls = setup, calls
+        self._setup, self._mesh, self._declared, self._calls = setup, mesh, declared, calls
         self._has_states = isinstance(declared.cache, Keep)
         self._state = abstract(mesh, declared)
-        self._one = abstract(mesh, one_adapter(declared.train.w))
-        self._vector = abstract(mesh, vector(declared.train, mesh))
-        self._page = abstract(mesh, vector(declared.bank.w, mesh))
-        self._slot = abstract(mesh, slot_weights(declared.train))
 
     def calls(self, shape: ProgramShape) -> Sequence[Call]:
         """Return the calls of a command of this shape."""
@@ -56,17 +46,20 @@ class Menu:
             case "page_out":
                 return [calls.page_out(state, 0)]
             case "page_in":
-                return [calls.page_in(state, self._page, 0, self._adapter)]
+                page = abstract(self._mesh, vector(self._declared.bank.w, self._mesh))
+                return [calls.page_in(state, page, 0, self._adapter)]
             case "save_state":
                 return [calls.read_adapter(state, 0)]
             case "load_state":
-                return [calls.write_adapter(state, 0, self._slot, self._adapter)]
+                slot = abstract(self._mesh, slot_weights(self._declared.train))
+                return [calls.write_adapter(state, 0, slot, self._adapter)]
             case "load_sampler":
                 return [calls.to_bank(state, self._one, 0, self._adapter)]
             case "swap_out":
                 return [calls.swap_out(state, 0)]
             case "swap_in":
-                return [calls.swap_in(state, 0, self._vector)]
+                swapped = abstract(self._mesh, vector(self._declared.train, self._mesh))
+                return [calls.swap_in(state, 0, swapped)]
             case "forward":
                 return [*calls.forward(state, commands.Forward(rows=_rows(shape), loss=_loss(shape)))]
             case "forward_backward":
@@ -83,6 +76,10 @@ class Menu:
                 return [*calls.decode(state, command), *calls.place_tables(state, command)]
             case _:
                 assert_never(shape.step)
+
+    @property
+    def _one(self) -> Adapters[jax.ShapeDtypeStruct]:
+        return abstract(self._mesh, one_adapter(self._declared.train.w))
 
     @property
     def _gather(self) -> list[Call]:

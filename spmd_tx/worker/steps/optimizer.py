@@ -48,11 +48,50 @@ def _norms(model: ModelConfig, squares: Adapters[Any]) -> dict[str, Array]:
     return {f"grad_norm_{group}": jnp.sqrt(sum(of_group)) for group, of_group in sorted(found.items())}
 
 
+class Updated(PyTreeNode):
+    """Holds what a step of AdamW leaves: the old numbers, if it is not applied."""
+
+    w: Any
+    mu: Any
+    nu: Any
+    norm: Any  # of the gradient, before it is clipped
+    applied: Any  # whether all numbers are finite
+
+
+def adamw(
+    inputs: AdamWInputs, rates: Any, squares: Any, step: Array, w: Any, grad: Any, mu: Any, nu: Any
+) -> Updated:
+    """Update trees of arrays with decoupled weight decay (Loshchilov and Hutter 2019), as torch.optim.AdamW.
+
+    ``rates`` are the learning rates of the leaves, ``squares`` the sums of their gradients' squares over all
+    shards.
+    """
+    norm = jnp.sqrt(sum(jax.tree.leaves(squares)))
+    is_clipped = (inputs.grad_clip_norm > 0) & (norm > inputs.grad_clip_norm)
+    factor = jnp.where(is_clipped, inputs.grad_clip_norm / norm, 1.0)
+    grad = jax.tree.map(lambda x: x * factor, grad)
+
+    adam = optax.scale_by_adam(inputs.beta1, inputs.beta2, inputs.eps)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an int
+        updates, after = adam.update(grad, optax.ScaleByAdamState(step, mu, nu))
+    moments = cast(optax.ScaleByAdamState, after)
+    # A parameter that never had a gradient does not move: with eps 0 its update would be 0 / 0.
+    updates = jax.tree.map(lambda update, mu: jnp.where(mu == 0, 0.0, update), updates, moments.mu)
+    new_w = jax.tree.map(
+        lambda x, update, rate: x - rate * (update + inputs.weight_decay * x), w, updates, rates
+    )
+    applied = jnp.isfinite(norm) & _all_finite((new_w, moments.mu, moments.nu))
+
+    def choose(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda x, y: jnp.where(applied, x, y), new, old)
+
+    return Updated(choose(new_w, w), choose(moments.mu, mu), choose(moments.nu, nu), norm, applied)
+
+
 def make_optim_step(model: ModelConfig, mesh: Mesh, state: TrainState) -> Callable[..., Any]:
     """Make (state, slot, inputs) -> (state, metrics as in OptimStep); ``state`` is donated.
 
-    This is AdamW with decoupled weight decay (Loshchilov and Hutter 2019), as in torch.optim.AdamW. Only the
-    slot's own entries are read and written.
+    Only the slot's own entries are read and written.
     """
     state_specs = specs(state)
 
@@ -61,37 +100,19 @@ def make_optim_step(model: ModelConfig, mesh: Mesh, state: TrainState) -> Callab
     def optim_step(state: TrainState, slot: Array, inputs: AdamWInputs) -> Any:
         w, grad, mu, nu = (take_slot(tree, slot) for tree in (state.w, state.grad_sum, state.mu, state.nu))
         squares = _squares(grad)
-        norm = jnp.sqrt(sum(jax.tree.leaves(squares)))
-        is_clipped = (inputs.grad_clip_norm > 0) & (norm > inputs.grad_clip_norm)
-        factor = jnp.where(is_clipped, inputs.grad_clip_norm / norm, 1.0)
-        grad = jax.tree.map(lambda x: x * factor, grad)
-
-        adam = optax.scale_by_adam(inputs.beta1, inputs.beta2, inputs.eps)
-        moments = optax.ScaleByAdamState(state.step[slot], mu, nu)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an int
-            updates, after = adam.update(grad, moments)
-        moments = cast(optax.ScaleByAdamState, after)
-        # A parameter that never had a gradient does not move: with eps 0 its update would be 0 / 0.
-        updates = jax.tree.map(lambda update, mu: jnp.where(mu == 0, 0.0, update), updates, moments.mu)
-        new_w = jax.tree.map(
-            lambda x, update: x - inputs.learning_rate * (update + inputs.weight_decay * x), w, updates
-        )
-        applied = jnp.isfinite(norm) & _all_finite((new_w, moments.mu, moments.nu))
-
-        def choose(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda x, y: jnp.where(applied, x, y), new, old)
-
-        step = state.step.at[slot].add(applied.astype(jnp.int32))
+        rates = jax.tree.map(lambda _: inputs.learning_rate, w)
+        after = adamw(inputs, rates, squares, state.step[slot], w, grad, mu, nu)
+        step = state.step.at[slot].add(after.applied.astype(jnp.int32))
         zeros = jax.tree.map(jnp.zeros_like, grad)
         return (
             state.replace(
-                w=put_slot(state.w, choose(new_w, w), slot),
+                w=put_slot(state.w, after.w, slot),
                 grad_sum=put_slot(state.grad_sum, zeros, slot),
-                mu=put_slot(state.mu, choose(moments.mu, mu), slot),
-                nu=put_slot(state.nu, choose(moments.nu, nu), slot),
+                mu=put_slot(state.mu, after.mu, slot),
+                nu=put_slot(state.nu, after.nu, slot),
                 step=step,
             ),
-            {"grad_norm": norm, "applied": applied} | _norms(model, squares),
+            {"grad_norm": after.norm, "applied": after.applied} | _norms(model, squares),
         )
 
     return optim_step

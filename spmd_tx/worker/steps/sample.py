@@ -31,7 +31,7 @@ from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
-from spmd_tx.worker.steps.train import Rows, both_loras, chunked_logprobs, product_of
+from spmd_tx.worker.steps.train import Rows, adapted_logits, both_loras, chunked_logprobs, product_of
 
 
 class Bank(PyTreeNode):
@@ -160,13 +160,10 @@ def make_prefill(
         if not logprobs:
             return cache, {}, experts_BTLC
         unembed = head.whole(base.unembed, model.d_model)
+        logits_of = partial(adapted_logits(unembed, how.apply_lora), adapters.head)
         if widths is None or inputs is None:
-            logprobs_BT = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
+            logprobs_BT = chunked_logprobs(logits_of, h_BTD, rows.targets)
             return cache, {"logprobs": replicate_rows(logprobs_BT)}, experts_BTLC
-
-        def logits_of(h: Array) -> Array:
-            return head.logits(unembed, adapters.head, how.apply_lora, h)
-
         scores = chunked_scores(widths, logits_of, h_BTD, rows, inputs)
         return cache, jax.tree.map(replicate_rows, scores), experts_BTLC
 

@@ -97,14 +97,21 @@ def unchunk(x: Array) -> Array:
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def chunked_logprobs(
-    unembed: Array, factors: Lora[Array], apply_lora: ApplyLora, h_BTD: Array, targets: Array
-) -> Array:
+# (what is trained of the head, hidden states [B, T, D]) -> logits [B, T, V], float32.
+Logits = Callable[[Any, Array], Array]
+
+
+def adapted_logits(unembed: Array, apply_lora: ApplyLora) -> Logits:
+    """Return the logits of a frozen head, of which an adapter's factors are trained."""
+    return lambda factors, h_BTD: head.logits(unembed, factors, apply_lora, h_BTD)
+
+
+def chunked_logprobs(logits: Callable[[Array], Array], h_BTD: Array, targets: Array) -> Array:
     """Return log-probabilities of the targets, float32, without holding all logits."""
 
     def chunk(inputs: tuple[Array, Array]) -> Array:
         h, targets = inputs
-        return head.target_logprobs(head.logits(unembed, factors, apply_lora, h), targets)
+        return head.target_logprobs(logits(h), targets)
 
     return unchunk(lax.map(chunk, (head_chunks(h_BTD), head_chunks(targets))))
 
@@ -117,57 +124,53 @@ def _chunked_inputs(inputs: Any, chunks: int) -> Any:
 
 
 def head_loss_and_grad(
-    unembed: Array,
-    factors: Lora[Array],
-    apply_lora: ApplyLora,
+    logits: Logits,
+    trained: Any,
     h_BTD: Array,
     targets: Array,
     token_loss: Callable[[Array, Any], Array],
     inputs: Any,
-) -> tuple[Array, Array, Array, Lora[Array]]:
-    """Return losses, logprobs, and gradients of the hidden states and of the head's adapter, in one pass.
+) -> tuple[Array, Array, Array, Any]:
+    """Return losses, logprobs, and gradients of the hidden states and of what is trained, in one pass.
 
     ``token_loss`` computes losses [B, T] from log-probabilities and ``inputs``, each token's from its own. So
     each chunk of tokens is differentiated right after its logits are computed, and the logits of all tokens
     are never held.
     """
 
-    def chunk_loss(h: Array, factors: Lora[Array], targets: Array, inputs: Any) -> Any:
-        logprobs = head.target_logprobs(head.logits(unembed, factors, apply_lora, h), targets)
+    def chunk_loss(h: Array, trained: Any, targets: Array, inputs: Any) -> Any:
+        logprobs = head.target_logprobs(logits(trained, h), targets)
         losses = token_loss(logprobs, inputs)
         return jnp.sum(losses), (losses, logprobs)
 
-    def step(grad: Lora[Array], chunk: tuple[Array, Array, Any]) -> Any:
+    def step(grad: Any, chunk: tuple[Array, Array, Any]) -> Any:
         h, targets, inputs = chunk
         differentiate = jax.value_and_grad(chunk_loss, argnums=(0, 1), has_aux=True)
-        (_, (losses, logprobs)), (grad_h, grad_factors) = differentiate(h, factors, targets, inputs)
-        return jax.tree.map(jnp.add, grad, grad_factors), (losses, logprobs, grad_h)
+        (_, (losses, logprobs)), (grad_h, grad_trained) = differentiate(h, trained, targets, inputs)
+        return jax.tree.map(jnp.add, grad, grad_trained), (losses, logprobs, grad_h)
 
     hidden = head_chunks(h_BTD)
     chunks = (hidden, head_chunks(targets), _chunked_inputs(inputs, hidden.shape[0]))
-    grad, (losses, logprobs, grad_h) = lax.scan(step, jax.tree.map(jnp.zeros_like, factors), chunks)
+    grad, (losses, logprobs, grad_h) = lax.scan(step, jax.tree.map(jnp.zeros_like, trained), chunks)
     return unchunk(losses), unchunk(logprobs), unchunk(grad_h), grad
 
 
 def sequence_loss_and_grad(
-    unembed: Array,
-    factors: Lora[Array],
-    apply_lora: ApplyLora,
+    logits: Logits,
+    trained: Any,
     h_BTD: Array,
     rows: Rows,
     loss: Callable[[Array], Array],
-) -> tuple[Array, Array, Array, Lora[Array]]:
+) -> tuple[Array, Array, Array, Any]:
     """Return the same in two passes, for a loss that needs the log-probabilities [B, T] of whole rows.
 
     The first pass computes those. The derivatives of the loss with respect to them are the tokens' weights
     in the second pass.
     """
-    logprobs = chunked_logprobs(unembed, factors, apply_lora, h_BTD, rows.targets)
+    logprobs = chunked_logprobs(partial(logits, trained), h_BTD, rows.targets)
     losses, pull_back = jax.vjp(loss, logprobs)
     (slopes_BT,) = pull_back(jnp.ones_like(losses))
-    _, _, grad_h, grad = head_loss_and_grad(
-        unembed, factors, apply_lora, h_BTD, rows.targets, jnp.multiply, slopes_BT
-    )
+    _, _, grad_h, grad = head_loss_and_grad(logits, trained, h_BTD, rows.targets, jnp.multiply, slopes_BT)
     return losses, logprobs, grad_h, grad
 
 
@@ -201,7 +204,8 @@ def make_forward(
         )
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
-        logprobs = chunked_logprobs(unembed, adapters.head, how.apply_lora, h_BTD, rows.targets)
+        logits = partial(adapted_logits(unembed, how.apply_lora), adapters.head)
+        logprobs = chunked_logprobs(logits, h_BTD, rows.targets)
         losses = (
             token_losses(logprobs, loss)
             if loss.ratio_mask is None
@@ -258,7 +262,8 @@ def make_forward_backward(
             return backbone(model, base, adapters, rows.tokens, rows.positions, how)[0], adapters.head
 
         (h_BTD, factors), pull_back = jax.vjp(run, take_slots(w, slots_A))
-        where = (head.whole(base.unembed, model.d_model), factors, how.apply_lora, h_BTD)
+        unembed = head.whole(base.unembed, model.d_model)
+        where = adapted_logits(unembed, how.apply_lora), factors, h_BTD
         if loss.ratio_mask is None:
             losses, logprobs, grad_h, grad_head = head_loss_and_grad(*where, rows.targets, token_losses, loss)
         else:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
-from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
+from spmd_tx.coordinator.sampling.bank import BASE_MODEL, UNPLACED, VersionBank
 from spmd_tx.protocol.commands import AdapterSpec, DropPaged, LoadSampler, PageIn, PageOut, WriteSampler
 
 ADAPTER = AdapterSpec(rank=4)
@@ -148,3 +148,47 @@ def test_forgotten_versions_leave_their_slot_and_their_written_out_folder(bank):
     )
     assert bank.take_abandoned() == []
     assert not bank.knows("s")
+
+
+@pytest.fixture
+def models():
+    """Copies of a whole model: the base model's, and two more."""
+    return VersionBank(slots=3, directory=FOLDER, is_of_models=True)
+
+
+def test_rows_use_one_copy_of_a_model_at_a_time_and_take_turns(models):
+    on_disk(models, "a")
+    base = start(models, BASE_MODEL)
+    assert start(models, BASE_MODEL).bank == base.bank == 0
+    assert models.place("a").bank == UNPLACED
+    assert models.place(BASE_MODEL).bank == UNPLACED  # it ends first, now that another one waits
+    models.unpin(0)
+    models.unpin(0)
+    models.new_round()
+    of_a = start(models, "a")
+    assert of_a.bank not in (0, UNPLACED)
+    assert models.place(BASE_MODEL).bank == UNPLACED
+    models.unpin(of_a.bank)
+    models.new_round()
+    assert models.place(BASE_MODEL).bank == 0
+
+
+def test_a_copy_that_no_request_waits_for_is_forgotten_with_its_slot(models):
+    places = [models.reserve(name, ADAPTER) for name in ("a", "b")]
+    assert [each.before for each in places] == [[], []]
+    models.hold("b")
+    assert models.reserve("c", ADAPTER).before == []
+    assert not models.knows("a")
+    weights = models.weights("b")
+    assert models.reserve("d", ADAPTER).before == [PageOut(bank=places[1].bank, version=weights)]
+    assert models.knows("b")
+    assert not models.knows("a")
+
+
+def test_a_copy_with_a_folder_is_read_from_it_again(models):
+    models.reserve("a", ADAPTER)
+    models.register("a", ADAPTER, "/checkpoints/a")
+    models.reserve("b", ADAPTER)
+    assert models.reserve("c", ADAPTER).before == []
+    again = models.place("a")
+    assert again.before == [LoadSampler(bank=again.bank, adapter=ADAPTER, path="/checkpoints/a")]

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_another_optimizer_is_refused_by_name():
 def test_an_adapter_that_cannot_be_is_refused(config, message):
     with pytest.raises(InvalidRequest, match=message):
         check_lora(config, None, LIMITS)
+
+
+def test_all_weights_are_trained_by_models_of_rank_0():
+    limits = replace(LIMITS, max_rank=0)
+    assert check_lora(None, None, limits).rank == 0
+    assert not check_lora(LoraConfig(rank=0, train_mlp=False), None, limits).train_mlp
+    with pytest.raises(InvalidRequest, match=r"rank is 8; this server trains all weights .* send rank 0"):
+        check_lora(LoraConfig(rank=8), None, limits)
 
 
 def test_an_adapter_trains_what_its_config_says():

@@ -64,6 +64,7 @@ class Server:
             shapes=SHAPES,
             on_reply=lambda: None,
             note=lambda stage, requests: None,
+            worked=lambda requests, seconds: None,
             clock=lambda: devices.now,
         )
         self.models = {}

@@ -34,6 +34,9 @@ class FakeLog:
     def note(self, stage, request_ids):
         pass
 
+    def worked(self, request_ids, seconds):
+        pass
+
     async def stored(self, request_ids):
         for request_id in request_ids or ():
             await self.outcome(request_id)

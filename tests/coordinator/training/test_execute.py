@@ -389,3 +389,11 @@ async def test_two_saves_on_one_sampler_number_are_refused(bench):
     await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=0))
     again = bench.save_for_sampler("alice:train:1", 1, sampling_session_seq_id=0)
     assert "sampling_session_seq_id 0 of session 'alice' is already in use" in await bench.failure(again)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "inflight"])
+async def test_weights_that_samples_may_use_are_not_saved_over(bench, kind):
+    bench.create(A)
+    await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=0, kind=kind))
+    again = await bench.failure(bench.save_for_sampler(A, 2, sampling_session_seq_id=0, kind=kind))
+    assert "sampling_session_seq_id 0 of session 'alice' is already in use" in again

@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from spmd_tx.coordinator.training.slots import TURN
+from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.slots import TURN, OneModel
 from spmd_tx.protocol.commands import CreateAdapter, DropSwapped, ForwardBackward, Snapshot, SwapIn, SwapOut
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
 from tests.coordinator.training.fake_trainer import FakeTrainer
@@ -173,3 +174,48 @@ async def test_after_a_crash_more_models_than_slots_are_what_they_were(bench):
         await bench.result(bench.step(model, 4, learning_rate=0.0))
     assert weights(bench) == before
     assert bench.workers.sent(SwapIn)
+
+
+class Asking(TrainedModel):
+    """A model whose first step waits to be sent."""
+
+    def __init__(self, name: str, session: str | None = None) -> None:
+        super().__init__(name, session or name, "somebody", on_step=lambda: None)
+        self.put_later(list, tuple, fills_slot=True)
+
+
+async def test_where_all_weights_are_trained_models_follow_each_other_in_the_order_of_their_coming():
+    slots, models = OneModel(), [Asking(name) for name in MODELS[:3]]
+    a, b, c = models
+
+    def seatable():
+        return slots.seatable(models, models[::-1], at_once=True)
+
+    assert seatable() == [a]
+    assert slots.seat(a) == []
+    assert seatable() == [a]  # also when it has no work: b and c wait for the end of its session
+    assert slots.obstacle(a) is None
+    assert slots.obstacle(b).endswith("place 1 in the queue")
+    assert slots.obstacle(c).endswith("place 2 in the queue")
+    slots.free(b)  # has given up
+    models.remove(b)
+    slots.free(a)
+    models.remove(a)
+    assert seatable() == [c]
+    assert slots.seat(c) == []
+    assert slots.obstacle(c) is None
+
+
+async def test_where_all_weights_are_trained_models_of_one_session_take_turns():
+    slots, first, second = OneModel(), Asking(A, "alice"), Asking("alice:train:1", "alice")
+    other, models = Asking(B), []
+    models += [first, other, second]
+    assert slots.seatable(models, models, at_once=True) == [first]
+    slots.seat(first)
+    assert slots.seatable(models, models, at_once=False) == [first]  # it has work ready
+    assert "of its session" in slots.obstacle(second)
+    first.unsent.clear()
+    models.remove(first)
+    assert slots.seatable(models, models, at_once=True) == [second]
+    assert [type(each) for each in slots.seat(second)] == [SwapOut]
+    assert slots.obstacle(other).endswith("place 1 in the queue")

@@ -23,7 +23,7 @@ SHAPES = {f"train {level}": Shape(4, 256) for level in LEVELS} | {
     "continued prefill": Shape(4, 256),
     "decode": Shape(4, 256),
 }
-QUICKLY = "train full", "continued prefill", "decode"
+QUICKLY = "continued prefill", "decode"
 FACTOR = 1.6
 
 

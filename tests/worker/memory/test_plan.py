@@ -11,6 +11,7 @@ import pytest
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import configured
+from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.memory.plan import Memory, best_plan, report
@@ -343,3 +344,17 @@ def test_a_tpu_has_room_for_a_layer_that_is_decoded():
     ]
     on_gpu, on_tpu = (each.steps.decode(32, 8192) for each in planned if each is not None)
     assert on_tpu - on_gpu == 32 * 3 * 2880 * 2880 * 2
+
+
+def test_a_base_in_fewer_bits_is_proposed_where_it_makes_it_fit():
+    server = sizes(max_context=2048, adapter_slots=1, bank_slots=2, max_rank=16)
+    packed = replace(QWEN3_8B.declared, base_encoding=BASE_DTYPES["int8"])
+    smaller = replace(server, model=configured(packed))
+    maps = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288)
+    assert server.whole_base - smaller.whole_base == maps * (2 - (8 + 16 / 32) / 8)
+    memory = gib(least_memory(server) - 1)
+    assert best_plan(server, memory) is None
+    assert "--base-dtype int8" in list(_remedies(server, partial(best_plan, memory=memory)))
+    assert not any(
+        each.startswith("--base") for each in _remedies(smaller, partial(best_plan, memory=gib(1)))
+    )

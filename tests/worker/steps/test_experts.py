@@ -84,6 +84,7 @@ def test_replaying_what_the_router_chooses_anyway_changes_no_bit(sampler):
             assert np.array_equal(factor, named_factors(free.grad_sum)[name]), name
 
 
+@pytest.mark.slow
 def test_other_experts_are_used_with_their_own_probabilities(sampler, monkeypatch):
     tokens, experts = sampled(sampler)
     others = (experts + 1) % MIXTURE.n_experts
@@ -104,6 +105,7 @@ def test_other_experts_are_used_with_their_own_probabilities(sampler, monkeypatc
     assert np.abs(actual - free[-1, : len(actual)]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_what_company_replays_changes_no_bit():
     engine, w = tiny_engine(kind="mixture"), sampler_weights(MIXTURE)
     ours, others = (random_datum(1, 1),), (random_datum(2, 2),)

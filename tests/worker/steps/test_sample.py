@@ -82,7 +82,8 @@ def test_the_sampler_agrees_with_the_trainer_and_with_one_device(sampler):
         np.testing.assert_allclose(one.logprobs, trainer, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 2), pytest.param((2, 2, 1), marks=pytest.mark.slow)], ids=mesh_name)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 2, 1)], ids=mesh_name)
 def test_a_decode_may_read_matrices_and_factors_where_all_layers_stack_them(shape, monkeypatch):
     """As on GPUs, but for the kernel."""
     found = list[tuple[int, ...]]()

@@ -1,0 +1,182 @@
+"""All weights of a model are trained through the real SDK, which asks for them with rank 0."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+from safetensors.numpy import load_file
+from tinker import types
+
+from spmd_tx.models.config import read_model_config
+from tests.sdk.examples import (
+    SECONDS,
+    batch,
+    drawn,
+    logprobs_of,
+    prompt,
+    random_tokens,
+    sample,
+    supervised,
+    train,
+)
+from tests.sdk.server import BASE_MODEL, Server, serving
+
+pytestmark = pytest.mark.slow
+
+ADAM = types.AdamParams(learning_rate=3e-3, weight_decay=0.01, grad_clip_norm=1.0)
+DATA, QUESTION = batch(seed=0), batch(seed=9)
+PROMPT = random_tokens(12, seed=5)
+
+
+@pytest.fixture(scope="module")
+def full_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    data_dir = tmp_path_factory.mktemp("full") / "data"
+    with serving(model_dir, data_dir, full_parameters=True, snapshot_seconds=0) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture
+def tenant(full_server: Server) -> Iterator[tinker.ServiceClient]:
+    assert full_server.process.poll() is None, full_server.log[-10_000:]
+    client = tinker.ServiceClient(base_url=full_server.url, api_key="tml-test")
+    yield client
+    client.close("success").result(SECONDS)
+
+
+def begin(tenant: tinker.ServiceClient, *, train_all: bool = True) -> tinker.TrainingClient:
+    training = tenant.create_lora_training_client(
+        BASE_MODEL, rank=0, train_mlp=train_all, train_unembed=train_all
+    )
+    return training.result(SECONDS)
+
+
+def test_a_model_learns_samples_and_is_saved(tenant, full_server, model_dir):
+    base = tenant.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+    before = sample(base, PROMPT, drawn())
+    trainer = begin(tenant)
+    info = trainer.get_info()
+    assert (info.is_lora, info.lora_rank) == (False, 0)
+    losses = [train(trainer, DATA, adam=ADAM) for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.9 * losses[0]
+
+    path = trainer.save_weights_for_sampler("whole").result(SECONDS).path
+    sampler = tenant.create_sampling_client(model_path=path).result(SECONDS)
+    told = np.array(sampler.compute_logprobs(prompt(PROMPT)).result(SECONDS)[1:])
+    np.testing.assert_allclose(told, logprobs_of(trainer, [supervised(PROMPT)]), atol=1e-4)
+    after = sample(sampler, PROMPT, drawn())
+    assert after.logprobs != before.logprobs
+    assert sample(base, PROMPT, drawn()).logprobs == before.logprobs  # beside it, from another copy
+
+    (written,) = full_server.data_dir.glob("checkpoints/*/sampler_weights/whole")
+    assert read_model_config(written) == read_model_config(model_dir)
+    old, new = load_file(model_dir / "model.safetensors"), load_file(written / "model.safetensors")
+    assert old.keys() == new.keys()
+    assert not any(np.array_equal(old[name].astype(np.float32), new[name]) for name in old)
+
+
+def test_samplers_of_several_versions_take_turns(tenant):
+    trainer = begin(tenant)
+    samplers, answers = [], []
+    for _ in range(2):
+        train(trainer, DATA, adam=ADAM)
+        samplers.append(trainer.save_weights_and_get_sampling_client())
+        answers.append(sample(samplers[-1], PROMPT, drawn()))
+    assert len({tuple(answer.logprobs) for answer in answers}) == 2
+    futures = [sampler.sample(prompt(PROMPT), 4, drawn(40)) for sampler in samplers * 3]
+    for sampler, answer in zip(samplers, answers, strict=True):
+        assert sample(sampler, PROMPT, drawn()).logprobs == answer.logprobs
+    assert all(len(future.result(SECONDS).sequences) == 4 for future in futures)
+
+
+def test_groups_that_are_not_trained_stay(tenant, full_server, model_dir):
+    trainer = begin(tenant, train_all=False)
+    train(trainer, DATA, adam=ADAM)
+    trainer.save_weights_for_sampler("attention").result(SECONDS)
+    (written,) = full_server.data_dir.glob("checkpoints/*/sampler_weights/attention")
+    old, new = load_file(model_dir / "model.safetensors"), load_file(written / "model.safetensors")
+    moved = {name for name in old if not np.array_equal(old[name].astype(np.float32), new[name])}
+    assert moved
+    assert all("self_attn" in name or "input_layernorm" in name for name in moved)
+
+
+def test_a_run_goes_on_from_its_state_and_from_an_export(tenant, full_server):
+    trainer = begin(tenant)
+    train(trainer, DATA, adam=ADAM)
+    state = trainer.save_state("one").result(SECONDS).path
+    export = trainer.save_weights_external("export").result(SECONDS).path
+    weights = logprobs_of(trainer, QUESTION)
+    train(trainer, DATA, adam=ADAM)
+    expected = logprobs_of(trainer, QUESTION)
+
+    trainer.load_state_with_optimizer(state).result(SECONDS)
+    np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), weights)
+    train(trainer, DATA, adam=ADAM)
+    np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), expected)
+    # Models of one session take turns on the device.
+    other = tenant.create_training_client_from_state(export).result(SECONDS)
+    np.testing.assert_array_equal(logprobs_of(other, QUESTION), weights)
+    np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), expected)
+
+
+def test_another_client_waits_until_the_session_before_it_has_ended(tenant, full_server):
+    first = begin(tenant)
+    train(first, DATA, adam=ADAM)
+    other = tinker.ServiceClient(base_url=full_server.url, api_key="tml-other")
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(begin, other)
+        time.sleep(2)
+        train(first, DATA, adam=ADAM)
+        assert not waiting.done()
+        tenant.close("success").result(SECONDS)
+        train(waiting.result(SECONDS), DATA, adam=ADAM)
+    other.close("success").result(SECONDS)
+
+
+def test_a_run_whose_worker_is_killed_ends_bit_for_bit(tenant, full_server):
+    def run(trainer: tinker.TrainingClient, kill_in: int | None) -> np.ndarray:
+        for step in range(6):
+            gradient = trainer.forward_backward(DATA, "cross_entropy")
+            update = trainer.optim_step(ADAM)
+            if step == kill_in:
+                os.kill(full_server.worker_pids()[0], signal.SIGKILL)
+            update.result(SECONDS)
+            gradient.result(SECONDS)
+        return logprobs_of(trainer, QUESTION)
+
+    expected = run(begin(tenant), None)
+    tenant.close("success").result(SECONDS)
+    again = tinker.ServiceClient(base_url=full_server.url, api_key="tml-test")
+    np.testing.assert_array_equal(run(begin(again), 3), expected)
+    again.close("success").result(SECONDS)
+
+
+def test_two_processes_train_and_write_a_whole_model(model_dir, tmp_path):
+    options = {"num_processes": 2, "fully_sharded_data_parallel_size": 2, "full_parameters": True}
+    with serving(model_dir, tmp_path / "data", **options) as server:
+        server.wait_until_ready()
+        tenant = tinker.ServiceClient(base_url=server.url, api_key="tml-two")
+        trainer = begin(tenant)
+        train(trainer, DATA, adam=ADAM)
+        path = trainer.save_weights_for_sampler("whole").result(SECONDS).path
+        sampler = tenant.create_sampling_client(model_path=path).result(SECONDS)
+        told = np.array(sampler.compute_logprobs(prompt(PROMPT)).result(SECONDS)[1:])
+        np.testing.assert_allclose(told, logprobs_of(trainer, [supervised(PROMPT)]), atol=1e-4)
+        tenant.close("success").result(SECONDS)
+        (written,) = server.data_dir.glob("checkpoints/*/sampler_weights/whole")
+        assert (
+            load_file(written / "model.safetensors").keys()
+            == load_file(model_dir / "model.safetensors").keys()
+        )
+
+
+def test_an_adapter_is_refused(tenant):
+    with pytest.raises(tinker.BadRequestError, match="trains all weights"):
+        tenant.create_lora_training_client(BASE_MODEL, rank=8).result(SECONDS)
