@@ -3,12 +3,13 @@
 import sys
 import time
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.options import DEFAULTS, DataDir, environment_variable
+from spmd_tx.errors import StartError
 
 NEWS_SECONDS = 2.0  # between two lines of progress
 
@@ -31,8 +32,23 @@ class Dtype(StrEnum):
 
 
 def export_weights(
-    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="PEFT folder of the adapter.")],
-    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
+    adapter: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADAPTER", help="tinker:// path of a checkpoint in --data-dir, or a folder of one."
+        ),
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(help="Folder to write, which must not exist, or a URL such as s3://bucket/path."),
+    ] = None,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="Repository of the Hugging Face Hub to push to, as well."),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a repository that is new on the hub private.")
+    ] = False,
     form: Annotated[
         Format,
         typer.Option(
@@ -49,27 +65,44 @@ def export_weights(
         Dtype,
         typer.Option(help="Type of the weights. base keeps the base model's, also FP8, MXFP4 and INT4."),
     ] = Dtype.BASE,
+    data_dir: DataDir = DEFAULTS.data_dir,
+    checkpoints_base: Annotated[
+        str | None,
+        typer.Option(
+            envvar=environment_variable("checkpoints_base"),
+            show_envvar=False,
+            help="Where the server keeps checkpoints, if it was started with this option.",
+        ),
+    ] = None,
 ) -> None:
     """Write an adapter as a merged Hugging Face checkpoint, or for PEFT or Tinker.
 
-    Takes the folder of a checkpoint for sampling or of an export, or one of
-    PEFT's. A merged model is a model of its own, which vLLM, SGLang,
-    transformers and others load; its export goes on where it was interrupted.
+    Takes any checkpoint of a server, which need not run, and folders of PEFT.
+    A merged model is a model of its own, which vLLM, SGLang, transformers and
+    others load; its export to a folder goes on where it was interrupted.
     """
-    from spmd_tx.coordinator.agent.base_model import find_model
-    from spmd_tx.errors import StartError
+    from spmd_tx.cli.export_destinations import open_destination
+    from spmd_tx.cli.export_sources import open_adapter
+    from spmd_tx.coordinator.agent.base_model import find_config, find_model
     from spmd_tx.exports.adapter import base_model_of
     from spmd_tx.exports.adapter_formats import export_adapter
     from spmd_tx.exports.merged import export_merged
 
     if form is not Format.MERGED and dtype is not Dtype.BASE:
         raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
-    model_dir = find_model(base_model or base_model_of(adapter))
-    if form is Format.MERGED:
-        export_merged(adapter, model_dir, out, None if dtype is Dtype.BASE else dtype.value, _Progress())
-    else:
-        export_adapter(adapter, model_dir, out, form.value, base_model)
-    typer.echo(str(out))
+    with (
+        open_adapter(adapter, data_dir, checkpoints_base, base_model) as folder,
+        open_destination(out, push_to_hub, is_private=private) as place,
+    ):
+        named = base_model or base_model_of(folder)
+        if form is Format.MERGED:
+            export_merged(
+                folder, find_model(named), place, None if dtype is Dtype.BASE else dtype.value, _Progress()
+            )
+        else:
+            export_adapter(folder, find_config(named), place, form.value, base_model)
+    for written in filter(None, (out, push_to_hub)):
+        typer.echo(written)
 
 
 class _Progress:

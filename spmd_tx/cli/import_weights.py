@@ -18,21 +18,25 @@ def import_weights(
     url: Url = LOCAL,
     api_key: ApiKey = "",
     project: Annotated[str | None, typer.Option(help="Project of the training run that is made.")] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rank that the adapter gets, if some of its modules have more than its r."),
+    ] = None,
 ) -> None:
     """Upload a LoRA adapter to a running server, and print its tinker:// path.
 
     Takes folders of PEFT and those that hosted Tinker exports. The checkpoint
     can be loaded to train on, without an optimizer state, and sampled.
     """
-    typer.echo(upload(Server(url, api_key), directory, project))
+    typer.echo(upload(Server(url, api_key), directory, project, rank))
 
 
-def upload(server: Server, directory: Path, project: str | None = None) -> str:
+def upload(server: Server, directory: Path, project: str | None = None, rank: int | None = None) -> str:
     """Return the path of the new checkpoint. Raises StartError."""
     served = server.ask("get_server_capabilities")["supported_models"][0]["model_name"]
     body = {
         "base_model": served,
-        "lora_config": lora_config(directory),
+        "lora_config": lora_config(directory) | ({} if rank is None else {"rank": rank}),
         "destination_project_id": project,
     }
     upload = server.ask("external_weights_upload_start", body)

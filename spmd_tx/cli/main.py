@@ -16,12 +16,20 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.export_weights import export_weights
 from spmd_tx.cli.import_weights import import_weights
 from spmd_tx.cli.keys import keys
-from spmd_tx.cli.options import DEFAULTS, HELP, DatabaseUrl, DataDir, read_limits, server_options
+from spmd_tx.cli.options import (
+    DEFAULTS,
+    HELP,
+    DatabaseUrl,
+    DataDir,
+    environment_variable,
+    read_limits,
+    server_options,
+)
 from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.cli.runs import runs
-from spmd_tx.config import ServerConfig
+from spmd_tx.config import LogFormat, ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
 from spmd_tx.processes import private
@@ -99,6 +107,12 @@ def worker(
     coordinator_timeout: Annotated[
         float, typer.Option(min=1, help="Seconds without a sign of the coordinator until this process exits.")
     ] = 600,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            envvar=environment_variable("log_format"), show_envvar=False, help=HELP["Server"]["log_format"]
+        ),
+    ] = DEFAULTS.log_format,
 ) -> None:
     """Run one worker process of a server on another host.
 
@@ -117,7 +131,7 @@ def worker(
         base_model=base_model,
         patience=coordinator_timeout,
     )
-    raise typer.Exit(asyncio.run(remote_agent.run(options)))
+    raise typer.Exit(asyncio.run(remote_agent.run(options, log_format=log_format)))
 
 
 Family = Annotated[str, typer.Option(help=f"Kind of the model: {', '.join(tiny_families.FAMILIES)}.")]
@@ -126,18 +140,28 @@ Family = Annotated[str, typer.Option(help=f"Kind of the model: {', '.join(tiny_f
 @app.command()
 def demo(
     learning_rate: Annotated[
-        float, typer.Option(min=0, help="Adam's learning rate; with 0 the reward must stay flat.")
-    ] = 0.006,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Adam's learning rate; with 0 the reward must stay flat. Default: 0.006, or 0.01 for all "
+            "weights.",
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=10, help="Steps of reinforcement learning.")] = 40,
     out: Annotated[Path, typer.Option(help="Folder for the model, the server's data and the plot.")] = Path(
         "demo"
     ),
     family: Family = "qwen3",
+    full_parameters: Annotated[
+        bool, typer.Option("--full-parameters", help="Train all weights instead of an adapter.")
+    ] = False,
 ) -> None:
     """Start a server, train a tiny model with it, and plot the reward."""
     from spmd_tx.demo import run
 
-    raise typer.Exit(run.run(learning_rate, steps, out, tiny_families.family_named(family)))
+    rate = (0.01 if full_parameters else 0.006) if learning_rate is None else learning_rate
+    name = tiny_families.family_named(family)
+    raise typer.Exit(run.run(rate, steps, out, name, full_parameters=full_parameters))
 
 
 @app.command()

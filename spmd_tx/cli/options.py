@@ -24,6 +24,10 @@ HELP = {
         "expert_weights": "packed keeps a mixture's experts on the devices as the checkpoint has them, in "
         "MXFP4, FP8 or INT4, and decodes them where they are multiplied: a half to a quarter of the memory, "
         "for somewhat slower steps. unpacked decodes them once, while they are loaded.",
+        "base_dtype": "Type in which the frozen matrices that adapters are added to are kept on the devices: "
+        "int8, fp8 or int4, with a scale for every 32 or 64 numbers. They are rounded while they are loaded, "
+        "for training and sampling alike, and decoded where they are multiplied: a half to a quarter of the "
+        "memory, for somewhat slower steps. Adapters stay in full precision.",
         "max_context_length": "Maximum tokens of a prompt and its answer. Default: the model's own limit.",
     },
     "Mesh": {
@@ -37,6 +41,9 @@ HELP = {
         "num_processes": "Number of worker processes; each takes an equal part of the devices.",
     },
     "Adapters": {
+        "full_parameters": "Train all weights of the base model, of one model at a time, instead of LoRA "
+        "adapters. Clients ask for it with rank 0; others wait until the session of the one that is trained "
+        "has ended. The other options of adapters, and --sampler-slots, have no effect then.",
         "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Any number of "
         "others wait in host memory or on disk.",
         "max_lora_rank": "Largest LoRA rank that a client may ask for.",
@@ -47,6 +54,8 @@ HELP = {
     "Server": {
         "host": "Address to listen on; 0.0.0.0 is every address of this machine.",
         "port": "TCP port to listen on; 0 picks a free one.",
+        "log_format": "Form of the log on standard error: text for people, json with an object per line for "
+        "collectors of logs.",
         "insecure_no_auth": "Listen on --host even though there are no API keys: everyone who can reach the "
         "port has access to everything. Has no effect once there are keys.",
         "trusted_proxies": "Addresses and networks, such as 10.0.0.0/8, of reverse proxies whose "

@@ -110,7 +110,7 @@ def make(config: ServerConfig, devices: Devices) -> Planned:
     from spmd_tx.coordinator.agent.base_model import find_config
 
     directory = find_config(config.base_model)
-    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights)
+    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
     if config.mesh is None:
         return _choose(config, model, devices)
     _check_count(config, devices)
@@ -130,7 +130,7 @@ def compile_for(config: ServerConfig, devices: Devices, wish: Wish, *, as_json: 
     from spmd_tx.coordinator.agent.base_model import find_config
 
     directory = find_config(config.base_model)
-    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights)
+    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
     if config.mesh is not None:
         _check_count(config, devices)
     meshes = list(_meshes(config, model, devices.count)) if config.mesh is None else [config.mesh]

@@ -1,7 +1,6 @@
 """Reads the factors of an adapter from a PEFT folder, ours or another's. No JAX."""
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from spmd_tx.models.adapter_files import (
     TENSOR,
     WEIGHTS_FILE,
     Module,
+    alpha_of,
     group_of_module,
     modules,
     spelling,
@@ -32,6 +32,11 @@ def base_model_of(folder: Path) -> str:
     """Return the base model that the adapter names. Raises StartError."""
     try:
         return json.loads((folder / CONFIG_FILE).read_bytes())["base_model_name_or_path"] or ""
+    except FileNotFoundError:
+        raise StartError(
+            f"{folder} has no {CONFIG_FILE}; name the folder of an adapter, or the tinker:// path of a "
+            "checkpoint"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise StartError(
             f"{folder / CONFIG_FILE} names no base model ({problem!r}); name it with --base-model"
@@ -46,11 +51,6 @@ def layout_of(folder: Path) -> ExpertLora:
     except (OSError, SafetensorError) as problem:
         raise StartError(f"{folder} is no PEFT folder, or is damaged: {problem!r}") from None
     return "per-expert" if is_own else "shared-outer"
-
-
-def _alpha(config: Mapping[str, Any]) -> float:
-    """Return the alpha by which the rank's inverse scales; rank-stabilised LoRA has it times sqrt(r)."""
-    return float(config["lora_alpha"]) * (math.sqrt(config["r"]) if config.get("use_rslora") else 1.0)
 
 
 def _check_plain(folder: Path, config: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class AdapterFolder:
             }
             self.spec = AdapterSpec(
                 rank=int(config["r"]),
-                alpha=_alpha(config),
+                alpha=alpha_of(float(config["lora_alpha"]), int(config["r"]), bool(config.get("use_rslora"))),
                 train_attn="attn" in groups,
                 train_mlp="mlp" in groups,
                 train_unembed="unembed" in groups,

@@ -1,16 +1,12 @@
 """Writes an adapter for other libraries: as hosted Tinker has it, or as PEFT loads it. No JAX.
 
-PEFT adapts the modules and parameters that transformers 5 has, in which several maps may lie in one matrix:
-W += [B1 0; 0 B2] [A1; A2] (block-diagonal B). The matrices of all experts are one parameter
-``mlp.experts.gate_up_proj`` or ``down_proj`` (``target_parameters``), whose factors A [experts · rank, in]
-and B [out, rank · experts] have the expert's number as the slowest and as the fastest index.
+models/peft_targets.py says what PEFT adapts.
 
 Dimension key: X expert, R rank, I input width, O output width.
 """
 
 import json
 import re
-import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,9 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside
-from spmd_tx.errors import StartError
 from spmd_tx.exports.adapter import AdapterFolder, base_model_of, layout_of
+from spmd_tx.exports.staging import identity, staged
 from spmd_tx.models.adapter_files import (
     CONFIG_FILE,
     PREFIX,
@@ -33,14 +28,13 @@ from spmd_tx.models.adapter_files import (
     write_tensors,
 )
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.models.declared.layers import HEAD, LM_HEAD
-from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.models.peft_targets import module_of, rows_of, target_of
 
 AdapterFormat = Literal["peft", "tinker"]
 
 HOSTED_HEAD = f"{PREFIX}model.unembed_tokens"
 GPT_OSS = "GptOssForCausalLM"  # whose attention has another name in hosted Tinker
-GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 BUFFER_BYTES = 1 << 20
 
 
@@ -66,25 +60,15 @@ def export_adapter(
     ``base_model`` is named in the result; None: what the adapter names. Of ``model_dir`` only config.json is
     read.
     """
-    if out.exists():
-        raise StartError(f"{out} exists already; name a folder that does not, or remove it")
     model = read_model_config(model_dir, layout_of(folder))
     adapter = AdapterFolder(folder, model)
-    content = (_for_peft if form == "peft" else _as_hosted)(
-        adapter, model, base_model or base_model_of(folder)
-    )
-    staged = unique_beside(out, "partial")
-    make_folder(staged)
-    try:
+    base_model = base_model or base_model_of(folder)
+    content = (_for_peft if form == "peft" else _as_hosted)(adapter, model, base_model)
+    with staged(out, identity(folder, format=form, base_model=base_model)) as place:
         shapes = {name: stored.shape for name, stored in content.tensors.items()}
-        with (staged / WEIGHTS_FILE).open("wb", buffering=BUFFER_BYTES) as file:
+        with (place / WEIGHTS_FILE).open("wb", buffering=BUFFER_BYTES) as file:
             write_tensors(file, shapes, lambda name: content.tensors[name].make())
-        (staged / CONFIG_FILE).write_bytes(content.config)
-        sync_tree(staged)
-        put_in_place(staged, out)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+        (place / CONFIG_FILE).write_bytes(content.config)
 
 
 def _as_hosted(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
@@ -181,26 +165,19 @@ def _for_peft(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Co
     targets = _targets(adapter, model)
     tensors: dict[str, Stored] = {}
     for name, target in targets.items():
-        tensors |= _pair(_module_of(name, targets), target.a(), target.b())
+        tensors |= _pair(PREFIX + module_of(name), target.a(), target.b())
     return Content(tensors, _config(adapter, model, base_model, targets))
-
-
-def _module_of(name: str, targets: dict[str, _Target]) -> str:
-    """Return the module in which PEFT has a target's factors; it wraps parameters of one module in turn."""
-    if name.endswith(GATE_UP):
-        return f"{PREFIX}{name.rpartition('.')[0]}.base_layer"
-    return PREFIX + (name.rpartition(".")[0] if name.endswith(DOWN) else name)
 
 
 def _targets(adapter: AdapterFolder, model: ModelConfig) -> dict[str, _Target]:
     """Return the targets by their names in transformers."""
     modules: dict[tuple[str, str], list[Module]] = defaultdict(list)  # by target and map
     for module in adapter.modules:
-        modules[_target_of(module, model), module.map].append(module)
+        modules[target_of(module, model), module.map].append(module)
     found: dict[str, _Target] = {}
     for (name, map_name), own in modules.items():
         declared = model.declared.adapted[map_name].map
-        rows, height = _rows(declared)
+        rows, height = rows_of(declared)
         part = _Part(own, rows, own[0].a[-2])
         if name in found:
             seen = found[name]
@@ -208,27 +185,6 @@ def _targets(adapter: AdapterFolder, model: ModelConfig) -> dict[str, _Target]:
         else:
             found[name] = _Target(adapter, [part], declared.experts, declared.width_in, height)
     return found
-
-
-def _target_of(module: Module, model: ModelConfig) -> str:
-    found = model.declared.adapted[module.map]
-    if found.numbers is None:
-        return LM_HEAD.module
-    number = found.numbers[module.at[0]]
-    if not found.map.experts:
-        return found.map.source.module.format(layer=number)
-    at = found.map.adapter_module.partition("mlp.experts.")[0].format(layer=number)
-    return at + (DOWN if found.map.name == "down" else GATE_UP)
-
-
-def _rows(declared: Map) -> tuple[slice, int]:
-    """Return where the outputs of a map are in its target, and how many the target has up to its last."""
-    if declared.source.rows is not None:
-        return slice(*declared.source.rows), declared.source.rows[1]
-    if declared.experts and declared.name in ("gate", "up"):  # which transformers puts one behind the other
-        first = declared.width_out if declared.name == "up" else 0
-        return slice(first, first + declared.width_out), first + declared.width_out
-    return slice(None), declared.width_out
 
 
 def _config(

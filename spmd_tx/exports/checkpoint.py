@@ -1,70 +1,57 @@
 """Writes a merged model as a complete Hugging Face checkpoint. No JAX.
 
 Files are written beside their place. One that is there under its own name is whole, so an export that was
-interrupted goes on behind the last of them; the folder gets its name when all are there.
+interrupted goes on behind the last of them.
 """
 
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from spmd_tx.durable_files import make_folder, put_in_place, sync, sync_tree, write_file
-from spmd_tx.errors import StartError
-from spmd_tx.exports.tensors import Tensor, Tensors
+from spmd_tx.durable_files import sync, write_file
+from spmd_tx.exports.staging import STAGED
+from spmd_tx.exports.tensors import Tensor
 from spmd_tx.models.adapter_files import safetensors_header
 from spmd_tx.models.checkpoint_files import INDEX_FILE, SINGLE_FILE, Files
 
-STAGED = ".partial"  # suffix of the folder while it is written
-IDENTITY = "export.json"  # in the staged folder: what is exported
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 BUFFER_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]  # bytes written, bytes of all
 
 
-def write_checkpoint(
-    place: Path, files: Files, tensors: Tensors, identity: dict[str, str], progress: Progress
-) -> None:
-    """Write the folder ``place``, which must not exist. Raises StartError.
+class Content(Protocol):
+    """Defines what is asked of the tensors that are written: as tensors.Tensors answers."""
 
-    ``identity`` says what is exported; a staged folder of something else is not continued.
-    """
-    if place.exists():
-        raise StartError(f"{place} exists already; name a folder that does not, or remove it")
-    staged = place.with_name(place.name + STAGED)
-    _open_staged(staged, identity)
+    @property
+    def dtype(self) -> str | None: ...
+
+    @property
+    def is_encoded(self) -> bool: ...
+
+    def made_of(self, names: Iterable[str]) -> list[Tensor]: ...
+
+    def content(self, tensor: Tensor) -> Iterator[np.ndarray]: ...
+
+
+def write_checkpoint(folder: Path, files: Files, tensors: Content, progress: Progress) -> None:
+    """Write all files into ``folder``, except those that are there already."""
     plan = _plan(files, tensors)
     total, done = sum(each.size for of_file in plan.values() for each in of_file), 0
     for name, of_file in plan.items():
-        if not (staged / name).exists():
-            _write_file(staged / name, of_file, tensors, lambda size, done=done: progress(done + size, total))
+        if not (folder / name).exists():
+            _write_file(folder / name, of_file, tensors, lambda size, done=done: progress(done + size, total))
         done += sum(each.size for each in of_file)
         progress(done, total)
-    _write_rest(staged, files.model_dir, plan, tensors, total)
-    sync_tree(staged)
-    put_in_place(staged, place)
-    (place / IDENTITY).unlink()  # until here an export that is killed goes on
+    _write_rest(folder, files.model_dir, plan, tensors, total)
 
 
-def _open_staged(staged: Path, identity: dict[str, str]) -> None:
-    content = json.dumps(identity, indent=2).encode()
-    if staged.exists() and any(staged.iterdir()):
-        found = staged / IDENTITY
-        if not found.exists() or found.read_bytes() != content:
-            raise StartError(
-                f"{staged} holds the begin of another export; remove it, or name another folder with --out"
-            )
-        return
-    make_folder(staged)
-    write_file(staged / IDENTITY, content)
-
-
-def _plan(files: Files, tensors: Tensors) -> dict[str, list[Tensor]]:
+def _plan(files: Files, tensors: Content) -> dict[str, list[Tensor]]:
     """Return the tensors of each file of the result; they lie in the base model's files."""
     names: dict[str, list[str]] = defaultdict(list)
     for name in files.names:
@@ -72,7 +59,7 @@ def _plan(files: Files, tensors: Tensors) -> dict[str, list[Tensor]]:
     return {file: tensors.made_of(sorted(of_file)) for file, of_file in sorted(names.items())}
 
 
-def _write_file(path: Path, made: list[Tensor], tensors: Tensors, progress: Callable[[int], None]) -> None:
+def _write_file(path: Path, made: list[Tensor], tensors: Content, progress: Callable[[int], None]) -> None:
     beside = path.with_name(path.name + STAGED)
     done = 0
     with beside.open("wb", buffering=BUFFER_BYTES) as file:
@@ -87,24 +74,24 @@ def _write_file(path: Path, made: list[Tensor], tensors: Tensors, progress: Call
 
 
 def _write_rest(
-    staged: Path, model_dir: Path, plan: dict[str, list[Tensor]], tensors: Tensors, total: int
+    folder: Path, model_dir: Path, plan: dict[str, list[Tensor]], tensors: Content, total: int
 ) -> None:
     """Write the index and config.json, and copy what else the base model has beside its weights."""
     for path in sorted(model_dir.iterdir()):
         if path.is_file() and not path.name.endswith((*WEIGHTS, ".py")) and not path.name.startswith("."):
-            shutil.copyfile(path, staged / path.name)
+            shutil.copyfile(path, folder / path.name)
     if list(plan) != [SINGLE_FILE]:
         weight_map = {each.name: file for file, made in plan.items() for each in made}
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        write_file(staged / INDEX_FILE, (json.dumps(index, indent=2) + "\n").encode())
+        write_file(folder / INDEX_FILE, (json.dumps(index, indent=2) + "\n").encode())
     config = json.loads((model_dir / "config.json").read_bytes())
     is_untied = any(each.name != each.base and not each.encoding for made in plan.values() for each in made)
     write_file(
-        staged / "config.json", (json.dumps(_config(config, tensors, is_untied), indent=2) + "\n").encode()
+        folder / "config.json", (json.dumps(_config(config, tensors, is_untied), indent=2) + "\n").encode()
     )
 
 
-def _config(config: dict[str, Any], tensors: Tensors, is_untied: bool) -> dict[str, Any]:
+def _config(config: dict[str, Any], tensors: Content, is_untied: bool) -> dict[str, Any]:
     """Return the base model's config.json as the result needs it, also where it is nested (text_config)."""
     changed = {
         key: _config(value, tensors, is_untied) if isinstance(value, dict) else value

@@ -1,14 +1,13 @@
 """Merges an adapter into its base model. No JAX."""
 
-import hashlib
 from pathlib import Path
 
 from spmd_tx.errors import StartError
 from spmd_tx.exports.adapter import AdapterFolder, layout_of
 from spmd_tx.exports.checkpoint import Progress, write_checkpoint
 from spmd_tx.exports.merge import Merge
+from spmd_tx.exports.staging import identity, staged
 from spmd_tx.exports.tensors import Tensors
-from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from spmd_tx.models.checkpoint_files import Files
 from spmd_tx.models.config import read_model_config
 
@@ -28,9 +27,9 @@ def export_merged(
     files = Files(model_dir)
     merge = Merge(AdapterFolder(adapter, model), model)
     _check(merge, files)
-    write_checkpoint(
-        out, files, Tensors(files, model, merge, dtype), _identity(adapter, model_dir, dtype), progress
-    )
+    exported = identity(adapter, base_model=str(model_dir.resolve()), dtype=str(dtype))
+    with staged(out, exported) as folder:
+        write_checkpoint(folder, files, Tensors(files, model, merge, dtype), progress)
 
 
 def _check(merge: Merge, files: Files) -> None:
@@ -40,11 +39,3 @@ def _check(merge: Merge, files: Files) -> None:
             raise StartError(
                 f"{files.model_dir} has no tensor {name}, which the adapter changes; is it of another model?"
             )
-
-
-def _identity(adapter: Path, model_dir: Path, dtype: str | None) -> dict[str, str]:
-    found = {"base_model": str(model_dir.resolve()), "dtype": str(dtype)}
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        with (adapter / name).open("rb") as file:
-            found[name] = hashlib.file_digest(file, "blake2b").hexdigest()
-    return found

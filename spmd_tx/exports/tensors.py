@@ -43,6 +43,7 @@ class Tensors:
         """``dtype`` is one of FLOATS; None: each tensor stays as the base model has it, also encoded."""
         self._files, self._merge, self._dtype = files, merge, dtype
         self._parts = _encoded_parts(files, model)
+        self._scales: tuple[str, list[np.ndarray]] = "", []  # of the matrix whose numbers came last
 
     @property
     def dtype(self) -> str | None:
@@ -79,16 +80,26 @@ class Tensors:
         """Yield the tensor's numbers from the first to the last, some rows at a time."""
         changed = tensor.name if tensor.encoding is None else tensor.base
         is_changed = changed in self._merge.changes
-        if not is_changed and (tensor.encoding is None or tensor.part):
+        if tensor.part == "shape" or (not is_changed and (tensor.encoding is None or tensor.part)):
             yield from self._copied(tensor)
-            return
-        for matrix, first, rows in self._rows(tensor):
-            if is_changed:
-                self._merge.add(changed, matrix, first, rows)
-            if tensor.encoding is not None and tensor.part:
-                yield encode(tensor.encoding, rows)[tensor.part == "scales"]
-            else:
+        elif tensor.part == "scales" and self._scales[0] == tensor.base:
+            yield from self._scales[1]
+        elif tensor.encoding is not None and tensor.part:
+            yield from self._encoded(tensor, tensor.encoding)
+        else:
+            for matrix, first, rows in self._rows(tensor):
+                if is_changed:
+                    self._merge.add(changed, matrix, first, rows)
                 yield rows.astype(DTYPES[tensor.dtype])
+
+    def _encoded(self, tensor: Tensor, encoding: Encoding) -> Iterator[np.ndarray]:
+        """Yield the numbers, and keep the scales, which mostly follow; or yield the scales alone."""
+        self._scales = tensor.base, []
+        for matrix, first, rows in self._rows(tensor):
+            self._merge.add(tensor.base, matrix, first, rows)
+            numbers, scales = encode(encoding, rows)
+            self._scales[1].append(scales)
+            yield scales if tensor.part == "scales" else numbers
 
     def _copied(self, tensor: Tensor) -> Iterator[np.ndarray]:
         flat = self._files.tensor(tensor.name).reshape(-1)

@@ -258,7 +258,7 @@ def agents(monkeypatch):
     """Record the options of agents instead of starting them."""
     started = []
 
-    async def run(options):
+    async def run(options, log_format):
         started.append(options)
         return 0
 

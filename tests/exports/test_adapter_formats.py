@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +13,6 @@ from typer.testing import CliRunner
 
 from spmd_tx.cli.main import app
 from spmd_tx.errors import StartError
-from spmd_tx.exports import adapter_formats
 from spmd_tx.exports.adapter_formats import export_adapter
 from spmd_tx.exports.merged import export_merged
 from spmd_tx.models.checkpoint_files import SINGLE_FILE
@@ -126,14 +128,41 @@ def test_from_the_command_line(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from spmd_tx.exports import adapter_formats
+from spmd_tx.exports.adapter_formats import export_adapter
+adapter, model, out, form, where = sys.argv[1:]
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+class Half(adapter_formats.AdapterFolder):
+    reads = 0
+    def factors(self, *arguments):
+        self.reads += 1
+        return super().factors(*arguments) if self.reads < 9 else kill()
+if where == "half":
+    adapter_formats.AdapterFolder = Half
+else:
+    adapter_formats.CONFIG_FILE = type("Name", (), {"__rtruediv__": kill})()
+export_adapter(Path(adapter), Path(model), Path(out), form)
+"""
+
+
+@pytest.mark.parametrize("form, where", [("peft", "half"), ("tinker", "config")])
+def test_an_export_that_was_killed_is_not_there_and_can_be_repeated(tmp_path, form, where):
     path = families.write(tmp_path / "model", "qwen2")
     folder = write_folder(tmp_path / "adapter", ADAPTER, read_model_config(path), "tiny")
-
-    def fail(place):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(adapter_formats, "sync_tree", fail)
-    with pytest.raises(OSError, match="no space left"):
-        export_adapter(folder, path, tmp_path / "out", "peft")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["adapter", "model"]
+    arguments = [folder, path, tmp_path / "out", form, where]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["adapter", "model", "out.partial"]
+    other = "tinker" if form == "peft" else "peft"
+    with pytest.raises(StartError, match="begin of another export"):
+        export_adapter(folder, path, tmp_path / "out", other)
+    export_adapter(folder, path, tmp_path / "out", form)
+    export_adapter(folder, path, tmp_path / "whole", form)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["adapter", "model", "out", "whole"]
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [CONFIG, WEIGHTS]
+    for name in (CONFIG, WEIGHTS):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from spmd_tx.cli.main import app
 from spmd_tx.demo.tiny_families import stored_shapes
 from spmd_tx.errors import StartError
+from spmd_tx.exports import tensors as exported
 from spmd_tx.exports.merged import export_merged
 from spmd_tx.models import huggingface, peft
 from spmd_tx.models.base_weights import weights
@@ -136,6 +137,33 @@ def test_encoded_experts_are_encoded_again(tmp_path, encoding):
     check(path, folder, tmp_path / "merged", ADAPTER, tolerance)
     config = json.loads((tmp_path / "merged/config.json").read_bytes())
     assert config["quantization_config"] == encoded_models.MODELS[encoding]["quantization_config"]
+
+
+def test_the_shapes_beside_packed_integers_are_copied(tmp_path):
+    path = encoded_models.write(tmp_path / "model", "int4")
+    tensors = load_file(path / SINGLE_FILE)
+    shapes = {
+        name.replace("_packed", "_shape"): np.array([len(packed), 8 * packed.shape[-1]], np.int32)
+        for name, packed in tensors.items()
+        if name.endswith("_packed")
+    }
+    save_file(tensors | shapes, path / SINGLE_FILE)
+    folder = write_folder(tmp_path / "adapter", ADAPTER, read_model_config(path), "tiny")
+    export_merged(folder, path, tmp_path / "merged", None)
+    merged = load_file(tmp_path / "merged" / SINGLE_FILE)
+    assert shapes
+    for name, shape in shapes.items():
+        np.testing.assert_array_equal(merged[name], shape)
+
+
+def test_encoded_matrices_are_computed_once(tmp_path, monkeypatch):
+    path = encoded_models.write(tmp_path / "model", "mxfp4")
+    folder = write_folder(tmp_path / "adapter", ADAPTER, read_model_config(path), "tiny")
+    encoded, encode = [], exported.encode
+    monkeypatch.setattr(exported, "encode", lambda *given: encoded.append(given) or encode(*given))
+    export_merged(folder, path, tmp_path / "merged", None)
+    changed = [name for name in load_file(path / SINGLE_FILE) if name.endswith("_scales")]
+    assert len(encoded) == len(changed) * families.CONFIGS["gpt_oss"]["num_local_experts"]
 
 
 @pytest.mark.parametrize("encoding", encoded_models.MODELS)

@@ -212,12 +212,14 @@ class Catalog:
         *,
         path: str | None = None,
         of: str | None = None,
+        version: str | None = None,
         inflight: bool = False,
     ) -> Sampler:
         """Create a sampler of a checkpoint (``path``), of a model's weights (``of``), or of the base model.
 
         An ``inflight`` sampler always uses the weights that the model has saved last in this way. The same
-        number in the same session gives the same sampler again.
+        number in the same session gives the same sampler again, if the model's weights have the same
+        ``version``; other ones raise InvalidRequest.
         """
         sampler = Sampler(
             id=sampler_id(session_id, seq_id),
@@ -225,6 +227,7 @@ class Catalog:
             base_model=base_model,
             model_path=path,
             model_id=of,
+            version=version,
             inflight=inflight,
             created_at=clock.now(),
         )
@@ -232,7 +235,7 @@ class Catalog:
             known = await db.get(Sampler, sampler.id)
             if known is None:
                 db.add(sampler)
-        if known is not None and (known.model_path, known.model_id, known.inflight) != (path, of, inflight):
+        if known is not None and not _is_same(known, sampler):
             raise InvalidRequest(
                 f"sampling_session_seq_id {seq_id} of session {session_id!r} is already in use; "
                 "send the next one"
@@ -270,6 +273,14 @@ def unknown(table: type[Session] | type[Model] | type[Sampler], id: str) -> NotF
 
 def cannot_be_trained(model_id: str, source: str) -> str:
     return f"{model_id} only holds a copy of {source}; load the copy into a new model to train it"
+
+
+def _is_same(known: Sampler, asked: Sampler) -> bool:
+    """Whether a sampler is what is asked for. Rows from before 0.2 have no version of a model's weights."""
+    source = (known.model_path, known.model_id, known.inflight)
+    if source != (asked.model_path, asked.model_id, asked.inflight):
+        return False
+    return known.model_id is None or known.version in (None, asked.version)
 
 
 def _ending(session: Session) -> str:

@@ -137,7 +137,7 @@ async def _training_run(db: AsyncSession, model: Model) -> TrainingRun:
         training_run_id=model.id,
         base_model=model.base_model,
         model_owner=await db.scalar(select(Session.owner).where(Session.id == model.session_id)) or "",
-        is_lora=True,
+        is_lora=model.rank > 0,
         lora_rank=model.rank,
         last_request_time=_rfc3339(last_request_time),
         corrupted=False,

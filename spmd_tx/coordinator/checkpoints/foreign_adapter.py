@@ -4,13 +4,10 @@ Nothing but this module reads the files of clients: workers, which would be lost
 read, get what is written here.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.durable_files import make_folder
@@ -19,46 +16,40 @@ from spmd_tx.models.adapter_files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     Module,
-    Shape,
+    alpha_of,
     config_of,
     modules,
-    spelling,
-    stored_names,
     trained_maps,
     write_tensors,
 )
+from spmd_tx.models.adapter_meaning import Meaning
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.foreign_factors import Factor, ForeignFactors, most_of, some
 from spmd_tx.protocol.commands import AdapterSpec
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
-DTYPES = ("F32", "BF16", "F16")
 MOST_CONFIG_BYTES = 1 << 20
 HEADER_BYTES_PER_TENSOR = 512
 SPARE_HEADER_BYTES = 1 << 20
 BUFFER_BYTES = 1 << 20
 FLAGS = ("train_attn", "train_mlp", "train_unembed")
-SHOWN = 3  # names in a message
 
 
-class _Config(msgspec.Struct):
-    """Reads the fields of adapter_config.json that change what an adapter means."""
+class _Config(Meaning):
+    """Reads the other fields, too, that change what an adapter means."""
 
-    r: int
-    lora_alpha: float
     base_model_name_or_path: str | None = None
     peft_type: str | None = "LORA"
     bias: str | None = "none"
     fan_in_fan_out: bool | None = False
-    use_rslora: bool | None = False
     use_dora: bool | None = False
-    alpha_pattern: dict[str, Any] | None = None
     modules_to_save: list[str] | None = None
 
 
 def most_bytes(adapter: AdapterSpec, model: ModelConfig) -> dict[str, int]:
-    """Return how many bytes each file of an adapter can have."""
-    sizes = [math.prod(shape) for module in modules(adapter, model) for shape in (module.a, module.b)]
-    return {CONFIG_FILE: MOST_CONFIG_BYTES, WEIGHTS_FILE: _most_of_header(len(sizes)) + 4 * sum(sizes)}
+    """Return how many bytes each file of an adapter can have, in the form that takes most."""
+    most = most_of(adapter, model)
+    return {CONFIG_FILE: MOST_CONFIG_BYTES, WEIGHTS_FILE: _most_of_header(most.tensors) + 4 * most.numbers}
 
 
 def _most_of_header(tensors: int) -> int:
@@ -74,36 +65,34 @@ def convert(
     which mean the same and stay untrained. Raises InvalidRequest, perhaps after a part was written, unless
     the files fit what was announced, whose alpha does not count.
     """
-    adapter = _read_config(folder / CONFIG_FILE, announced, base_models)
-    wanted = {module.name: module for module in modules(adapter, model)}
-    shapes = {name: shape for module in wanted.values() for name, shape in module.shapes.items()}
-    _check_header_size(folder / WEIGHTS_FILE, _most_of_header(len(shapes)))
+    config = _read_config(folder / CONFIG_FILE, announced, model, base_models)
+    # An adapter of a higher rank than the file's has the file's scale.
+    alpha = alpha_of(config.lora_alpha, config.r, bool(config.use_rslora)) * (announced.rank / config.r)
+    adapter = msgspec.structs.replace(announced, alpha=alpha)
+    wanted = list(modules(adapter, model))
+    _check_header_size(folder / WEIGHTS_FILE, _most_of_header(most_of(adapter, model).tensors))
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="np") as tensors:
-            names = list(tensors.keys())
-            stored = stored_names(names)
-            if len(stored) < len(names):
-                raise InvalidRequest(f"{WEIGHTS_FILE} has factors twice, under names that mean the same")
-            _check_names(stored, list(wanted.values()), adapter, model)
-            for name, shape in shapes.items():
-                if spelling(name) in stored:
-                    _check_header(stored[spelling(name)], tensors, shape)
-
-            def tensor(name: str) -> np.ndarray:
-                key = stored.get(spelling(name))
-                return np.zeros(shapes[name], np.float32) if key is None else _in_fp32(key, tensors)
-
+            factors = ForeignFactors(tensors, config, adapter, model)
+            _check_names(factors, wanted, adapter, model)
+            factors.check()
+            shapes = {name: shape for module in wanted for name, shape in module.shapes.items()}
+            places: dict[str, tuple[Module, Factor]] = {}
+            for module in wanted:
+                places |= {module.name_a: (module, "a"), module.name_b: (module, "b")}
             make_folder(place)
             with open(place / WEIGHTS_FILE, "wb", buffering=BUFFER_BYTES) as file:
-                write_tensors(file, shapes, tensor)
+                write_tensors(file, shapes, lambda name: factors.tensor(*places[name]))
     except SafetensorError as problem:
         raise InvalidRequest(f"{WEIGHTS_FILE} is not a safetensors file, or is damaged: {problem}") from None
     (place / CONFIG_FILE).write_bytes(config_of(adapter, model, base_models[0]))
     return adapter
 
 
-def _read_config(path: Path, announced: AdapterSpec, base_models: Sequence[str]) -> AdapterSpec:
-    """Return the announced adapter with the alpha of the file."""
+def _read_config(
+    path: Path, announced: AdapterSpec, model: ModelConfig, base_models: Sequence[str]
+) -> _Config:
+    """Read and check the configuration, whose ``r`` is the announced rank unless modules may have others."""
     try:
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
@@ -114,24 +103,25 @@ def _read_config(path: Path, announced: AdapterSpec, base_models: Sequence[str])
             f"{CONFIG_FILE} names the base model {named!r}, and the upload is for {base_models[-1]!r}; "
             "if they are the same, correct base_model_name_or_path"
         )
-    if config.r != announced.rank:
+    may_be_lower = bool(config.rank_pattern) or model.expert_lora == "per-expert"
+    if config.r > announced.rank or (config.r < announced.rank and not may_be_lower):
         raise InvalidRequest(f"r of {CONFIG_FILE} is {config.r}, and lora_config.rank is {announced.rank}")
+    if config.use_dora:
+        raise InvalidRequest(
+            f"use_dora of {CONFIG_FILE} is True, and this server trains plain LoRA, which has no magnitudes; "
+            "merge the adapter into its base model with peft, and serve the result"
+        )
     different = {
         "peft_type": (config.peft_type or "LORA", "LORA"),
         "bias": (config.bias or "none", "none"),
         "fan_in_fan_out": (bool(config.fan_in_fan_out), False),
-        "use_dora": (bool(config.use_dora), False),
-        "alpha_pattern": (config.alpha_pattern or {}, {}),
         "modules_to_save": (config.modules_to_save or [], []),
     }
     for name, (value, served) in different.items():
         if value != served:
             raise InvalidRequest(f"{name} of {CONFIG_FILE} is {value!r}; this server has {served!r} only")
-    if not (math.isfinite(config.lora_alpha) and config.lora_alpha > 0):
-        raise InvalidRequest(f"lora_alpha of {CONFIG_FILE} is {config.lora_alpha}; it must be positive")
-    # Rank-stabilised LoRA (Kalajdzievski 2023) scales by alpha / sqrt(r) instead of alpha / r.
-    alpha = config.lora_alpha * math.sqrt(config.r) if config.use_rslora else config.lora_alpha
-    return msgspec.structs.replace(announced, alpha=alpha)
+    config.check()
+    return config
 
 
 def _last_part(name: str) -> str:
@@ -150,27 +140,23 @@ def _check_header_size(path: Path, most: int) -> None:
 
 
 def _check_names(
-    stored: Mapping[str, str], wanted: list[Module], adapter: AdapterSpec, model: ModelConfig
+    factors: ForeignFactors, wanted: list[Module], adapter: AdapterSpec, model: ModelConfig
 ) -> None:
     """Raise InvalidRequest for factors that the adapter cannot have, and for those that it lacks."""
-    expected = {spelling(name): (module.map, name) for module in wanted for name in module.shapes}
-    odd = sorted(stored[each] for each in stored.keys() - expected.keys())
-    if odd:
+    if factors.unknown:
         flags = ", ".join(f"{flag} {getattr(adapter, flag)}" for flag in FLAGS)
         targets = sorted({module.name.rpartition(".")[2] for module in wanted})
         raise InvalidRequest(
-            f"{WEIGHTS_FILE} has {_some(odd)}; adapters of this model with {flags} have factors of "
-            f"{', '.join(targets)} alone"
+            f"{WEIGHTS_FILE} has {some(factors.unknown)}; adapters of this model with {flags} have factors "
+            f"of {', '.join(targets)} alone"
             + (f", {model.expert_lora} ones of experts" if model.n_experts else "")
         )
-    present = {expected[each][0] for each in stored}
     for flag, maps in _maps_by_flag(adapter, model).items():
-        if not present & maps:
+        if not factors.maps & maps:
             raise InvalidRequest(f"{flag} is true, and {WEIGHTS_FILE} has no factor that it trains")
-    missing = [name for each, (map, name) in expected.items() if map in present and each not in stored]
-    if missing:
+    if factors.missing:
         raise InvalidRequest(
-            f"{WEIGHTS_FILE} lacks {_some(missing)}; a map has factors in all layers, or in none"
+            f"{WEIGHTS_FILE} lacks {some(factors.missing)}; a map has factors in all layers, or in none"
         )
 
 
@@ -182,24 +168,3 @@ def _maps_by_flag(adapter: AdapterSpec, model: ModelConfig) -> dict[str, set[str
         for flag in FLAGS
         if getattr(adapter, flag)
     }
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(name[:200] for name in names[:SHOWN]) + more
-
-
-def _check_header(name: str, tensors: Any, expected: Shape) -> None:
-    found = tensors.get_slice(name)
-    shape, dtype = found.get_shape(), found.get_dtype()
-    if tuple(shape) != expected:
-        raise InvalidRequest(f"{name} has the shape {list(shape)}; it must be {list(expected)}")
-    if dtype not in DTYPES:
-        raise InvalidRequest(f"{name} has the type {dtype}; it must be one of {', '.join(DTYPES)}")
-
-
-def _in_fp32(name: str, tensors: Any) -> np.ndarray:
-    array = tensors.get_tensor(name).astype(np.float32)
-    if not np.isfinite(array).all():
-        raise InvalidRequest(f"{name} holds values that are not finite")
-    return array

@@ -31,24 +31,23 @@ class RemoteFiles:
     Methods raise FileNotFoundError, PermissionError, and ConnectionError for anything that may work later.
     """
 
-    def __init__(self, url: str) -> None:
-        """Raises StartError when there is no such file system."""
+    def __init__(self, url: str, option: str = "--checkpoints-base") -> None:
+        """Raises StartError, which names the ``option``, when there is no such file system."""
         self.url = url
         protocol = url.partition("://")[0]
         self._is_local = protocol in LOCAL
         options: dict[str, Any] = {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
         if protocol == "memory":
-            raise StartError("--checkpoints-base memory:// would lose all checkpoints; name a lasting place")
+            raise StartError(f"{option} memory:// would lose everything; name a lasting place")
         try:
             self._system, root = url_to_fs(url, **options)
         except ImportError as error:
             raise StartError(
-                f"--checkpoints-base {url} needs another package ({error}); "
-                "pip install 'spmd_tx[s3]' or 'spmd_tx[gcs]'"
+                f"{option} {url} needs another package ({error}); pip install 'spmd_tx[s3]' or 'spmd_tx[gcs]'"
             ) from error
         except ValueError as error:
             known = "a directory, or a URL as s3://bucket/path or gs://bucket/path"
-            raise StartError(f"--checkpoints-base {url} cannot be used: {error}; name {known}") from error
+            raise StartError(f"{option} {url} cannot be used: {error}; name {known}") from error
         self._root = root.rstrip("/")
         self._refusals, self._failures = _known(REFUSALS), _known(FAILURES)
 

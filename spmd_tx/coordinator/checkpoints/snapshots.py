@@ -34,6 +34,7 @@ from spmd_tx.protocol.commands import AdapterSpec
 logger = logging.getLogger(__name__)
 
 KEPT = 2  # of each model
+BYTES_PER_SECOND = 100e6  # that snapshots of a model write on average, at most
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,15 @@ class Snapshots:
     clock: Callable[[], float]
     writes: Writes = field(default_factory=Writes)
     _taken_at: dict[str, float] = field(default_factory=dict)  # by model
+    _size: dict[str, int] = field(default_factory=dict)  # by model: bytes of its newest snapshot
     _newest: dict[str, int] = field(default_factory=dict)  # by model: the last request in the newest one
     _staged: dict[tuple[str, int], Path] = field(default_factory=dict)  # by model and seq_id
     _writing: set[Writing] = field(default_factory=set)
 
     def is_due(self, model_id: str) -> bool:
         """Whether to take a snapshot of a model that has just made a step."""
-        due_at = self._taken_at.setdefault(model_id, self.clock()) + self.seconds_between
+        seconds = max(self.seconds_between, self._size.get(model_id, 0) / BYTES_PER_SECOND)
+        due_at = self._taken_at.setdefault(model_id, self.clock()) + seconds
         return not self._writing and self.clock() >= due_at
 
     def is_behind(self, model_id: str, seq_id: int) -> bool:
@@ -119,7 +122,7 @@ class Snapshots:
             outdated = (await db.scalars(newest_first)).all()[KEPT:]
             for row in outdated:
                 await db.delete(row)
-        self._newest[model_id] = seq_id
+        self._newest[model_id], self._size[model_id] = seq_id, size
         metrics.SNAPSHOT_SECONDS.observe(self.clock() - self._taken_at.get(model_id, self.clock()))
         for row in outdated:
             await asyncio.to_thread(shutil.rmtree, self.place(model_id, row.seq_id), ignore_errors=True)

@@ -9,8 +9,12 @@ from safetensors.numpy import load_file, save_file
 
 from spmd_tx.coordinator.checkpoints.foreign_adapter import FILES, convert, most_bytes
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.exports.adapter_formats import export_adapter
 from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from spmd_tx.models.adapter_meaning import Meaning, Scales
+from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
+from tests.golden import families
 from tests.support.adapter_folders import random_tensors, write_folder
 from tests.support.model_shapes import TINY
 
@@ -84,11 +88,15 @@ def test_a_map_without_factors_gets_zeros(tmp_path, folder):
         ),
         ({"r": 8}, "r of adapter_config.json is 8, and lora_config.rank is 4"),
         ({"bias": "all"}, "bias .* is 'all'; this server has 'none' only"),
-        ({"use_dora": True}, "use_dora .* is True"),
-        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"use_dora": True}, "use_dora .* is True, .*plain LoRA.*merge the adapter"),
+        ({"alpha_pattern": {"q_proj": -1}}, "alpha_pattern of q_proj is -1"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern of q_proj is 0"),
+        ({"rank_pattern": {"(a+)+q_proj": 2}}, r"the pattern '\(a\+\)\+q_proj' is not read"),
+        ({"rank_pattern": {"q_proj": 2}}, r"q_proj.*has the shape \[4, 64\]; it must be \[2, 64\]"),
         ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
         ({"peft_type": "IA3"}, "peft_type .* is 'IA3'"),
-        ({"lora_alpha": 0}, "lora_alpha .* must be positive"),
+        ({"lora_alpha": 0}, "lora_alpha is 0.* must be positive"),
+        ({"alpha_pattern": {"q_proj": 1e300}}, "at most 1e\\+09"),
         ({"r": "many"}, "cannot be read"),
     ],
 )
@@ -137,8 +145,111 @@ def test_factors_beside_those_announced_are_refused_with_the_flags(tmp_path, fol
 
 def test_factors_of_experts_in_the_other_layout_are_refused(tmp_path):
     folder = write_folder(tmp_path / "sent", WHOLE, PER_EXPERT, BASE)
-    with pytest.raises(InvalidRequest, match=r"experts\.0\..*shared-outer"):
+    with pytest.raises(InvalidRequest, match=r"experts of .* factors of their own, .*per-expert"):
         convert(folder, tmp_path / "place", ANNOUNCED, MIXTURE, [BASE])
+
+
+def test_experts_that_share_come_in_where_they_need_not_if_the_rank_allows_it(tmp_path):
+    folder = write_folder(tmp_path / "sent", WHOLE, MIXTURE, BASE)
+    message = "has rank 4, and in an adapter of rank 4 it has at most 2; announce lora_config.rank 8"
+    with pytest.raises(InvalidRequest, match=message):
+        convert(folder, tmp_path / "place", ANNOUNCED, PER_EXPERT, [BASE])
+    announced = msgspec.structs.replace(ANNOUNCED, rank=8)
+    adapter = convert(folder, tmp_path / "other", announced, PER_EXPERT, [BASE])
+    assert adapter.scale == WHOLE.scale
+    was, now = (load_file(each / WEIGHTS_FILE) for each in (folder, tmp_path / "other"))
+    for name, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        at = f"base_model.model.model.layers.1.mlp.experts.{name}.lora_"
+        a, b = was[f"{at}A.weight"], was[f"{at}B.weight"]
+        for expert in range(4):
+            at = f"base_model.model.model.layers.1.mlp.experts.{expert}.{ours}.lora_"
+            its_a, its_b = now[f"{at}A.weight"], now[f"{at}B.weight"]
+            wanted = WHOLE.scale * b[min(expert, len(b) - 1)] @ a[min(expert, len(a) - 1)]
+            found = adapter.alpha / len(its_a) * its_b @ its_a
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_ranks_and_scales_may_differ_between_modules(tmp_path, folder):
+    """Lower ranks are padded, and B takes up what the scale differs."""
+    change_config(
+        folder,
+        rank_pattern={r"layers.\d+.self_attn.q_proj": 2, "lm_head": 3},
+        alpha_pattern={"model.layers.1.self_attn.q_proj": 5.0},
+    )
+    rewrite(folder, lambda tensors: cut(tensors, "q_proj", 2) or cut(tensors, "lm_head", 3))
+    adapter = convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])
+    assert adapter == WHOLE
+    was, now = (load_file(each / WEIGHTS_FILE) for each in (folder, tmp_path / "place"))
+    scales = {"layers.1.self_attn.q_proj": 5 / 2, "q_proj": 10 / 2, "lm_head": 10 / 3, "": 10 / 4}
+    for name, a in was.items():
+        if ".lora_A." in name:
+            scale = next(scale for part, scale in scales.items() if part in name)
+            b, its_b = (each[name.replace("lora_A", "lora_B")] for each in (was, now))
+            np.testing.assert_allclose(10 / 4 * its_b @ now[name], scale * b @ a, rtol=0, atol=1e-6)
+    assert now[K.replace("k_proj", "q_proj")].shape == (4, 64)
+
+
+def cut(tensors, module, rank):
+    for name in [name for name in tensors if module in name]:
+        tensors[name] = tensors[name][:rank].copy() if "lora_A" in name else tensors[name][:, :rank].copy()
+
+
+@pytest.mark.parametrize("form", ["peft", "tinker"])
+@pytest.mark.parametrize(
+    "family, layout",
+    [("gpt_oss", "shared-outer"), ("glm4_moe", "per-expert"), ("qwen3_5_moe", "shared-outer")],
+)
+def test_what_was_exported_for_others_comes_back_as_it_was(tmp_path, form, family, layout):
+    path = families.write(tmp_path / "model", family)
+    model = read_model_config(path, layout)
+    folder = write_folder(tmp_path / "adapter", WHOLE, model, BASE)
+    export_adapter(folder, path, tmp_path / "sent", form, BASE)
+    adapter = convert(tmp_path / "sent", tmp_path / "place", ANNOUNCED, model, [BASE])
+    assert adapter == WHOLE
+    limits = most_bytes(WHOLE, model)
+    assert all((tmp_path / "sent" / name).stat().st_size <= limits[name] for name in FILES)
+    was, now = (load_file(each / WEIGHTS_FILE) for each in (folder, tmp_path / "place"))
+    assert was.keys() == now.keys()
+    for name, tensor in was.items():
+        np.testing.assert_allclose(now[name], tensor, rtol=1e-6, atol=0, err_msg=name)
+
+
+def test_one_pair_for_several_maps_is_split(tmp_path):
+    """PEFT trains a parameter of all experts with one A for gate and up, and B without blocks."""
+    path = families.write(tmp_path / "model", "glm4_moe")
+    model, random = read_model_config(path, "per-expert"), np.random.default_rng(0)
+    rank = 2 * model.expert_rank_divisor
+    adapter = AdapterSpec(rank=rank, alpha=4.0, train_attn=False, train_unembed=False)
+    folder = write_folder(tmp_path / "adapter", adapter, model, BASE)
+    export_adapter(folder, path, tmp_path / "sent", "peft", BASE)
+    config = json.loads((tmp_path / "sent" / CONFIG_FILE).read_text())
+    config["rank_pattern"][r"mlp\.experts\.gate_up_proj"] = 2
+    config["alpha_pattern"][r"mlp\.experts\.gate_up_proj"] = 4.0
+    change_config(tmp_path / "sent", **config)
+    filled = {}
+
+    def fill(tensors):
+        for name in [name for name in tensors if "experts.base_layer" in name]:
+            ranks, width = 2 * model.n_experts, tensors[name].shape[-1 if "lora_A" in name else 0]
+            shape = (ranks, width) if "lora_A" in name else (width, ranks)
+            tensors[name] = random.standard_normal(shape).astype(np.float32)
+            filled[name.partition("layers.")[2].partition(".")[0]] = True
+
+    rewrite(tmp_path / "sent", fill)
+    convert(tmp_path / "sent", tmp_path / "place", adapter, model, [BASE])
+    sent, now = (load_file(tmp_path / each / WEIGHTS_FILE) for each in ("sent", "place"))
+    assert filled
+    for layer in filled:
+        at = f"base_model.model.model.layers.{layer}.mlp.experts"
+        a = sent[f"{at}.base_layer.lora_A.weight"].reshape(model.n_experts, 2, -1)
+        b = sent[f"{at}.base_layer.lora_B.weight"].reshape(-1, 2, model.n_experts)
+        for expert in range(model.n_experts):
+            pairs = [
+                [now[f"{at}.{expert}.{name}_proj.lora_{factor}.weight"] for factor in "AB"]
+                for name in ("gate", "up")
+            ]
+            found = np.concatenate([adapter.alpha / len(its_a) * its_b @ its_a for its_a, its_b in pairs])
+            np.testing.assert_allclose(found, 2 * b[:, :, expert] @ a[expert], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("cut", [0, 7, 100, -1])
@@ -155,3 +266,18 @@ def test_a_header_that_would_take_much_memory_is_not_read(tmp_path, folder):
     (folder / WEIGHTS_FILE).write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(InvalidRequest, match=rf"its header has {len(header)} bytes"):
         convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])
+
+
+def test_the_first_pattern_that_matches_an_end_of_a_name_counts():
+    meaning = Meaning(
+        r=8,
+        lora_alpha=8.0,
+        rank_pattern={r"layers\.\d+\.self_attn.q_proj": 2, "q_proj": 3, "layers.1.self_attn.k_proj": 4},
+        alpha_pattern={"^model.layers.1.self_attn.q_proj$": 6.0},
+    )
+    meaning.check()
+    scales, at = Scales(meaning), "model.layers.{}.self_attn.{}_proj"
+    assert [scales.rank(at.format(0, each)) for each in "qkv"] == [2, 8, 8]
+    assert [scales.rank(at.format(1, each)) for each in "qkv"] == [2, 4, 8]
+    assert [scales.scale(at.format(layer, "q")) for layer in (0, 1)] == [4.0, 3.0]
+    assert scales.rank("model.layers.0.mlp.xq_proj") == 8

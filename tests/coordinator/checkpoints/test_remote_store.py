@@ -241,7 +241,7 @@ async def test_a_base_belongs_to_one_server(checkpoints, base, tmp_path_factory)
 @pytest.mark.parametrize(
     "url, complaint",
     [
-        ("memory://x", "would lose all checkpoints"),
+        ("memory://x", "would lose everything"),
         ("nonsense://x", "cannot be used: Protocol not known"),
         ("dropbox://x", "needs another package"),
     ],

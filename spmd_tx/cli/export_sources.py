@@ -1,0 +1,80 @@
+"""Finds the adapter that ``spmd-tx export`` writes: in a folder, or among the checkpoints of a server."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from spmd_tx.errors import InvalidRequest, StartError
+
+if TYPE_CHECKING:
+    from spmd_tx.coordinator.checkpoints.files import Manifest
+
+SCHEME = "tinker://"
+MOST_CACHE_BYTES = 1 << 62  # one checkpoint is fetched, however large it is
+
+
+@contextmanager
+def open_adapter(
+    adapter: str, data_dir: Path, checkpoints_base: str | None, base_model: str | None
+) -> Iterator[Path]:
+    """Yield a PEFT folder of an adapter, which is a folder or a tinker:// path. Raises StartError.
+
+    No server has to run, nor must it be stopped. Training checkpoints are converted for the moment.
+    """
+    from spmd_tx.coordinator.checkpoints.files import read_manifest
+    from spmd_tx.models.adapter_files import CONFIG_FILE
+
+    with TemporaryDirectory(prefix="spmd-tx-export-") as temporary:
+        folder = Path(adapter)
+        if adapter.startswith(SCHEME):
+            folder = _fetch(adapter, data_dir, checkpoints_base, Path(temporary) / "fetched")
+        manifest = read_manifest(folder)
+        if manifest is not None and manifest.is_encrypted:
+            raise StartError(
+                f"the files of {adapter} are encrypted to the keys that its save named; decrypt them into a "
+                "folder (age --decrypt), and export that one"
+            )
+        if manifest is None or (folder / CONFIG_FILE).exists():
+            yield folder
+            return
+        yield _converted(folder, manifest, Path(temporary) / "converted", base_model)
+
+
+def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Path) -> Path:
+    """Return the folder of a named checkpoint, whose files were compared with their digests."""
+    from spmd_tx.config import ServerConfig
+    from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
+    from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, RemoteStore
+    from spmd_tx.coordinator.checkpoints.store import LocalStore
+    from spmd_tx.coordinator.wire.checkpoint_paths import parse
+
+    config = ServerConfig(base_model="", data_dir=data_dir, checkpoints_base=checkpoints_base)
+    place = str(config.checkpoints_dir)
+    if checkpoints_base is not None and "://" in checkpoints_base:
+        place = checkpoints_base
+        store = RemoteStore(RemoteFiles(checkpoints_base), CheckpointCache(cache, MOST_CACHE_BYTES))
+    else:
+        store = LocalStore(config.checkpoints_dir)
+    try:
+        path = parse(adapter)
+        if store.manifest(path) is None:
+            raise StartError(
+                f"there is no checkpoint {adapter} in {place}; name the server's --data-dir, and its "
+                "--checkpoints-base if it has one"
+            )
+        return store.fetch(path).folder
+    except (InvalidRequest, OSError) as problem:
+        raise StartError(f"cannot export {adapter}: {problem}") from problem
+
+
+def _converted(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
+    from spmd_tx.coordinator.agent.base_model import find_config
+    from spmd_tx.models.config import read_model_config
+    from spmd_tx.worker.state_to_peft import write_peft
+
+    layout = "shared-outer" if manifest.expert_lora == "shared-outer" else "per-expert"
+    model = read_model_config(find_config(base_model or manifest.base_model), layout)
+    write_peft(folder, place, manifest.adapter, model, manifest.base_model)
+    return place

@@ -1,0 +1,56 @@
+"""Writes the folder of an export beside its place, so that it is whole when it appears. No JAX.
+
+An export that was interrupted goes on in the folder that it had begun.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import file_digest
+from pathlib import Path
+
+from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, write_file
+from spmd_tx.errors import StartError
+from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+
+STAGED = ".partial"  # suffix of what is being written
+IDENTITY = "export.json"  # in the staged folder: what is exported
+
+Identity = dict[str, str]
+
+
+def identity(adapter: Path, **options: str) -> Identity:
+    """Return what tells one export from another: the content of the adapter, and the options."""
+    found = dict(options)
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        with (adapter / name).open("rb") as file:
+            found[name] = file_digest(file, "blake2b").hexdigest()
+    return found
+
+
+@contextmanager
+def staged(place: Path, exported: Identity) -> Iterator[Path]:
+    """Yield the folder to write, which becomes ``place`` after the block. Raises StartError.
+
+    It may hold what an interrupted export of the same identity has written.
+    """
+    if place.exists():
+        raise StartError(f"{place} exists already; name a folder that does not, or remove it")
+    folder = place.with_name(place.name + STAGED)
+    _open(folder, json.dumps(exported, indent=2).encode())
+    yield folder
+    sync_tree(folder)
+    put_in_place(folder, place)
+    (place / IDENTITY).unlink()  # until here an export that is killed goes on
+
+
+def _open(folder: Path, content: bytes) -> None:
+    if not folder.exists() or all(each.name.startswith(".") for each in folder.iterdir()):
+        make_folder(folder)
+        write_file(folder / IDENTITY, content)
+        return
+    found = folder / IDENTITY
+    if not found.exists() or found.read_bytes() != content:
+        raise StartError(
+            f"{folder} holds the begin of another export; remove it, or name another folder with --out"
+        )

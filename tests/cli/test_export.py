@@ -1,0 +1,198 @@
+"""``spmd-tx export`` takes what a server has saved, of each kind, and puts the result where it is told."""
+
+import hashlib
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from spmd_tx.cli.main import app
+from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
+from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, RemoteStore
+from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
+from spmd_tx.errors import StartError
+from spmd_tx.models import peft
+from spmd_tx.models.config import read_model_config
+from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.worker.checkpoints import SlotState, save_state
+from tests.golden import families
+from tests.support.adapter_folders import write_folder
+from tests.support.hub import Hub, serving
+
+RUN = "0a1b:train:0"
+ADAPTER = AdapterSpec(rank=6, alpha=12.0, train_unembed=False)
+
+
+@pytest.fixture(scope="module")
+def layout(request):
+    """Of factors of experts."""
+    return getattr(request, "param", "shared-outer")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, layout):
+    """A base model, and the folder of an adapter of it."""
+    folder = tmp_path_factory.mktemp("made")
+    path = families.write(folder / "model", "glm4_moe")
+    (path / "tokenizer.json").write_text("{}")
+    return path, write_folder(folder / "adapter", ADAPTER, read_model_config(path, layout), str(path))
+
+
+def manifest(path, layout, sizes):
+    return Manifest(
+        run_id=RUN,
+        base_model=str(path),
+        rank=ADAPTER.rank,
+        alpha=ADAPTER.alpha,
+        train_attn=True,
+        train_mlp=True,
+        train_unembed=False,
+        created_at=1.0,
+        expires_at=None,
+        user_metadata=None,
+        files=sizes,
+        expert_lora=layout,
+    )
+
+
+def staged(folder, made, layout, kind):
+    """The files of a checkpoint of this kind, as workers write them."""
+    path, adapter = made
+    model = read_model_config(path, layout)
+    if kind == "weights":
+        factors = peft.read(adapter, ADAPTER, model, ADAPTER.rank)
+        save_state(folder, SlotState[Any](factors, factors, factors, jnp.int32(3)), ADAPTER.rank)
+    else:
+        write_folder(folder, ADAPTER, model, str(path))
+    return manifest(path, layout, files.sizes(folder))
+
+
+def save(data_dir, made, layout, kind, **changes):
+    place = CheckpointPath(RUN, kind, "final")
+    folder = place.folder(data_dir / "checkpoints")
+    prepared = files.prepare(folder)
+    files.publish(prepared, folder, staged(prepared, made, layout, kind))
+    if changes:
+        files.change_manifest(folder, **changes)
+    return str(place), folder
+
+
+def export(*arguments, **options):
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    return CliRunner().invoke(app, ["export", *map(str, arguments), *given], catch_exceptions=False)
+
+
+def content(folder):
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "kind, layout",
+    [
+        ("weights", "shared-outer"),
+        ("weights", "per-expert"),
+        ("sampler_weights", "shared-outer"),
+        ("external_weights", "per-expert"),
+    ],
+    indirect=["layout"],
+)
+def test_of_every_kind_by_its_path_or_its_folder(tmp_path, made, layout, kind):
+    path, folder = save(tmp_path, made, layout, kind)
+    assert export(made[1], format="tinker", out=tmp_path / "expected").exit_code == 0
+    assert export(path, format="tinker", out=tmp_path / "named", data_dir=tmp_path).exit_code == 0
+    assert export(folder, format="tinker", out=tmp_path / "folder").exit_code == 0
+    assert content(tmp_path / "named") == content(tmp_path / "expected") == content(tmp_path / "folder")
+
+
+def test_from_a_store_and_to_one(tmp_path, made, layout):
+    path = CheckpointPath(RUN, "weights", "final")
+    store = RemoteStore(RemoteFiles(f"file://{tmp_path}/store"), CheckpointCache(tmp_path / "cache", 1 << 40))
+    prepared = store.stage(path)
+    store.commit(path, prepared, staged(prepared, made, layout, "weights"))
+    base, out = f"file://{tmp_path}/store", f"file://{tmp_path}/out"
+    assert export(path, out=out, checkpoints_base=base, data_dir=tmp_path / "none").exit_code == 0
+    assert export(made[1], out=tmp_path / "expected").exit_code == 0
+    assert content(tmp_path / "out") == content(tmp_path / "expected")
+    with pytest.raises(StartError, match="holds a model or an adapter already"):
+        export(made[1], out=out)
+
+
+@pytest.mark.parametrize(
+    "changes, name, message",
+    [
+        ({"files": {"adapter_config.json.age": 3}}, "final", "are encrypted .*age --decrypt"),
+        ({"digests": {"adapter_config.json": "0"}}, "final", "is damaged: .*another content"),
+        ({}, "other", "there is no checkpoint tinker.*other in .*name the server's --data-dir"),
+        ({}, "a/b", "is no checkpoint path"),
+    ],
+    ids=["encrypted", "damaged", "absent", "no-path"],
+)
+def test_what_cannot_be_exported_is_refused(tmp_path, made, layout, changes, name, message):
+    path, folder = save(tmp_path, made, layout, "sampler_weights", **changes)
+    source = folder if "files" in changes else path.replace("final", name)
+    with pytest.raises(StartError, match=message):
+        export(source, out=tmp_path / "out", data_dir=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_training_checkpoint_of_another_model_is_refused(tmp_path, made, layout):
+    path, _ = save(tmp_path, made, layout, "weights")
+    other = families.write(tmp_path / "other", "llama")
+    with pytest.raises(StartError, match="is no training checkpoint of this base model"):
+        export(path, format="peft", out=tmp_path / "out", data_dir=tmp_path, base_model=other)
+
+
+def test_a_folder_without_an_adapter_is_refused(tmp_path):
+    with pytest.raises(StartError, match=r"has no adapter_config.json; name the folder of an adapter"):
+        export(tmp_path / "nowhere", out=tmp_path / "out")
+
+
+def test_a_place_has_to_be_named(made):
+    with pytest.raises(StartError, match="--out, --push-to-hub, or both"):
+        export(made[1])
+
+
+# huggingface_hub's own
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    hub = Hub("hf_secret")
+    with serving(hub):
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in stores by Git LFS
+        monkeypatch.setenv("HF_TOKEN", hub.token)
+        yield hub
+
+
+def test_pushed_to_the_hub(tmp_path, made, hub):
+    assert export(made[1], "--private", format="peft", push_to_hub="alice/adapter").exit_code == 0
+    assert export(made[1], format="peft", out=tmp_path / "expected").exit_code == 0
+    assert hub.files == {"alice/adapter": content(tmp_path / "expected")}
+    assert hub.private == {"alice/adapter": True}
+    (large,) = hub.objects
+    assert large == hashlib.sha256(hub.objects[large]).hexdigest()
+
+
+def test_a_merged_model_is_pushed_and_stays_in_its_folder(tmp_path, made, hub):
+    assert export(made[1], out=tmp_path / "merged", push_to_hub="alice/model").exit_code == 0
+    assert hub.files["alice/model"] == content(tmp_path / "merged")
+
+
+def test_what_the_hub_refuses_is_told_before_the_export_or_leaves_its_folder(
+    tmp_path, made, hub, monkeypatch
+):
+    hub.refuses_commits = True
+    with pytest.raises(StartError, match=r"cannot push to alice/model: .*403"):
+        export(made[1], format="peft", out=tmp_path / "kept", push_to_hub="alice/model")
+    assert (tmp_path / "kept/adapter_config.json").exists()
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(StartError, match=r"cannot push to alice/model: .*; set HF_TOKEN"):
+        export(made[1], format="peft", out=tmp_path / "out", push_to_hub="alice/model")
+    assert not (tmp_path / "out").exists()
