@@ -1,4 +1,4 @@
-// The routes under /console/api, with their types. Decides nothing about how things are shown.
+// The routes under /console/api, and those of the SDK that pages use, with their types. Decides nothing about how things are shown.
 import { signal } from "@preact/signals";
 
 export type Value = number | null; // null: not finite
@@ -82,12 +82,110 @@ export async function signIn(candidate: string): Promise<void> {
   signIns.value++;
 }
 
+export interface Caller {
+  owner: string;
+  role: "user" | "admin" | "read-only";
+  is_read_only: boolean;
+  needs_key: boolean;
+}
+
+export const caller = signal<Caller | null>(null); // null: not known yet, or not signed in
+
+/** Asks who uses this page. */
+export async function identify(): Promise<void> {
+  caller.value = await get<Caller>("/console/api/session").catch(() => null);
+}
+
+export interface Server {
+  version: string;
+  model: string;
+  started_at: number;
+  now: number;
+  phase: string;
+  is_ready: boolean;
+  refusal: string | null; // why no new work is taken
+  mesh: Record<string, number>; // sizes by axis
+  device: string | null;
+  hosts: string[]; // of each process
+  generations: { number: number; began_at: number; ready_at: number | null; ended_at: number | null; reason: string | null }[];
+  programs: {
+    ready: number;
+    planned: number;
+    compiling: string | null;
+    recent: { program: string; seconds: number; ended_at: number; waiting: number; error: string | null }[];
+  };
+  memory: { device_bytes: number; uses: { use: string; bytes: number; note: string }[]; choices: [string, string][] } | null;
+  window_seconds: number;
+  tenants: {
+    owner: string;
+    waiting: number;
+    running: number;
+    oldest_seconds: number | null;
+    finished: number;
+    wait_median: number | null; // seconds
+    wait_most: number | null;
+    tokens: number;
+    device_share: number;
+  }[];
+  throughput: { at: number; trained: number; sampled: number; busy: number }[];
+  disk: { free_bytes: number | null; bytes_by_kind: Record<string, number>; problem: string | null };
+  suspects: { id: string; kind: string; line: string; owner: string; state: string; losses: number; coordinator_losses: number; reason: string | null }[];
+}
+
+export function getServer(): Promise<Server> {
+  return get("/console/api/server");
+}
+
+export interface Checkpoint {
+  tinker_path: string;
+  checkpoint_type: "training" | "sampler" | "external";
+  time: string; // RFC 3339, as expires_at
+  size_bytes: number | null;
+  public: boolean;
+  user_metadata: Record<string, unknown> | null;
+  expires_at: string | null;
+  base_model: string | null;
+}
+
+/** Lists checkpoints, newest first, by the route that the SDK uses. */
+export function listCheckpoints(offset: number, limit: number): Promise<{ checkpoints: Checkpoint[]; cursor: { total_count: number } | null }> {
+  return get(`/api/v1/checkpoints?offset=${offset}&limit=${limit}`);
+}
+
 export function listRuns(cursor: number | null): Promise<{ runs: Run[]; next_cursor: number | null }> {
   return get(`/console/api/runs?limit=50${cursor === null ? "" : `&cursor=${cursor}`}`);
 }
 
 export function getRun(id: string): Promise<Run> {
   return get(`/console/api/runs/${encodeURIComponent(id)}`);
+}
+
+export type Cause = "device" | "queue" | "compile" | "client" | "restart" | "server";
+export type StageName = "queued" | "batched" | "compiling" | "device" | "encoded";
+
+export interface TimedRequest {
+  number: number;
+  kind: string;
+  line: string;
+  seq_id: number;
+  stages: [StageName, number, number][]; // begin and end, seconds since the epoch
+  state: "unfinished" | "finished" | "failed";
+  tokens: number | null;
+  reason: string | null; // why it waits
+}
+
+export interface Timing {
+  since: number;
+  until: number;
+  summary: string;
+  shares: { cause: Cause; seconds: number; advice: string }[]; // largest first
+  slices: { at: number; seconds: Record<Cause, number> }[]; // oldest first
+  requests: TimedRequest[]; // in order of acceptance
+  is_cut: boolean;
+}
+
+export function getTiming(id: string, seconds: number): Promise<Timing> {
+  return get(`/console/api/runs/${encodeURIComponent(id)}/timing?seconds=${seconds}`);
 }
 
 /** Gives the points after `after`, oldest first, page by page. */

@@ -21,6 +21,23 @@ export function duration(seconds: number): string {
   return `${Math.round(seconds)} s`;
 }
 
+/** A span that may be short: 12 ms, 3.4 s, 2.5 min. */
+export function span(seconds: number): string {
+  if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;
+  return seconds < 60 ? `${seconds.toFixed(1)} s` : duration(seconds);
+}
+
+export function bytes(size: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const unit = Math.min(units.length - 1, size < 1 ? 0 : Math.floor(Math.log2(size) / 10));
+  const value = size / 1024 ** unit;
+  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+}
+
+export function percent(part: number, whole: number): string {
+  return `${Math.round((100 * part) / (whole || 1))} %`;
+}
+
 export function dateTime(at: number): string {
   return new Date(at * 1000).toLocaleString("sv").slice(0, 16);
 }

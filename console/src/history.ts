@@ -9,10 +9,23 @@ export class Histories {
   readonly error = signal<string | null>(null);
   #loading = new Map<string, Promise<void>>();
 
-  /** Loads what is new of these runs; one that is being loaded is left alone. */
+  /** Loads what is new of these runs; one that is being loaded is left alone until it is there. */
   async refresh(ids: string[], changed: Changed = "all"): Promise<void> {
     const stale = ids.filter((id) => changed === "all" || changed.has(id));
-    await Promise.all(stale.map((id) => this.#loading.get(id) ?? this.#start(id)));
+    await Promise.all(stale.map(async (id) => {
+      const step = changed === "all" ? null : changed.get(id);
+      if (step == null) return this.#loading.get(id) ?? this.#start(id);
+      while (this.#loading.has(id)) await this.#loading.get(id);
+      this.#forget(id, step);
+      return this.#start(id);
+    }));
+  }
+
+  /** Drops the points from a step on, which a client has added to. */
+  #forget(id: string, step: number): void {
+    const known = this.points.value.get(id) ?? [];
+    const kept = known.filter((point) => point.step < step);
+    if (kept.length < known.length) this.points.value = new Map(this.points.value).set(id, kept);
   }
 
   #start(id: string): Promise<void> {

@@ -1,6 +1,20 @@
 // Tells pages when runs have new points: by the server's stream, or every two seconds while there is none.
 
-export type Changed = Set<string> | "all";
+/** The runs that have changed, each with the first step that a client has added to. */
+export type Changed = Map<string, number | null> | "all";
+
+/** Calls `load` now and then every few seconds while the page can be seen, each time after the last has ended. */
+export function poll(load: () => Promise<void>, seconds: number): () => void {
+  let isOver = false;
+  const run = async () => {
+    while (!isOver) {
+      if (!document.hidden) await load();
+      await new Promise((wake) => setTimeout(wake, 1000 * seconds));
+    }
+  };
+  void run();
+  return () => (isOver = true);
+}
 
 /** Calls `changed` with the runs that have new points. Returns what ends it. */
 export function watch(changed: (runs: Changed) => void): () => void {
@@ -10,10 +24,13 @@ export function watch(changed: (runs: Changed) => void): () => void {
     isConnected = true;
     changed("all"); // what came while the stream was away
   });
-  stream.addEventListener("error", () => (isConnected = false));
+  stream.addEventListener("error", () => {
+    if (isConnected) changed("all"); // and learn at once if the key is no longer valid
+    isConnected = false;
+  });
   stream.addEventListener("changed", (event) => {
-    const { runs }: { runs: string[] } = JSON.parse((event as MessageEvent<string>).data);
-    changed(new Set(runs));
+    const { runs, steps }: { runs: string[]; steps: Record<string, number> } = JSON.parse((event as MessageEvent<string>).data);
+    changed(new Map(runs.map((id) => [id, steps[id] ?? null])));
   });
   const timer = setInterval(() => {
     if (!isConnected && !document.hidden) changed("all");

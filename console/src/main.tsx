@@ -4,16 +4,22 @@ import { useEffect } from "preact/hooks";
 import "@preact/signals";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
-import { mustSignIn, signIns } from "./api";
+import { caller, identify, mustSignIn, signIns } from "./api";
+import { Checkpoints } from "./pages/checkpoints";
 import { Run } from "./pages/run";
 import { Runs } from "./pages/runs";
+import { Server } from "./pages/server";
 import { SignIn } from "./pages/sign_in";
+import { Timing } from "./pages/timing";
 import { address, place } from "./router";
 import { theme, toggleTheme } from "./theme";
 
 const PAGES: [RegExp, string, (id: string) => ComponentChildren][] = [
   [/^\/(?:runs\/?)?$/, "Runs", () => <Runs key={signIns.value} />],
   [/^\/runs\/([^/]+)$/, "Run", (id) => <Run key={`${id} ${signIns.value}`} id={id} />],
+  [/^\/runs\/([^/]+)\/timing$/, "Timing", (id) => <Timing key={`${id} ${signIns.value}`} id={id} />],
+  [/^\/checkpoints$/, "Checkpoints", () => <Checkpoints key={signIns.value} />],
+  [/^\/server$/, "Server", () => <Server key={signIns.value} />],
 ];
 
 function Page() {
@@ -28,13 +34,19 @@ function Page() {
 
 function App() {
   const other = theme.value === "dark" ? "light" : "dark";
-  const isRuns = /^\/(runs|$)/.test(place.value.path);
+  const path = place.value.path;
+  const signedIn = signIns.value;
+  useEffect(() => void identify(), [signedIn]);
   return (
     <>
       <a class="skip" href="#main">Skip to content</a>
       <header>
         <a class="brand" href={address("/")}>spmd_tx</a>
-        <nav aria-label="Pages"><a href={address("/")} aria-current={isRuns ? "page" : undefined}>Runs</a></nav>
+        <nav aria-label="Pages">
+          <a href={address("/")} aria-current={/^\/(runs|$)/.test(path) ? "page" : undefined}>Runs</a>
+          <a href={address("/checkpoints")} aria-current={path === "/checkpoints" ? "page" : undefined}>Checkpoints</a>
+          {caller.value?.role === "admin" && <a href={address("/server")} aria-current={path === "/server" ? "page" : undefined}>Server</a>}
+        </nav>
         <button type="button" class="quiet" onClick={toggleTheme} aria-label={`Use ${other} colours`}>{theme.value === "dark" ? "☾" : "☀"}</button>
       </header>
       <main id="main" tabIndex={-1}><Page /></main>

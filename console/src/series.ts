@@ -10,7 +10,8 @@ export interface Curve {
 
 const LOSS = "loss per token";
 const SPEED = "tokens per second";
-const FIRST = [/^reward/, /^loss per token$/, /entropy/, /kl/, /grad/, /^tokens per second$/, /lag/, /learning_rate/];
+const SAMPLING_SPEED = "sampled tokens per second";
+const FIRST = [/^reward/, /^loss per token$/, /entropy/, /kl/, /grad/, /tokens per second$/, /lag/, /learning_rate/];
 
 function loss(metrics: Point["metrics"]): Value {
   const total = metrics["loss:sum"];
@@ -26,7 +27,10 @@ export function withDerived(points: Point[], before: Point | undefined): Point[]
     const metrics = { ...point.metrics };
     const perToken = loss(metrics);
     if (perToken !== null) metrics[LOSS] = perToken;
-    if (last && tokens != null && point.at > last.at) metrics[SPEED] = tokens / (point.at - last.at);
+    const sampled = point.metrics["sampled_tokens:sum"];
+    const seconds = last ? point.at - last.at : 0;
+    if (tokens != null && seconds > 0) metrics[SPEED] = tokens / seconds;
+    if (sampled != null && seconds > 0) metrics[SAMPLING_SPEED] = sampled / seconds;
     return { ...point, metrics };
   });
 }

@@ -1,13 +1,16 @@
-// Drives one page in Chromium: node test/drive.mjs STORY ADDRESS CHROMIUM. With SCREENSHOTS=DIR it keeps pictures.
+// Drives one page in Chromium: node test/drive.mjs STORY ADDRESS CHROMIUM [FACTS]. FACTS are what a story must know, as JSON.
+// A line on standard output says that something may happen to the server now. With SCREENSHOTS=DIR it keeps pictures.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
 
-const [story, address, executablePath] = process.argv.slice(2);
+const [story, address, executablePath, text] = process.argv.slice(2);
+const facts = JSON.parse(text ?? "{}");
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const isAllowed = (text) => story === "sign_in" && /40[14]/.test(text); // the browser tells of each refused key
+const needsKey = story === "sign_in" || "key" in facts;
+const isAllowed = (text) => needsKey && /status of 40[134]/.test(text); // the browser tells of each refused key
 
 const STORIES = {
   async runs(page) {
@@ -52,6 +55,34 @@ const STORIES = {
     await page.goBack();
     await page.locator(".facts").waitFor();
   },
+  async timing(page) {
+    await page.goto(`${address}/console`);
+    await page.getByRole("link", { name: "arithmetic rl" }).click();
+    await page.getByRole("link", { name: "Timing" }).click();
+    await page.getByText("The run spent most of this time waiting for its client (46 %)").waitFor();
+    assert.match(await page.locator(".share-bar").getAttribute("aria-label"), /^Client 46 %, Device 31 %, Queue 12 %/);
+    assert.equal(await page.locator(".shares tbody tr").count(), 5);
+    assert.equal(await page.locator(".lanes").count(), 2);
+    assert.ok((await page.locator(".lanes .s-device").count()) > 100);
+    assert.equal(await page.getByText("3 micro-batches of 1 other model ready").count(), 1);
+    await look(page, "timing");
+    await page.getByText("15 min", { exact: true }).click();
+    await page.waitForURL(/seconds=900/);
+    await page.reload();
+    assert.ok(await page.getByLabel("15 min").isChecked());
+    await page.getByRole("link", { name: "Curves" }).click();
+    await page.locator(".chart").first().waitFor();
+  },
+  async server(page) {
+    await page.goto(`${address}/console`);
+    await page.getByRole("link", { name: "Server" }).click();
+    await page.getByRole("heading", { name: "Server", exact: true }).waitFor();
+    await page.getByText("worker 1 on node-b was killed by signal 9").waitFor();
+    await page.getByText("121 of 133 ready, compiling prefill 16x1024").waitFor();
+    assert.equal(await page.getByRole("row", { name: /^ada 52 %/ }).count(), 1);
+    assert.equal(await page.getByText("there are none").count(), 0);
+    await look(page, "server");
+  },
   async not_found(page) {
     await page.goto(`${address}/console/nowhere`);
     await page.getByRole("link", { name: "See all runs." }).click();
@@ -74,7 +105,97 @@ const STORIES = {
     await page.getByLabel("API key").press("Enter");
     await page.locator(".run").first().waitFor();
   },
+  async live_curves(page) {
+    await signIn(page);
+    await page.getByRole("link", { name: facts.name }).click();
+    const loss = page.locator(".chart", { hasText: "loss per token" });
+    await loss.waitFor();
+    const steps = () => page.locator(".facts div", { hasText: "Steps" }).locator("dd").textContent().then(Number);
+    const before = [await steps(), await loss.locator(".values").textContent()];
+    await page.waitForFunction(
+      ([count, value]) => {
+        const fact = [...document.querySelectorAll(".facts div")].find((each) => each.firstChild.textContent === "Steps");
+        const chart = [...document.querySelectorAll(".chart")].find((each) => each.textContent.includes("loss per token"));
+        return Number(fact.lastChild.textContent) >= count + 3 && chart.querySelector(".values").textContent !== value;
+      },
+      before,
+    );
+    console.log("late");
+    await page.locator(".chart", { hasText: "judged later" }).waitFor();
+  },
+  async live_timing(page) {
+    await signIn(page);
+    await page.goto(`${address}/console/runs/${facts.run}/timing?seconds=60`);
+    await page.locator(".summary", { hasText: facts.words }).waitFor();
+    await page.locator(".lanes rect").first().waitFor();
+    await look(page, `timing_${facts.cause}`);
+  },
+  async live_isolation(page) {
+    await signIn(page);
+    await page.getByText(facts.mine).first().waitFor();
+    assert.equal(await page.getByText(facts.theirs).count(), 0);
+    assert.equal(await page.getByRole("link", { name: "Server" }).count(), 0);
+    for (const path of [`/runs/${facts.run}`, `/runs/${facts.run}/timing`]) {
+      await page.goto(`${address}/console${path}`);
+      await page.locator(".problem", { hasText: "does not exist" }).waitFor();
+      assert.equal(await page.getByText(facts.theirs).count(), 0);
+    }
+    await page.goto(`${address}/console/server`);
+    await page.locator(".problem", { hasText: "for admins" }).waitFor();
+  },
+  async live_checkpoints(page) {
+    await signIn(page);
+    await page.getByRole("link", { name: "Checkpoints" }).click();
+    const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to sample", exact: true }) });
+    await row.waitFor();
+    assert.equal(await page.getByText(facts.theirs).count(), 0);
+    const saving = page.waitForEvent("download");
+    await row.getByRole("link", { name: "Download" }).click();
+    assert.ok(readFileSync(await (await saving).path()).length > 1000);
+    if (facts.may_change === "no") {
+      await row.getByRole("button").click();
+      await page.getByText("sampler_weights/to sample").waitFor();
+      assert.equal(await page.getByRole("button", { name: "Delete" }).count(), 0);
+      return;
+    }
+    await row.getByRole("button").click();
+    await look(page, "checkpoints");
+    await page.getByRole("button", { name: "7 days" }).click();
+    await row.getByText("in 7.0 d").waitFor();
+    await page.getByRole("button", { name: "Publish" }).click();
+    await row.getByText("public").waitFor();
+    await page.getByRole("button", { name: "Unpublish" }).click();
+    await row.getByText("public").waitFor({ state: "detached" });
+    page.once("dialog", (dialog) => dialog.accept());
+    await page.getByRole("button", { name: "Delete" }).click();
+    await row.waitFor({ state: "detached" });
+    assert.equal(await page.getByRole("button", { name: "Details of to train" }).count(), 1);
+  },
+  async live_revoked(page) {
+    await signIn(page);
+    await page.waitForTimeout(1500); // the stream is open
+    console.log("revoke");
+    const began = Date.now();
+    await page.getByLabel("API key").waitFor();
+    console.log(`signed out after ${Date.now() - began} ms`);
+  },
+  async live_generations(page) {
+    await signIn(page);
+    await page.getByRole("link", { name: "Server" }).click();
+    await page.locator(".state", { hasText: "running" }).waitFor();
+    await look(page, "live_server");
+    console.log("kill");
+    await page.getByText("was killed by signal 9 (SIGKILL)").first().waitFor();
+    await page.getByRole("row", { name: /^2 .* running$/ }).waitFor();
+  },
 };
+
+async function signIn(page) {
+  await page.goto(`${address}/console`);
+  await page.getByLabel("API key").fill(facts.key);
+  await page.getByLabel("API key").press("Enter");
+  await page.getByRole("heading", { name: "Runs" }).waitFor();
+}
 
 /** Checks the page with axe, and takes its picture, in both themes. */
 async function look(page, name) {
@@ -86,7 +207,7 @@ async function look(page, name) {
     const { violations } = await page.evaluate(() => globalThis.axe.run());
     const faults = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
     assert.deepEqual(faults.map(({ id, nodes }) => [id, theme, nodes.map((node) => node.html)]), []);
-    if (process.env.SCREENSHOTS) await page.screenshot({ path: join(process.env.SCREENSHOTS, `console_${name}_${theme}.png`) });
+    if (process.env.SCREENSHOTS) await page.screenshot({ fullPage: name === "server", path: join(process.env.SCREENSHOTS, `console_${name}_${theme}.png`) });
   }
 }
 

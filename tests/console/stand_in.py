@@ -61,15 +61,177 @@ def point(run: int, step: int) -> dict:
     }
 
 
+def timing(window: float) -> dict:
+    """A run that mostly waits for its client, and whose programs were compiled in the beginning."""
+    until = START + 1600.0
+    since = until - window
+    shares = {"client": 0.46, "device": 0.31, "queue": 0.12, "compile": 0.08, "server": 0.03}
+    slices = []
+    for number in range(int(window // 5)):
+        early = max(0.0, 1 - number / 12)
+        seconds = {"compile": 4 * early, "device": 1.6 * (1 - early), "queue": 0.7 * (1 - early)}
+        seconds |= {"server": 0.15, "restart": 0.0}
+        slices.append({"at": since + 5 * number, "seconds": {**seconds, "client": 5 - sum(seconds.values())}})
+    return {
+        "since": since,
+        "until": until,
+        "summary": "The run spent most of this time waiting for its client (46 %), then computing (31 %).",
+        "shares": [
+            {"cause": cause, "seconds": part * window, "advice": f"What helps against {cause}."}
+            for cause, part in shares.items()
+        ],
+        "slices": slices,
+        "requests": [each for number in range(40) for each in _requests(number, until - 300 + 7 * number)],
+        "is_cut": False,
+    }
+
+
+def _requests(number: int, at: float) -> list[dict]:
+    compiling = [["compiling", at + 0.3, at + 2.5]] if number < 8 else []
+    sent = at + (2.5 if compiling else 0.9)
+    stages = [["queued", at, at + 0.1], ["batched", at + 0.1, at + 0.3 if compiling else sent], *compiling]
+    trained = [*stages, ["device", sent, sent + 1.5], ["encoded", sent + 1.5, sent + 1.6]]
+    is_last = number == 39
+    sampled = [["batched", sent + 2, sent + 2.2], ["device", sent + 2.2, sent + 4.2]]
+    return [
+        _request(3 * number, "forward_backward", number, trained),
+        _request(3 * number + 1, "sample", number, sampled[:1] if is_last else sampled, is_open=is_last),
+        _request(3 * number + 2, "sample", number + 1000, sampled),
+    ]
+
+
+def _request(number: int, kind: str, seq_id: int, stages: list, *, is_open: bool = False) -> dict:
+    return {
+        "number": number,
+        "kind": kind,
+        "line": "model",
+        "seq_id": seq_id,
+        "stages": stages,
+        "state": "unfinished" if is_open else "finished",
+        "tokens": None if is_open else 4096,
+        "reason": "3 micro-batches of 1 other model ready" if is_open else None,
+    }
+
+
+def server() -> dict:
+    """A server of two hosts that has lost a worker, with three tenants."""
+    gib = 2**30
+    now = START + 1600.0
+    uses = {"base weights": 8.1, "training slots": 6.2, "sampler slots": 1.1, "steps while they run": 21.4}
+    programs = ["forward_backward 4x2048", "prefill 8x512", "decode 64x2048", "optim_step"]
+    tenants = [("ada", 0.52, 3, 2, 410), ("grace", 0.40, 1, 1, 1200), ("edsger", 0.08, 0, 0, 12)]
+    return {
+        "version": "0.9.0",
+        "model": "Qwen/Qwen3-4B",
+        "started_at": now - 9000,
+        "now": now,
+        "phase": "running",
+        "is_ready": True,
+        "refusal": None,
+        "mesh": {"fsdp": 4, "ep": 1, "tp": 2},
+        "device": "4 x H200",
+        "hosts": ["node-a", "node-b"],
+        "generations": [
+            _generation(2, now - 1200, None, None),
+            _generation(
+                1,
+                now - 9000,
+                now - 1210,
+                "worker 1 on node-b was killed by signal 9 (SIGKILL), during command 8812 (forward_backward)",
+            ),
+        ],
+        "programs": {
+            "ready": 121,
+            "planned": 133,
+            "compiling": "prefill 16x1024",
+            "recent": [
+                {
+                    "program": name,
+                    "seconds": 3.2 + n,
+                    "ended_at": now - 20 * n,
+                    "waiting": n % 2,
+                    "error": None,
+                }
+                for n, name in enumerate(programs)
+            ],
+        },
+        "memory": {
+            "device_bytes": 120 * gib,
+            "uses": [
+                *({"use": use, "bytes": int(size * gib), "note": ""} for use, size in uses.items()),
+                {"use": "keys and values", "bytes": 83 * gib, "note": "for 1204224 tokens"},
+            ],
+            "choices": [["micro-batch of training", "up to 16384 tokens, or one longer sequence"]],
+        },
+        "window_seconds": 300.0,
+        "tenants": [
+            {
+                "owner": owner,
+                "waiting": waiting,
+                "running": running,
+                "oldest_seconds": 2.5 if waiting else None,
+                "finished": finished,
+                "wait_median": 0.12,
+                "wait_most": 3.4,
+                "tokens": 900 * finished,
+                "device_share": share,
+            }
+            for owner, share, waiting, running, finished in tenants
+        ],
+        "throughput": [
+            {
+                "at": now - 300 + 5 * n,
+                "trained": 9000 + 2500 * math.sin(n / 5),
+                "sampled": 5200 + 1800 * math.cos(n / 3),
+                "busy": 0.9 + 0.08 * math.sin(n),
+            }
+            for n in range(60)
+        ],
+        "disk": {
+            "free_bytes": 410 * gib,
+            "bytes_by_kind": {"snapshots": 31 * gib, "checkpoints": 22 * gib, "payloads": 7 * gib},
+            "problem": None,
+        },
+        "suspects": [
+            {
+                "id": "9f31c2aa77d0",
+                "kind": "forward_backward",
+                "line": "00000003-train-0",
+                "owner": "grace",
+                "state": "unfinished",
+                "losses": 1,
+                "coordinator_losses": 0,
+                "reason": None,
+            }
+        ],
+    }
+
+
+def _generation(number: int, began_at: float, ended_at: float | None, reason: str | None) -> dict:
+    return {
+        "number": number,
+        "began_at": began_at,
+        "ready_at": began_at + 38.5,
+        "ended_at": ended_at,
+        "reason": reason,
+    }
+
+
 def answer(path: str, query: dict[str, str]) -> dict | None:
     listed = runs()
     if path == "runs":
         return {"runs": listed, "next_cursor": None}
     match path.split("/"):
+        case ["server"]:
+            return server()
+        case ["session"]:
+            return {"owner": "ada", "role": "admin", "is_read_only": False, "needs_key": False}
         case ["runs", run_id, *rest]:
             numbers = [number for number, run in enumerate(listed) if run["id"] == run_id]
-            if not numbers or rest not in ([], ["metrics"]):
+            if not numbers or rest not in ([], ["metrics"], ["timing"]):
                 return None
+            if rest == ["timing"]:
+                return timing(float(query["seconds"]))
             if not rest:
                 return listed[numbers[0]]
             after, limit = int(query.get("after", 0)), min(int(query["limit"]), 150)

@@ -5,8 +5,7 @@ import { Curves } from "../curves";
 import { ago, dateTime, number } from "../format";
 import { Histories } from "../history";
 import { watch } from "../live";
-import { address } from "../router";
-import { runName } from "./runs";
+import { RunHeader, runName } from "../run_header";
 
 export function Run({ id }: { id: string }) {
   const [run, setRun] = useState<RunFacts | null>(null);
@@ -19,15 +18,14 @@ export function Run({ id }: { id: string }) {
     return watch((changed) => {
       if (changed !== "all" && !changed.has(id)) return;
       void load();
-      void histories.refresh([id]);
+      void histories.refresh([id], changed);
     });
   }, [id]);
   const problem = error ?? histories.error.value;
   const points = histories.points.value.get(id) ?? [];
   return (
     <>
-      <nav class="trail" aria-label="Path"><a href={address("/")}>Runs</a> <span aria-hidden="true">/</span></nav>
-      <h1>{run ? runName(run) : id}</h1>
+      <RunHeader id={id} run={run} />
       {problem && <p class="problem" role="alert">{problem}</p>}
       {run && <Facts run={run} />}
       <Curves runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]} empty="This run has no steps yet." />

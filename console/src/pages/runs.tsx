@@ -1,22 +1,19 @@
 // All training runs, and the curves of those that are chosen.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { listRuns, type Run } from "../api";
+import { getRun, listRuns, type Run } from "../api";
 import { Swatch } from "../chart";
 import { Curves } from "../curves";
 import { ago, number, shortName } from "../format";
 import { Histories } from "../history";
 import { watch } from "../live";
 import { address, place, remember } from "../router";
+import { runName } from "../run_header";
 import { headline } from "../series";
 
 // Told apart by readers with colour blindness, and legible on white and on black.
 const COLORS = ["#3b7dd8", "#d1602f", "#2e9463", "#9a63d3", "#a8821a", "#1593a5", "#d24b86", "#7b8494"];
 const SHOWN_AT_FIRST = 3;
-
-export function runName(run: Run): string {
-  const name = run.metadata?.name ?? run.metadata?.display_name;
-  return typeof name === "string" && name ? name : run.id;
-}
+const MOST_SINGLY = 5; // runs that are loaded one by one when they change
 
 export function Runs() {
   const [runs, setRuns] = useState<Run[] | null>(null);
@@ -43,7 +40,8 @@ export function Runs() {
   useEffect(() => {
     void histories.refresh(ids);
     return watch((changed) => {
-      void load(null);
+      if (changed === "all" || changed.size > MOST_SINGLY) void load(null);
+      else changed.forEach((_, id) => void getRun(id).then((run) => setRuns((known) => merged(known ?? [], [run])), () => undefined));
       void histories.refresh(ids, changed);
     });
   }, [ids.join()]);

@@ -12,7 +12,9 @@ from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.console.pages import PagesController
 from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController, StreamController
+from spmd_tx.coordinator.http.console.server import ServerController
 from spmd_tx.coordinator.http.console.sign_in import SignInController
+from spmd_tx.coordinator.http.console.timeline import TimelineController
 from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
@@ -27,6 +29,7 @@ from spmd_tx.coordinator.http.tinker.sessions import SessionsController, TracesC
 from spmd_tx.coordinator.http.tinker.training import CustomLossesController, TrainingController
 from spmd_tx.coordinator.http.tinker.uploads import UploadsController
 from spmd_tx.coordinator.http.tinker.usage import UsageController
+from spmd_tx.coordinator.http.trace_headers import TraceHeaders
 
 
 def make_app(services: Services) -> Litestar:
@@ -50,6 +53,8 @@ def make_app(services: Services) -> Litestar:
             OpenAIController,
             RunsController,
             RunMetricsController,
+            TimelineController,
+            ServerController,
             StreamController,
             PagesController,
             SignInController,
@@ -63,7 +68,7 @@ def make_app(services: Services) -> Litestar:
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services}),
         request_max_body_size=MAX_BODY_BYTES,
-        middleware=[BodyGuard()],
+        middleware=[BodyGuard(), TraceHeaders()],
         openapi_config=OpenAPIConfig(
             title="spmd_tx", version=version("spmd_tx"), render_plugins=[JsonRenderPlugin()]
         ),

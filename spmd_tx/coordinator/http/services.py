@@ -25,11 +25,13 @@ from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.quotas import Quotas
+from spmd_tx.coordinator.http.shared_answers import SharedAnswers
 from spmd_tx.coordinator.http.signed_urls import SignedUrls
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
+from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -88,6 +90,9 @@ class Health(Protocol):
     def programs(self) -> ProgramsHealth | None: ...  # progress of the warm-up, if there is one
 
     @property
+    def record(self) -> MeshRecord: ...  # what became of the workers so far
+
+    @property
     def closing(self) -> asyncio.Future[None]: ...  # done when long polls must end
 
 
@@ -120,6 +125,7 @@ class Services:
     notices: Notices
     line_numbers: LineNumbers
     polls: Polls
+    shared_answers: SharedAnswers = field(default_factory=SharedAnswers)
     body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
 
     @property
@@ -131,7 +137,7 @@ class Services:
         return Limits(
             vocab_size=self.model.vocab_size,
             max_context=self.max_context,
-            max_rank=self.config.max_lora_rank,
+            max_rank=self.config.max_rank,
             bounds=self.config.bounds,
         )
 

@@ -55,6 +55,7 @@ class Submission(NamedTuple):
     refused: Failed | None  # the outcome of a refused request, which is only recorded
     tokens: int  # that a sample takes at most
     accepted_at: float  # seconds since the epoch
+    trace: str | None  # the client's, as W3C's traceparent
     accepted: asyncio.Future[str]  # its request_id, once it is durable
 
     @property

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, func, select, update
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.requests.records import CHANGES_STATE
@@ -63,6 +63,19 @@ async def listed(db: AsyncSession, choice: Choice) -> tuple[list[Overview], int]
         count = count.outerjoin(Session, Session.id == RequestRow.session_id)
     found = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
     return found, await db.scalar(count.where(*where)) or 0
+
+
+async def suspects(db: AsyncSession, most: int) -> list[Overview]:
+    """The unfinished requests that may have ended workers or the server, and those given up, newest first."""
+    is_open = RequestRow.finished_at.is_(None)
+    is_suspected = and_(is_open, or_(RequestRow.losses > 0, RequestRow.coordinator_losses > 0))
+    is_given_up = RequestRow.given_up.is_not(None)
+    found = list[Overview]()
+    for condition in (is_suspected, is_given_up):
+        query = _with_owner().where(condition).order_by(RequestRow.number.desc()).limit(most)
+        found += [Overview(row, owner or UNKNOWN_OWNER) for row, owner in await db.execute(query)]
+    unique = {each.row.number: each for each in found}
+    return [unique[number] for number in sorted(unique, reverse=True)][:most]
 
 
 async def find(db: AsyncSession, beginning: str) -> Overview:

@@ -12,10 +12,11 @@ from sqlalchemy import Executable
 
 from spmd_tx.coordinator.requests import loss_counts, rows
 from spmd_tx.coordinator.requests.backlog import Backlog
-from spmd_tx.coordinator.requests.completions import Completion, Completions, Span, Target
+from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, Completions, Span, Target
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.group_writer import Ending, Group, GroupWriter, Submission, answer, refuse
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.recent import RecentWork, Timed
 from spmd_tx.coordinator.requests.records import (
     Failed,
     Finished,
@@ -28,9 +29,11 @@ from spmd_tx.coordinator.requests.records import (
     Stage,
 )
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
-from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.requests.sampler_lag import SamplerLag
+from spmd_tx.coordinator.runtime import clock, metrics
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.runtime.containment import let_pass, report
+from spmd_tx.coordinator.runtime.trace_context import TRACEPARENT
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import is_outage, read_before_deadline
@@ -40,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 PAYLOADS_BYTES = 64 << 20  # cached for the scheduler, so that hardly any payload is read again
 RESULTS_BYTES = 128 << 20  # cached for clients
+OnEnd = Callable[[Timed, str | None], None]  # told of each request with an outcome, and of its error
+
 SESSIONS_BYTES = 16 << 20  # cached for 200 000 requests
 GATHER_ROUNDS = 32  # of the event loop, before a group is written
 GATHER_SECONDS = 0.02  # after which no round begins
@@ -71,6 +76,7 @@ class RequestQueue:
         unfinished: Iterable[Request] = (),
     ) -> None:
         self._on_arrival: Callable[[Request], None] = lambda request: None  # what ``run`` is given
+        self.on_end: OnEnd = lambda ended, error: None
         self.completions = completions
         self._database = database
         self._files = files
@@ -83,6 +89,8 @@ class RequestQueue:
         self._idle.set()
         self._waiting = {request.id: _Waiting(request) for request in unfinished}
         self.samples = Backlog()
+        self.recent = RecentWork()
+        self._sampler_lag = SamplerLag()
         for waiting in self._waiting.values():
             if _is_sample(waiting):
                 self.samples.add(waiting.request)
@@ -109,9 +117,9 @@ class RequestQueue:
         announced. ``tokens`` is the number that a sample takes at most.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        now = clock.now()
+        now, trace, also = clock.now(), TRACEPARENT.get(), tuple(also)
         self._submissions.append(
-            Submission(kind, line, seq_id, session_id, payload, tuple(also), refused, tokens, now, accepted)
+            Submission(kind, line, seq_id, session_id, payload, also, refused, tokens, now, trace, accepted)
         )
         self._wake()
         return await accepted
@@ -126,6 +134,15 @@ class RequestQueue:
             waiting = self._waiting.get(request_id)
             if waiting is not None:
                 waiting.times.note(stage)
+
+    def worked(self, request_ids: Iterable[str], seconds: float) -> None:
+        """Note that devices have just worked so long for these requests; unknown ones are passed over."""
+        found = (self._waiting[id].request for id in request_ids if id in self._waiting)
+        self.recent.worked({(request.session_id, request.line) for request in found}, seconds)
+
+    def at_work(self) -> list[Timed]:
+        """List the requests without an outcome with their times, in the order of acceptance."""
+        return [Timed(waiting.request, waiting.times) for waiting in self._waiting.values()]
 
     async def history(self, line: str, after: int) -> History:
         """Read what counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
@@ -167,7 +184,7 @@ class RequestQueue:
     def resolve(self, request_id: str, outcome: Outcome) -> None:
         """Set the outcome of a request. The first one counts; callers get it when it is durable."""
         if request_id in self._waiting and request_id not in self._outcomes:
-            self._outcomes[request_id] = outcome
+            self._outcomes[request_id] = self._sampler_lag.noted(self._waiting[request_id].request, outcome)
             self._wake()
 
     def has_at_hand(self, request_id: str) -> bool:
@@ -279,7 +296,7 @@ class RequestQueue:
         for request, submission in written.fresh:
             if submission.refused is None:
                 self._payloads.put(request.id, submission.payload, len(submission.payload))
-                self._announce(request, submission.tokens)
+                self._announce(request, submission)
         for submission in submissions:
             answer(submission, written.known[submission.key])
 
@@ -287,20 +304,28 @@ class RequestQueue:
         waiting, number = self._waiting[request_id], self.completions.next_number()
         return Ending(waiting.request, self._outcomes[request_id], waiting.times, number)
 
-    def _announce(self, request: Request, tokens: int = 0) -> None:
+    def _announce(self, request: Request, submission: Submission | None = None) -> None:
         waiting = self._waiting[request.id] = _Waiting(request)
+        if submission is not None:
+            waiting.times = RequestTimes(submission.accepted_at, trace=submission.trace)
         if _is_sample(waiting):
-            self.samples.add(request, tokens)
+            self.samples.add(request, 0 if submission is None else submission.tokens)
         self._on_arrival(request)
 
     def _release(self, endings: Sequence[Ending]) -> None:
-        for request, outcome, _, completion in endings:
+        for request, outcome, times, completion in endings:
             del self._outcomes[request.id]
             size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)
             self._results.put(request.id, outcome, size)
             self._sessions.put(request.id, request.session_id, len(request.id) + len(request.session_id))
             waiting = self._waiting.pop(request.id)
             waiting.outcome.set_result(outcome)
+            tokens = outcome.spent.tokens if isinstance(outcome, Finished) else None
+            ended_at = completion / MICROSECONDS
+            self.recent.ended(request, times, ended_at, tokens)
+            _count(request.kind, outcome, ended_at - times.accepted_at)
+            error = outcome.error if isinstance(outcome, Failed) else None
+            self.on_end(Timed(request, times, ended_at, tokens), error)
             if _is_sample(waiting):
                 self.samples.remove(request)
                 ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
@@ -357,6 +382,17 @@ async def _gather() -> None:
 def _is_outage(error: BaseException) -> bool:
     """Whether an error has nothing to do with what is written, as is true of all disk errors."""
     return isinstance(error, OSError) or is_outage(error)
+
+
+def _count(kind: Kind, outcome: Outcome, seconds: float) -> None:
+    """Add an outcome to the metrics."""
+    metrics.REQUEST_SECONDS.labels(kind).observe(seconds)
+    if isinstance(outcome, Failed):
+        metrics.REQUESTS.labels(kind, outcome.category).inc()
+        return
+    metrics.REQUESTS.labels(kind, "").inc()
+    for use in ("trained", "forwarded", "prompt", "cached", "sampled"):
+        metrics.TOKENS.labels(use).inc(getattr(outcome.spent, use))
 
 
 def _is_sample(waiting: _Waiting) -> bool:

@@ -13,7 +13,7 @@ from spmd_tx.coordinator.wire.fields import storable
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.errors import InvalidRequest
 
-Stage = Literal["began", "sent", "replied"]
+Stage = Literal["began", "sent", "replied", "compiling", "compiled"]
 
 Key = tuple[str, int]  # line, seq_id
 
@@ -45,9 +45,13 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class RequestTimes:
     """Notes when a request reached its stages, in seconds since the epoch; None: not yet."""
 
+    accepted_at: float = field(default_factory=clock.now)  # by this process
     began_at: float | None = None  # its turn in the line came, or its sampler was ready
     sent_at: float | None = None  # its first command went to the workers
     replied_at: float | None = None  # its last command was answered
+    compiling_since: float | None = None  # it waits for a program
+    compiled: tuple[tuple[float, float], ...] = ()  # when it waited for programs before
+    trace: str | None = None  # the client's, as W3C's traceparent
 
     def note(self, stage: Stage) -> None:
         now = clock.now()
@@ -58,6 +62,13 @@ class RequestTimes:
                 self.sent_at = self.sent_at or now
             case "replied":
                 self.replied_at = now
+            case "compiling":
+                self.compiling_since = self.compiling_since or now
+            case "compiled" if self.compiling_since is not None:
+                self.compiled += ((self.compiling_since, now),)
+                self.compiling_since = None
+            case "compiled":
+                pass
 
 
 class Place(NamedTuple):

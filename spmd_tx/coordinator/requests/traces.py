@@ -73,7 +73,7 @@ def events(requests: Iterable[TracedRequest], now: float) -> Iterator[Event]:
         yield _meta("process_sort_index", process, 0, sort_index=process)
         lanes: list[tuple[int, int]] = []  # when each is free again, and its number
         for request in of_line:
-            begin, *ends = _boundaries(request, now)
+            begin, *ends = boundaries(request, now)
             lane = heapq.heappop(lanes)[1] if lanes and lanes[0][0] <= begin else len(lanes) + 1
             if lane == len(lanes) + 1:
                 yield _meta("thread_name", process, lane, name=f"lane {lane}")
@@ -104,7 +104,7 @@ def _slices(request: TracedRequest, begin: int, ends: list[int], process: int, l
         begin = end
 
 
-def _boundaries(request: TracedRequest, now: float) -> list[int]:
+def boundaries(request: TracedRequest, now: float) -> list[int]:
     """The times in microseconds where the stages begin, and where the last one ends; never decreasing.
 
     A stage that a request never reached has no length: if it failed in its line, it was queued to its end.

@@ -39,6 +39,8 @@ class DiskGuard:
     """Decides whether new work can be stored, from the free space and the last failures and successes."""
 
     def __init__(self, directory: Path, min_free: str = "0") -> None:
+        self.free_bytes: int | None = None  # None: not measured
+        self.bytes_by_kind: dict[str, int] = {}  # in the data directory; empty: not measured
         self._directory = directory
         self._min_free = min_free  # bytes, or a share of the disk
         self._shortage: str | None = None
@@ -76,6 +78,7 @@ class DiskGuard:
                 f"from {show_size(floor)} on; its operator must make room"
             )
         self._set_shortage(shortage)
+        self.free_bytes = usage.free
         DISK_FREE_BYTES.set(usage.free)
 
     def require_space(self) -> None:

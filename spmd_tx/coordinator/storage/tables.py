@@ -73,7 +73,7 @@ class Sampler(Base):
     base_model: Mapped[str]
     model_path: Mapped[str | None]  # tinker:// path of a named checkpoint
     model_id: Mapped[str | None]  # whose weights an ephemeral version is; both null: the base model
-    version: Mapped[str | None]  # of the weights it was opened with, since a checkpoint may be overwritten
+    version: Mapped[str | None]  # of the checkpoint it was opened with, or the request that saved the weights
     created_at: Mapped[float]
     clients: Mapped[int] = mapped_column(BigInteger, default=0)  # copies of its client in other processes
     inflight: Mapped[bool] = mapped_column(default=False)  # samples from the newest such weights of its model

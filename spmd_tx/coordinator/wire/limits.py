@@ -14,7 +14,7 @@ class Limits:
 
     vocab_size: int
     max_context: int  # tokens
-    max_rank: int
+    max_rank: int  # of adapters; 0: all weights are trained
     bounds: Bounds = DEFAULT_BOUNDS
 
 

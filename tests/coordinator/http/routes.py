@@ -161,6 +161,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/training_runs/{run_id}/metrics"): [lambda *_: {"metrics": {"reward": 1.0}}],
     ("GET", "/console/api/runs/{run_id}"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/metrics"): [lambda *_: None],
+    ("GET", "/console/api/runs/{run_id}/timing"): [lambda *_: None],
     ("PUT", TTL): [lambda *_: {"ttl_seconds": 3600}, lambda *_: {"ttl_seconds": 0}],
     ("POST", PUBLISH): [lambda *_: None],
     ("DELETE", PUBLISH): [lambda *_: None],
@@ -229,6 +230,9 @@ SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")} | {
     ("GET", f"/console{path}") for path in ("", "/{page}", "/assets/{asset}")
 }
+
+# They tell of all owners; console/test_server.py asks as somebody else.
+ADMIN = {("GET", "/console/api/server")}
 
 # They check a key in the body, or need none; console/test_sign_in.py tries them.
 SIGN_IN = {("POST", "/console/api/session"), ("DELETE", "/console/api/session")}

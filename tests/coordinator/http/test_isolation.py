@@ -8,6 +8,7 @@ from sqlalchemy import update
 
 from spmd_tx.coordinator.storage.tables import ApiKey, Checkpoint
 from tests.coordinator.http.routes import (
+    ADMIN,
     BASE_MODEL,
     LISTINGS,
     OPEN,
@@ -94,7 +95,7 @@ def told(response, ids: Ids):
 
 
 async def test_every_route_is_tried(app):
-    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | SIGN_IN | SIGNED | SCHEMA
+    tried = WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | SIGN_IN | SIGNED | SCHEMA | ADMIN
     assert all_routes(app) == tried
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from typing import TypeVar
 
 from litestar import Controller, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -28,6 +29,8 @@ from spmd_tx.coordinator.wire.runs import (
 )
 from spmd_tx.errors import Forbidden, InvalidRequest
 
+T = TypeVar("T")
+
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
 NEWS_SECONDS = 1.0  # between two looks for changes
@@ -49,17 +52,26 @@ class RunsController(Controller):
             .where(Which().of(access.caller))
             .order_by(Model.created_at.desc(), Model.id)
         )
-        async with services.database.reading() as db:
-            found = (await db.execute(query.offset(offset).limit(limit + 1))).all()
-            shown = [await _run(db, model, session) for model, session in found[:limit]]
-        return RunsResponse(shown, offset + limit if len(found) > limit else None)
+
+        async def answer() -> RunsResponse:
+            async with services.database.reading() as db:
+                found = (await db.execute(query.offset(offset).limit(limit + 1))).all()
+                shown = [await _run(db, model, session) for model, session in found[:limit]]
+            return RunsResponse(shown, offset + limit if len(found) > limit else None)
+
+        whose = access.caller.owner, access.caller.role
+        return await _shared(services, ("runs", *whose, offset, limit), answer)
 
     @get("/{run_id:str}", opt=UNMETERED)
     async def run(self, run_id: FromPath[str], services: Service, access: Accessible) -> Run:
         model = await access.model(run_id)
-        async with services.database.reading() as db:
-            session = await db.get_one(Session, model.session_id)
-            return await _run(db, model, session)
+
+        async def answer() -> Run:
+            async with services.database.reading() as db:
+                session = await db.get_one(Session, model.session_id)
+                return await _run(db, model, session)
+
+        return await _shared(services, ("run", model.id), answer)
 
 
 class RunMetricsController(Controller):
@@ -74,11 +86,14 @@ class RunMetricsController(Controller):
     ) -> MetricsResponse:
         """Return the steps behind the one with the number ``after``."""
         model = await access.model(run_id)
-        async with services.database.reading() as db:
-            found, following = await run_metrics.points(
-                db, model.id, max(after, -1), min(max(limit, 1), MOST_POINTS)
-            )
-        return MetricsResponse([MetricsPoint(*each) for each in found], following)
+        after, limit = max(after, -1), min(max(limit, 1), MOST_POINTS)
+
+        async def answer() -> MetricsResponse:
+            async with services.database.reading() as db:
+                found, following = await run_metrics.points(db, model.id, after, limit)
+            return MetricsResponse([MetricsPoint(*each) for each in found], following)
+
+        return await _shared(services, ("metrics", model.id, after, limit), answer)
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
@@ -122,13 +137,21 @@ async def _changes(services: Services, access: Access) -> AsyncIterator[ServerSe
             return
         async with services.database.reading() as db:
             changed, number = await run_metrics.changed_since(db, number)
-            seen = await _seen(db, changed, access)
+            seen = await _seen(db, list(changed), access)
         if seen:
             quiet = 0.0
-            yield ServerSentEventMessage(event="changed", data=json.dumps({"runs": seen}))
+            steps = {run: changed[run] for run in seen if changed[run] is not None}
+            yield ServerSentEventMessage(event="changed", data=json.dumps({"runs": seen, "steps": steps}))
         elif quiet >= ALIVE_SECONDS:
             quiet = 0.0
             yield ServerSentEventMessage(comment="alive")
+
+
+async def _shared(services: Services, what: tuple[Hashable, ...], answer: Callable[[], Awaitable[T]]) -> T:
+    """Answer once for all consoles that ask for the same before there are new metrics."""
+    async with services.database.reading() as db:
+        newest = await run_metrics.newest_number(db)
+    return await services.shared_answers.get((*what, newest), answer)
 
 
 async def _seen(db: AsyncSession, runs: list[str], access: Access) -> list[str]:

@@ -17,6 +17,7 @@ from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Se
 from spmd_tx.coordinator.http.tinker.bodies import read_json
 from spmd_tx.coordinator.http.tinker.models import queue_model
 from spmd_tx.coordinator.http.tinker.training import queue_training
+from spmd_tx.coordinator.sampling.versions import check_rank
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
@@ -121,6 +122,7 @@ class CheckpointsController(Controller):
         manifest = await access.describe_checkpoint(checkpoint_paths.parse(data.tinker_path))
         return WeightsInfoResponse(
             base_model=manifest.base_model,
+            is_lora=manifest.rank > 0,
             lora_rank=manifest.rank,
             train_unembed=manifest.train_unembed,
             train_mlp=manifest.train_mlp,
@@ -246,12 +248,7 @@ async def _create_from_checkpoint(
     validation.check_optimizer(request.optimizer_config)
     reader = access.reading_with(token, services.keyring)
     adapter = (await reader.open_checkpoint(path)).manifest.adapter
-    max_rank = services.limits.max_rank
-    if adapter.rank > max_rank:
-        raise InvalidRequest(
-            f"checkpoint {path} has rank {adapter.rank} and this server takes up to {max_rank}; "
-            "the operator raises the limit with --max-lora-rank"
-        )
+    check_rank(path, adapter, services.limits.max_rank)
     assert request.session_id is not None
     assert request.model_seq_id is not None
     model_id = catalog.model_id(request.session_id, request.model_seq_id)

@@ -50,6 +50,7 @@ class ModelsController(Controller):
             model_id=model.id,
             model_data=ModelData(services.model.architecture, model.base_model, services.tokenizer_id),
             model_name=model.base_model,
+            is_lora=model.rank > 0,
             lora_rank=model.rank,
         )
 

@@ -87,5 +87,10 @@ async def test_the_stream_tells_of_runs_that_have_changed(services, run_id, monk
     await say(services.database, 0, {"reward": 1.0}, line=run_id)
     while (message := await following).event != "changed":
         following = asyncio.ensure_future(anext(stream))
-    assert json.loads(message.data) == {"runs": [run_id]}
+    assert json.loads(message.data) == {"runs": [run_id], "steps": {}}
+    following = asyncio.ensure_future(anext(stream))
+    await say(services.database, 0, {"reward": 1.0}, step=3, line=run_id)
+    while (message := await following).event != "changed":
+        following = asyncio.ensure_future(anext(stream))
+    assert json.loads(message.data) == {"runs": [run_id], "steps": {run_id: 3}}
     await stream.aclose()

@@ -1,0 +1,34 @@
+// The head of all pages of one run: its name, and links to the pages.
+import { useEffect, useState } from "preact/hooks";
+import { getRun, type Run } from "./api";
+import { address, place } from "./router";
+
+const PAGES = [["", "Curves"], ["/timing", "Timing"]] as const;
+
+export function runName(run: Run): string {
+  const name = run.metadata?.name ?? run.metadata?.display_name;
+  return typeof name === "string" && name ? name : run.id;
+}
+
+export function RunHeader({ id, run }: { id: string; run: Run | null }) {
+  const base = `/runs/${encodeURIComponent(id)}`;
+  const open = decodeURIComponent(place.value.path).slice(`/runs/${id}`.length);
+  return (
+    <>
+      <nav class="trail" aria-label="Path"><a href={address("/")}>Runs</a> <span aria-hidden="true">/</span></nav>
+      <h1>{run ? runName(run) : id}</h1>
+      <nav class="tabs" aria-label="Pages of the run">
+        {PAGES.map(([path, name]) => (
+          <a key={path} href={address(base + path)} aria-current={open === path ? "page" : undefined}>{name}</a>
+        ))}
+      </nav>
+    </>
+  );
+}
+
+/** Loads a run once, for pages that need no more than its name. */
+export function useRun(id: string): Run | null {
+  const [run, setRun] = useState<Run | null>(null);
+  useEffect(() => void getRun(id).then(setRun, () => setRun(null)), [id]);
+  return run;
+}

@@ -1,0 +1,99 @@
+"""The route that shows an admin the state of the server: workers, programs, memory, tenants, disk."""
+
+from importlib.metadata import version
+
+from litestar import Controller, get
+
+from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.console import tenants
+from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.requests import overview
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.wire.server_page import (
+    CompiledProgram,
+    Disk,
+    Generation,
+    Memory,
+    MemoryUse,
+    Programs,
+    ServerPage,
+    Suspect,
+)
+from spmd_tx.errors import Forbidden
+from spmd_tx.protocol import memory_plan
+from spmd_tx.protocol.memory_plan import MemoryPlan
+
+WINDOW_SECONDS = 300.0
+MOST_SUSPECTS = 50
+
+
+class ServerController(Controller):
+    path = "/console/api/server"
+
+    @get("/", opt=UNMETERED)
+    async def server(self, services: Service, access: Accessible) -> ServerPage:
+        """Return what an admin may know. Raises Forbidden for others."""
+        if access.caller.role != "admin":
+            raise Forbidden(
+                f"the state of the server is for admins, and your API key has the role {access.caller.role}"
+            )
+        return await _page(services)
+
+
+async def _page(services: Services) -> ServerPage:
+    health, record, now = services.health, services.health.record, clock.now()
+    work = tenants.Work(services, now - WINDOW_SECONDS, now)
+    return ServerPage(
+        version=version("spmd_tx"),
+        model=services.config.model_name,
+        started_at=record.started_at,
+        now=now,
+        phase=health.phase,
+        is_ready=health.ready,
+        refusal=health.refusal,
+        mesh=record.mesh,
+        device=record.device,
+        hosts=record.hosts,
+        generations=[
+            Generation(each.number, each.began_at, each.ready_at, each.ended_at, each.reason)
+            for each in reversed(record.generations)
+        ],
+        programs=_programs(services),
+        memory=None if record.plan is None else _memory(record.plan),
+        window_seconds=WINDOW_SECONDS,
+        tenants=await work.tenants(),
+        throughput=work.throughput(),
+        disk=Disk(services.storage.free_bytes, services.storage.bytes_by_kind, services.storage.problem),
+        suspects=await _suspects(services),
+    )
+
+
+def _programs(services: Services) -> Programs:
+    now = services.health.programs
+    recent = [CompiledProgram(*each) for each in reversed(services.health.record.programs)]
+    if now is None:
+        return Programs(0, 0, None, recent)
+    return Programs(now.ready, now.planned, now.compiling, recent)
+
+
+def _memory(plan: MemoryPlan) -> Memory:
+    uses = [MemoryUse(*each) for each in memory_plan.uses(plan)]
+    return Memory(plan.device_bytes, uses, memory_plan.choices(plan))
+
+
+async def _suspects(services: Services) -> list[Suspect]:
+    async with services.database.reading() as db:
+        found = await overview.suspects(db, MOST_SUSPECTS)
+    return [
+        Suspect(
+            id=each.row.id,
+            kind=each.row.kind,
+            line=each.row.line,
+            owner=each.owner,
+            state=each.state,
+            losses=each.row.losses,
+            coordinator_losses=each.row.coordinator_losses,
+            reason=each.row.given_up or each.row.never_again,
+        )
+        for each in found
+    ]

@@ -1,0 +1,93 @@
+"""Adds up the work of the last minutes, by owner and by time."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+from sqlalchemy import select
+
+from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.requests.recent import SLICE_SECONDS, Timed
+from spmd_tx.coordinator.storage.tables import Session
+from spmd_tx.coordinator.wire.server_page import Tenant, Throughput
+
+TRAINING = frozenset({"forward", "forward_backward"})
+KEYS_PER_QUERY = 500
+UNKNOWN = "?"  # the owner of a session that is not in the database any more
+
+
+class Work:
+    """Holds the requests that were unfinished at some time in a window, and what devices worked on in it."""
+
+    def __init__(self, services: Services, since: float, now: float) -> None:
+        recent = services.queue.recent
+        self._now = now
+        self._services = services
+        self._owners: dict[str, str] = {}  # by session
+        self._ended = recent.ended_since(since)
+        self._open = services.queue.at_work()
+        first, last = int(max(since, recent.known_since) // SLICE_SECONDS), int(now // SLICE_SECONDS)
+        self._devices = {number: recent.devices(number * SLICE_SECONDS) for number in range(first, last + 1)}
+
+    async def tenants(self) -> list[Tenant]:
+        """List the owners with any work, those for whom devices worked longest first."""
+        await self._find_owners()
+        by_owner = defaultdict[str, list[Timed]](list)
+        for timed in (*self._ended, *self._open):
+            by_owner[self._owners.get(timed.request.session_id, UNKNOWN)].append(timed)
+        seconds = self._device_seconds()
+        everybodys = sum(seconds.values()) or 1.0
+        found = [self._tenant(owner, timed, seconds[owner] / everybodys) for owner, timed in by_owner.items()]
+        return sorted(found, key=lambda tenant: (-tenant.device_share, tenant.owner))
+
+    def throughput(self) -> list[Throughput]:
+        """List what was done in each slice; the last one is left out, as it is not over."""
+        tokens = defaultdict[tuple[int, bool], int](int)
+        for timed in self._ended:
+            is_training = timed.request.kind in TRAINING
+            tokens[int((timed.finished_at or 0.0) // SLICE_SECONDS), is_training] += timed.tokens or 0
+        return [
+            Throughput(
+                at=number * SLICE_SECONDS,
+                trained=tokens[number, True] / SLICE_SECONDS,
+                sampled=tokens[number, False] / SLICE_SECONDS,
+                busy=min(1.0, devices.total / SLICE_SECONDS),
+            )
+            for number, devices in list(self._devices.items())[:-1]
+        ]
+
+    async def _find_owners(self) -> None:
+        sessions = {timed.request.session_id for timed in (*self._ended, *self._open)}
+        sessions |= {session for devices in self._devices.values() for session, _ in devices.by_line}
+        ids = sorted(sessions)
+        async with self._services.database.reading() as db:
+            for start in range(0, len(ids), KEYS_PER_QUERY):
+                some = Session.id.in_(ids[start : start + KEYS_PER_QUERY])
+                for session, owner in await db.execute(select(Session.id, Session.owner).where(some)):
+                    self._owners[session] = owner
+
+    def _device_seconds(self) -> dict[str, float]:
+        found = defaultdict[str, float](float)
+        for devices in self._devices.values():
+            for (session_id, _), seconds in devices.by_line.items():
+                found[self._owners.get(session_id, UNKNOWN)] += seconds
+        return found
+
+    def _tenant(self, owner: str, requests: Sequence[Timed], device_share: float) -> Tenant:
+        unfinished = [each for each in requests if each.finished_at is None]
+        waiting = sum(each.times.sent_at is None for each in unfinished)
+        oldest = min((each.times.accepted_at for each in unfinished), default=None)
+        waits = [
+            each.times.sent_at - each.times.accepted_at for each in requests if each.times.sent_at is not None
+        ]
+        return Tenant(
+            owner=owner,
+            waiting=waiting,
+            running=len(unfinished) - waiting,
+            oldest_seconds=None if oldest is None else self._now - oldest,
+            finished=sum(each.finished_at is not None for each in requests),
+            wait_median=median(waits) if waits else None,
+            wait_most=max(waits, default=None),
+            tokens=sum(each.tokens or 0 for each in requests),
+            device_share=device_share,
+        )

@@ -1,0 +1,128 @@
+"""The route that shows where the time of a run goes."""
+
+from collections.abc import Collection, Sequence
+
+from litestar import Controller, get
+from litestar.params import FromPath, FromQuery
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.console import time_words
+from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.requests import time_shares
+from spmd_tx.coordinator.requests.recent import KEPT_SECONDS, SLICE_SECONDS, Line, Timed
+from spmd_tx.coordinator.requests.time_shares import Segment, Span
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage.tables import Model, Sampler
+from spmd_tx.coordinator.wire.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
+
+DEFAULT_SECONDS = 300.0
+MOST_SHOWN = 500  # requests
+MOST_REASONS = 10  # of the oldest unfinished requests, since finding them out takes a while
+KEYS_PER_QUERY = 500
+
+
+class TimelineController(Controller):
+    path = "/console/api/runs"
+
+    @get("/{run_id:str}/timing", opt=UNMETERED)
+    async def timing(
+        self,
+        run_id: FromPath[str],
+        services: Service,
+        access: Accessible,
+        seconds: FromQuery[float] = DEFAULT_SECONDS,
+    ) -> RunTiming:
+        """Return what a run waited for in the last seconds: its model, and the samplers beside it."""
+        model = await access.model(run_id)
+        until = clock.now()
+        since = until - min(max(seconds, SLICE_SECONDS), KEPT_SECONDS)
+        known_since = max(model.created_at, services.queue.recent.known_since)
+        window = max(since, min(known_since, until - SLICE_SECONDS)), until
+        return _timing(services, await _requests(services, model, window), window)
+
+
+async def _requests(services: Services, model: Model, window: Span) -> list[Timed]:
+    """Find the requests of a run that were unfinished at some time in a window."""
+    queue = services.queue
+    in_window = [*queue.recent.ended_since(window[0]), *queue.at_work()]
+    found = [timed for timed in in_window if timed.request.session_id == model.session_id]
+    lines = {timed.request.line for timed in found}
+    if lines - {model.id}:
+        async with services.database.reading() as db:
+            lines -= await _of_other_models(db, model, lines)
+    return [timed for timed in found if timed.request.line in lines]
+
+
+async def _of_other_models(db: AsyncSession, model: Model, lines: Collection[str]) -> set[str]:
+    """Find the other models of a run's session, and the samplers of their weights."""
+    models = set(await db.scalars(select(Model.id).where(Model.session_id == model.session_id))) - {model.id}
+    if not models:
+        return models
+    names, found, paths = sorted(lines), set(models), tuple(f"tinker://{other}/" for other in models)
+    for start in range(0, len(names), KEYS_PER_QUERY):
+        some = Sampler.id.in_(names[start : start + KEYS_PER_QUERY])
+        query = select(Sampler.id, Sampler.model_id, Sampler.model_path).where(some)
+        for sampler, of_model, path in await db.execute(query):
+            if of_model in models or (path or "").startswith(paths):
+                found.add(sampler)
+    return found
+
+
+def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunTiming:
+    until = window[1]
+    staged = [(timed, time_shares.segments(timed, until)) for timed in requests]
+    slices = time_shares.slices(
+        [stage for _, stages in staged for stage in stages],
+        services.health.record.outages(until),
+        window,
+        SLICE_SECONDS,
+        _DeviceSeconds(services, {(each.request.session_id, each.request.line) for each in requests}),
+    )
+    seconds = time_shares.total(slices)
+    shown = sorted(staged, key=lambda each: each[0].request.number)[-MOST_SHOWN:]
+    waiting = [timed.request.id for timed, _ in shown if timed.finished_at is None][:MOST_REASONS]
+    reasons = {request_id: services.scheduler.status(request_id).reason for request_id in waiting}
+    return RunTiming(
+        since=window[0],
+        until=until,
+        summary=time_words.summary(seconds) if requests else time_words.IDLE,
+        shares=[
+            Share(cause, seconds[cause], time_words.ADVICE[cause])
+            for cause in time_shares.largest_first(seconds)
+            if seconds[cause] > 0
+        ],
+        slices=[TimeSlice(each.at, {**each.seconds}) for each in slices],
+        requests=[_shown(*each, reasons.get(each[0].request.id)) for each in shown],
+        is_cut=len(staged) > len(shown),
+    )
+
+
+class _DeviceSeconds:
+    """Tells how long devices worked for some lines, and how long for others."""
+
+    def __init__(self, services: Services, lines: Collection[Line]) -> None:
+        self._recent = services.queue.recent
+        self._lines = lines
+
+    def __call__(self, at: float) -> tuple[float, float]:
+        devices = self._recent.devices(at)
+        own = sum(devices.by_line.get(line, 0.0) for line in self._lines)
+        own = min(own, devices.total)  # lines may share a command
+        return own, devices.total - own
+
+
+def _shown(timed: Timed, stages: Sequence[Segment], reason: str | None) -> TimedRequest:
+    request, is_open = timed.request, timed.finished_at is None
+    state = "unfinished" if is_open else "failed" if timed.tokens is None else "finished"
+    return TimedRequest(
+        number=request.number,
+        kind=request.kind,
+        line=request.line,
+        seq_id=request.seq_id,
+        stages=[Stage(*stage) for stage in stages],
+        state=state,
+        tokens=timed.tokens,
+        reason=reason,
+    )

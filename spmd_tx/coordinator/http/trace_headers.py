@@ -1,0 +1,22 @@
+"""Reads which trace of the client a request belongs to."""
+
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from spmd_tx.coordinator.runtime.trace_context import HEADER, TRACEPARENT
+
+MOST_BYTES = 200  # of a header, which has 55 today
+
+
+class TraceHeaders:
+    """Puts the header ``traceparent`` into TRACEPARENT, as middleware."""
+
+    def __call__(self, app: ASGIApp) -> ASGIApp:
+        async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+            found = next((value for name, value in scope["headers"] if name == HEADER), b"")
+            before = TRACEPARENT.set(found.decode("latin-1") if 0 < len(found) <= MOST_BYTES else None)
+            try:
+                await app(scope, receive, send)
+            finally:
+                TRACEPARENT.reset(before)
+
+        return traced

@@ -1,0 +1,87 @@
+"""Remembers for some minutes, in memory, when requests reached their stages and for whom devices worked.
+
+So a page that tells where the time of a run goes costs no query, however often it is asked for.
+"""
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+from spmd_tx.coordinator.requests.records import Request, RequestTimes
+from spmd_tx.coordinator.runtime import clock
+
+KEPT_SECONDS = 900.0
+MOST_REQUESTS = 40_000  # of all sessions; some 20 MB
+SLICE_SECONDS = 5.0
+
+Line = tuple[str, str]  # session, and model or sampler
+
+
+class Timed(NamedTuple):
+    """Holds a request with its times."""
+
+    request: Request
+    times: RequestTimes
+    finished_at: float | None = None  # seconds since the epoch; None: unfinished
+    tokens: int | None = None  # read and sampled; None: unfinished or failed
+
+
+@dataclass
+class DeviceSlice:
+    """Holds for how many seconds devices worked in SLICE_SECONDS, in all and for each line."""
+
+    total: float = 0.0  # of known requests
+    by_line: dict[Line, float] = field(default_factory=dict)  # lines may share a command
+
+
+class RecentWork:
+    """Holds the last KEPT_SECONDS, or less where there were too many requests."""
+
+    def __init__(self) -> None:
+        self._known_since = clock.now()
+        self._ended: deque[tuple[float, Timed]] = deque()  # by the time of the end, oldest first
+        self._slices: dict[int, DeviceSlice] = {}  # by their place in time, oldest first
+
+    @property
+    def known_since(self) -> float:
+        """The time from which on everything is known, in seconds since the epoch."""
+        return max(self._known_since, clock.now() - KEPT_SECONDS)
+
+    def ended(self, request: Request, times: RequestTimes, at: float, tokens: int | None) -> None:
+        """Add a request that has its outcome; ``tokens`` is None if it failed."""
+        self._ended.append((at, Timed(request, times, at, tokens)))
+        while len(self._ended) > MOST_REQUESTS or self._ended[0][0] < at - KEPT_SECONDS:
+            self._known_since, _ = self._ended.popleft()
+
+    def worked(self, lines: Collection[Line], seconds: float) -> None:
+        """Add a command that has just been carried out for these lines."""
+        if not lines:
+            return
+        end = clock.now()
+        begin = end - seconds
+        for number in range(int(begin // SLICE_SECONDS), int(end // SLICE_SECONDS) + 1):
+            start = number * SLICE_SECONDS
+            part = min(end, start + SLICE_SECONDS) - max(begin, start)
+            found = self._slice(number)
+            found.total += part
+            for line in lines:
+                found.by_line[line] = found.by_line.get(line, 0.0) + part
+
+    def ended_since(self, since: float) -> list[Timed]:
+        """List what has ended since a time, oldest first."""
+        found = takewhile(lambda ended: ended[0] >= since, reversed(self._ended))
+        return [timed for _, timed in found][::-1]
+
+    def devices(self, at: float) -> DeviceSlice:
+        """Return what devices did in the slice that holds a time."""
+        return self._slices.get(int(at // SLICE_SECONDS)) or DeviceSlice()
+
+    def _slice(self, number: int) -> DeviceSlice:
+        found = self._slices.get(number)
+        if found is None:
+            found = self._slices[number] = DeviceSlice()
+            while len(self._slices) > KEPT_SECONDS / SLICE_SECONDS:
+                del self._slices[min(self._slices)]
+        return found

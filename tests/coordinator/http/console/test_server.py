@@ -1,0 +1,95 @@
+import asyncio
+
+from sqlalchemy import update
+
+from spmd_tx.coordinator.runtime.mesh_record import ProgramRecord
+from spmd_tx.coordinator.storage.tables import RequestRow
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, step
+from tests.coordinator.http.routes import FINISH
+
+PAGE = "http://server/console/api/server"
+PLAN = MemoryPlan(
+    pages=9, train_tokens=64, decode_rows=4, page_size=16, device_bytes=100, base_bytes=60, cache_bytes=40
+)
+
+
+async def page(client):
+    return (await client.get(PAGE)).raise_for_status().json()
+
+
+async def test_only_admins_see_the_server(client_for):
+    refused = await (await client_for("alice")).get(PAGE)
+    assert refused.status_code == 403
+    assert "for admins, and your API key has the role user" in refused.json()["detail"]
+    assert (await page(await client_for("root", role="admin")))["tenants"] == []
+
+
+async def test_generations_have_the_reason_for_their_end(api, services):
+    record = services.health.record
+    before = await page(api)
+    assert (before["mesh"], before["memory"], before["generations"]) == ({}, None, [])
+    record.began(1, {"fsdp": 2, "ep": 1, "tp": 1}, ["node-a", "node-b"])
+    record.ready("2 x cpu", PLAN)
+    record.lost("worker 1 on node-b was killed by signal 9 (SIGKILL)")
+    record.began(2, {"fsdp": 2, "ep": 1, "tp": 1}, ["node-a", "node-b"])
+    record.programs.append(ProgramRecord("decode 8x256", 1.5, 7.0, 1, None))
+    found = await page(api)
+    assert [(each["number"], each["reason"]) for each in found["generations"]] == [
+        (2, None),
+        (1, "worker 1 on node-b was killed by signal 9 (SIGKILL)"),
+    ]
+    assert (found["device"], found["hosts"]) == ("2 x cpu", ["node-a", "node-b"])
+    assert found["programs"]["recent"][0]["program"] == "decode 8x256"
+    uses = {each["use"]: each["bytes"] for each in found["memory"]["uses"]}
+    assert uses == {
+        "base weights": 60,
+        "training slots": 0,
+        "sampler slots": 0,
+        "steps while they run": 0,
+        "keys and values": 40,
+    }
+
+
+async def test_tenants_have_their_waits_and_shares(api, services, model_id):
+    await finished_step(api, model_id, 1)
+    services.scheduler.is_paused = True
+    request_id = await step(api, model_id, 2)
+    services.queue.note("sent", [request_id])
+    services.queue.worked([request_id], 2.0)
+    await step(api, model_id, 3)
+    (tenant,) = (await page(api))["tenants"]
+    assert (tenant["owner"], tenant["waiting"], tenant["running"], tenant["finished"]) == ("local", 1, 1, 2)
+    assert tenant["device_share"] == 1.0
+    assert 0 <= tenant["wait_median"] <= tenant["wait_most"] <= tenant["oldest_seconds"]
+
+
+async def test_a_tenant_keeps_its_name_when_its_session_has_ended(client_for):
+    alice, admin = await client_for("alice"), await client_for("root", role="admin")
+    session_id = (await alice.post("create_session", json={})).json()["session_id"]
+    body = {"session_id": session_id, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+    future = (await alice.post("create_model", json=body)).json()
+    await alice.post("retrieve_future", json={"request_id": future["request_id"]})
+    await alice.post(f"sessions/{session_id}/finish", json=FINISH)
+    assert [tenant["owner"] for tenant in (await page(admin))["tenants"]] == ["alice"]
+
+
+async def test_suspects_and_requests_given_up_are_listed(api, services, model_id):
+    services.scheduler.is_paused = True
+    ids = [await step(api, model_id, seq_id) for seq_id in (1, 2, 3)]
+    for request_id, values in zip(ids, ({"losses": 1}, {"given_up": "it hangs"}, {"losses": 0}), strict=True):
+        async with services.database.transaction() as db:
+            await db.execute(update(RequestRow).where(RequestRow.id == request_id).values(**values))
+    found = (await page(api))["suspects"]
+    assert [(each["id"], each["losses"], each["reason"]) for each in found] == [
+        (ids[1], 0, "it hangs"),
+        (ids[0], 1, None),
+    ]
+
+
+async def test_the_disk_is_shown_as_measured(api, services):
+    await asyncio.to_thread(services.storage.measure)
+    services.storage.bytes_by_kind = {"payloads": 7}
+    disk = (await page(api))["disk"]
+    assert (disk["bytes_by_kind"], disk["problem"]) == ({"payloads": 7}, None)
+    assert disk["free_bytes"] > 0
