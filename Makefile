@@ -6,7 +6,7 @@ SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test slow bench chaos hosts check format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
+.PHONY: help demo docs test slow bench chaos hosts check format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ s3: .venv-s3/installed ## keep checkpoints in an S3 endpoint on loopback (moto),
 cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, unmodified and offline (installs torch)
 	.venv/bin/pytest -s -m cookbook tests/cookbook $(ARGS)
 
+docs: .venv/installed .venv-docs/installed ## build the documentation site into site/, without warnings (installs mkdocs)
+	.venv/bin/python -m tests.write_openapi docs/reference/openapi.json
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet $(ARGS)
+	@echo "open site/index.html"
+
 console: console/node_modules/installed ## check the types of the console's source, and build it into the package (needs Node 20)
 	cd console && npm run --silent types && npm run --silent build
 
@@ -72,6 +77,11 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	@$(PYTHON) -c 'import sys; sys.exit("$(PYTHON) is older than 3.11; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	.venv/bin/$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+.venv-docs/installed: docs/reference/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -r docs/reference/requirements.txt
 	touch $@
 
 .venv-s3/installed: pyproject.toml constraints.txt
