@@ -30,10 +30,12 @@ PARALLEL_SIZES = (
 PLAN_OPTIONS = (  # beside the model: what the memory plan depends on
     "dtype",
     "expert_weights",
+    "base_dtype",
     "max_context_length",
     *PARALLEL_SIZES,
     "shard_base_weights",
     "num_processes",
+    "full_parameters",
     "max_lora_adapters",
     "max_lora_rank",
     "expert_lora",
@@ -46,6 +48,7 @@ PLAN_OPTIONS = (  # beside the model: what the memory plan depends on
     "state_cache",
 )
 AUTO = "auto"
+LogFormat = Literal["text", "json"]
 Size = int | Literal["auto"]  # auto: chosen when it is known which devices there are
 SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache", "state_cache")
 
@@ -58,6 +61,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     # Whether devices keep a mixture's experts as an MXFP4, FP8 or INT4 checkpoint has them.
     expert_weights: Literal["unpacked", "packed"] = "unpacked"
+    # In what devices keep the matrices that adapters are added to; auto: as the checkpoint has them.
+    base_dtype: Literal["auto", "int8", "fp8", "int4"] = "auto"
     max_context_length: int | None = None  # tokens; None: the model's own limit
 
     fully_sharded_data_parallel_size: Size = AUTO
@@ -66,6 +71,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shard_base_weights: Literal["auto", "yes", "no"] = "auto"  # over fsdp; auto: if they are too large
     num_processes: int = 1
 
+    full_parameters: bool = False  # whether all weights are trained, of one model at a time, and no adapters
     max_lora_adapters: int = 8
     max_lora_rank: int = 32
     # Whether all experts of a mixture share the factor that touches the model width; auto: as in data_dir, or
@@ -75,6 +81,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str = "127.0.0.1"
     port: int = 8000
     trusted_proxies: str = "127.0.0.1,::1"  # addresses and networks whose X-Forwarded-* headers are believed
+    log_format: LogFormat = "text"
     insecure_no_auth: bool = False  # whether a server without API keys may listen on more than loopback
     data_dir: Path = Path("spmd-tx-data")
     checkpoints_base: str | None = None  # directory or fsspec URL; None: in data_dir
@@ -147,6 +154,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The sizes of the mesh; None while any of them has still to be chosen."""
         fsdp, ep, tp = self.parallel_sizes
         return None if fsdp == AUTO or ep == AUTO or tp == AUTO else (fsdp, ep, tp)
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of adapters; 0: all weights are trained."""
+        return 0 if self.full_parameters else self.max_lora_rank
 
     @property
     def planned_expert_lora(self) -> str:

@@ -203,7 +203,9 @@ def test_all_ends_with_a_script_that_is_killed(programs, tmp_path):
         assert not [agent for agent in agents if agent.is_running()]
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in LAUNCH.iterdir() if path.suffix != ".yaml"))
+@pytest.mark.parametrize(
+    "script", sorted(path.name for path in LAUNCH.iterdir() if path.is_file() and path.suffix != ".yaml")
+)
 def test_scripts_are_valid(script):
     subprocess.run(["bash", "-n", LAUNCH / script], check=True)
 

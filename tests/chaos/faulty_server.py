@@ -1,6 +1,7 @@
 """Runs ``spmd-tx serve`` or ``spmd-tx worker`` with named points (points.py) around what they do."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -30,6 +31,7 @@ def put_in_points() -> None:
 
 if __name__ == "__main__":
     put_in_points()
-    serve.serve.__defaults__ = main.run.__defaults__ = ((WORKER,),)
+    serve.serve.__defaults__ = ((WORKER,),)
+    main.run = partial(main.run, worker=(WORKER,))
     sys.argv[0] = "spmd-tx"
     cli.main()

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from spmd_tx.config import LogFormat
 from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.errors import StartError
@@ -24,11 +25,11 @@ def shared_secret(file: Path | None) -> str:
     return secret
 
 
-async def run(options: AgentOptions, worker: Sequence[str] = WORKER) -> int:
+async def run(options: AgentOptions, worker: Sequence[str] = WORKER, log_format: LogFormat = "text") -> int:
     """Run an agent. The result is the exit code. Raises StartError when this host is of no use."""
     if not re.fullmatch(r"[^:/\s]+:[0-9]+", options.coordinator):
         raise StartError(f"--coordinator is {options.coordinator!r}; it must be HOST:PORT")
-    log_to_stderr()
+    log_to_stderr(log_format)
     agent = Agent(options, worker)
     running = asyncio.create_task(agent.run())
     has_signal = False

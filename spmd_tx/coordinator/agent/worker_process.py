@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from spmd_tx.coordinator.runtime.logs import pass_on
+
 KEPT_LINES = 200  # of a worker's output
 QUOTED_LINES = 8
 STACK_FRAME = "    @ "  # begins a line of an aborting C++ library's stack; the reason stands before the stack
@@ -118,7 +120,7 @@ async def _watch(worker: int, started: _Process) -> None:
 
 
 async def _relay(worker: int, started: _Process) -> None:
-    """Print a worker's lines on standard error, and keep the last ones."""
+    """Log a worker's lines, and keep the last ones."""
     stream, rest = started.process.stdout, b""
     assert stream is not None
     while chunk := await stream.read(LONGEST_LINE):
@@ -128,4 +130,4 @@ async def _relay(worker: int, started: _Process) -> None:
         for line in lines:
             text = line.decode(errors="replace").rstrip()
             started.lines.append(text)
-            print(f"worker {worker}: {text}", file=sys.stderr, flush=True)
+            pass_on(worker, text)

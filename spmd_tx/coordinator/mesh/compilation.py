@@ -55,6 +55,7 @@ class Compilation:
         settled = []
         for order, report in done:
             costs = self.orders.settled(order, report.seconds, report.error)
+            self._workers.programs.compiled(order, report.seconds, report.error)
             error = None if report.error is None else _error_text(order.program, report.error)
             settled.append(Settled(order.program, error, costs))
         self._workers.programs.show(self.orders.progress)

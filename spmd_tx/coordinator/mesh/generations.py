@@ -169,6 +169,8 @@ class Generations:
         )
         self._watchdog = Watchdog(setup.num_processes, plan.command_timeout)
         self._hub.begin(setup)
+        hosts = [self._roster.host(process) for process in range(setup.num_processes)]
+        self._hub.record.began(number, {"fsdp": setup.fsdp, "ep": setup.ep, "tp": setup.tp}, hosts)
         self._hub.be_busy("starting")
         logger.info("generation %d: starting %d workers", number, setup.num_processes)
 

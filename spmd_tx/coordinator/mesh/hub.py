@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
+from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
 from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile, Envelope
 from spmd_tx.protocol.encoding import encode
@@ -82,7 +83,8 @@ class Hub:
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""  # as Ready says
-        self.programs = CompileProgress()
+        self.record = MeshRecord()
+        self.programs = CompileProgress(self.record)
         self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
         self._send = send
         self._on_written = on_written
@@ -124,6 +126,7 @@ class Hub:
         self.loss = self.busy = None
         self.compiles_aside, self.compile_threads = ready.compiles_aside, ready.compile_threads
         self.kernels = ready.kernels
+        self.record.ready(ready.device, ready.plan)
         return ready
 
     def take(self, identity: bytes, report: AnyReport) -> None:
@@ -165,6 +168,7 @@ class Hub:
         cause.
         """
         self.loss = loss
+        self.record.lost(str(loss))
         self.be_busy("")
         generation, self._generation = self._generation, None
         if generation is not None:

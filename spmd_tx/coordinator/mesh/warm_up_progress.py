@@ -2,8 +2,9 @@
 
 import logging
 
-from spmd_tx.coordinator.mesh.program_orders import Progress
-from spmd_tx.coordinator.runtime import metrics
+from spmd_tx.coordinator.mesh.program_orders import Order, Progress
+from spmd_tx.coordinator.runtime import clock, metrics
+from spmd_tx.coordinator.runtime.mesh_record import MeshRecord, ProgramRecord
 from spmd_tx.protocol.programs import CompileReport
 
 logger = logging.getLogger(__name__)
@@ -12,7 +13,8 @@ logger = logging.getLogger(__name__)
 class CompileProgress:
     """Follows one generation of workers after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: MeshRecord | None = None) -> None:
+        self._record = record or MeshRecord()
         self.begin()
 
     def begin(self) -> None:
@@ -28,6 +30,11 @@ class CompileProgress:
         self._set_gauges()
         if progress.planned and progress.ready == progress.planned and not was_ready:
             logger.info("all %d programs are ready: no request has to wait for one", progress.planned)
+
+    def compiled(self, order: Order, seconds: float, error: str | None) -> None:
+        """Note an order that all workers have answered."""
+        waiting = len(order.sessions)
+        self._record.programs.append(ProgramRecord(str(order.program), seconds, clock.now(), waiting, error))
 
     def take(self, report: CompileReport) -> None:
         """Add the news of the next report of process 0, whose counts are since the workers started."""

@@ -1,10 +1,52 @@
 """Sets up the log of the coordinator and of agents: a line per event, on standard error."""
 
 import logging
+from datetime import UTC, datetime
+
+import msgspec
+
+from spmd_tx.config import LogFormat
+
+OF_WORKERS = logging.getLogger("spmd_tx.output_of_workers")
 
 
-def log_to_stderr() -> None:
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING
-    )
+def log_to_stderr(form: LogFormat) -> None:
+    """Write a line for people, or a JSON object, for each event from now on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if form == "json" else _Text(datefmt="%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("spmd_tx").setLevel(logging.INFO)
+
+
+def pass_on(worker: int, text: str) -> None:
+    """Log a line that a worker has written."""
+    OF_WORKERS.info("%s", text, extra={"worker": worker})
+
+
+class _Text(logging.Formatter):
+    """Formats events for people; lines of workers are left as they are, behind the number of the worker."""
+
+    def __init__(self, datefmt: str) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", datefmt)
+
+    def format(self, record: logging.LogRecord) -> str:
+        worker = getattr(record, "worker", None)
+        return super().format(record) if worker is None else f"worker {worker}: {record.getMessage()}"
+
+
+class _Json(logging.Formatter):
+    """Formats events as JSON objects, for a collector of logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "worker": getattr(record, "worker", None),
+            "message": record.getMessage(),
+            "traceback": self.formatException(record.exc_info) if record.exc_info else None,
+            "stack": record.stack_info,
+        }
+        return msgspec.json.encode(
+            {name: value for name, value in told.items() if value is not None}
+        ).decode()

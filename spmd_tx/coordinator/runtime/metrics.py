@@ -34,6 +34,26 @@ UNFINISHED_REQUESTS = Gauge(
     "spmd_tx_unfinished_requests", "Requests that were accepted and have no result yet.", registry=REGISTRY
 )
 
+REQUESTS = Counter(
+    "spmd_tx_requests",
+    "Requests that have got an outcome, by kind; error is user or server, or empty.",
+    ["kind", "error"],
+    registry=REGISTRY,
+)
+REQUEST_SECONDS = Histogram(
+    "spmd_tx_request_seconds",
+    "Seconds from the acceptance of a request until its outcome is durable, by kind.",
+    ["kind"],
+    buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600),
+    registry=REGISTRY,
+)
+TOKENS = Counter(
+    "spmd_tx_tokens",
+    "Tokens of requests with results: trained, forwarded, prompt, cached (of these prompts) or sampled.",
+    ["use"],
+    registry=REGISTRY,
+)
+
 INTERNAL_ERRORS = Counter(
     "spmd_tx_internal_errors",
     "Errors of the server itself that failed a request, or a round of its own work; the log has each.",

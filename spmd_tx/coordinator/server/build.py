@@ -1,6 +1,7 @@
 """Builds the coordinator's parts from the configuration, and connects them."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -58,7 +59,9 @@ from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.server.preflight import check_mesh, check_pages, context_length
-from spmd_tx.coordinator.server.worker_setup import bank_slots, make_setup
+from spmd_tx.coordinator.server.same_model import check_same_model
+from spmd_tx.coordinator.server.telemetry import open_telemetry
+from spmd_tx.coordinator.server.worker_setup import adapters_at_once, bank_slots, make_setup
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import retry_through_outages
@@ -70,7 +73,7 @@ from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share
-from spmd_tx.coordinator.training.slots import TrainingSlots
+from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
 from spmd_tx.models.config import ModelConfig, read_model_config
@@ -116,8 +119,10 @@ class Parts:
 def open_model(config: ServerConfig) -> ServedModel:
     """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
     directory = find_model(config.base_model)
-    model = with_expert_lora(config, read_model_config(directory, expert_weights=config.expert_weights))
+    read = read_model_config(directory, expert_weights=config.expert_weights, base_dtype=config.base_dtype)
+    model = with_expert_lora(config, read)
     check_mesh(config, model)
+    check_same_model(config, model)
     return ServedModel(
         directory=directory,
         config=model,
@@ -172,6 +177,10 @@ async def open_stores(config: ServerConfig, model: ModelConfig, stack: AsyncExit
     disk = DiskGuard(config.data_dir, config.min_free_disk)
     queue = await open_queue(database, config.data_dir, disk)
     stack.callback(queue.close)
+    telemetry = await asyncio.to_thread(open_telemetry, os.environ)
+    if telemetry is not None:
+        queue.on_end = telemetry.ended
+        stack.push_async_callback(asyncio.to_thread, telemetry.close)
     reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
     await reaper.reap(at_rest=True)
     catalog = await open_catalog(database)
@@ -307,13 +316,15 @@ class GenerationBuilder:
         """Make the parts for workers that hold nothing yet; the model's text must be loaded."""
         config, model = self.config, self.model
         check_pages(plan.pages, config.page_size, model.max_context)
-        bank = VersionBank(bank_slots(config), config.data_dir / "versions")
+        bank = VersionBank(
+            bank_slots(config), config.data_dir / "versions", is_of_models=config.full_parameters
+        )
         versions = open_versions(
             self.catalog,
             self.checkpoints,
             bank,
             config.data_dir / "versions",
-            config.max_lora_rank,
+            config.max_rank,
             self.snapshots.writes,
         )
         ahead = (
@@ -339,8 +350,8 @@ class GenerationBuilder:
             checkpoints=self.checkpoints,
             samplers=self.catalog,
             versions=versions,
-            slots=TrainingSlots(config.max_lora_adapters),
-            limits=Limits(model.config.vocab_size, model.max_context, config.max_lora_rank, config.bounds),
+            slots=OneModel() if config.full_parameters else TrainingSlots(config.max_lora_adapters),
+            limits=Limits(model.config.vocab_size, model.max_context, config.max_rank, config.bounds),
             shapes=replace(training_shapes(config, model.config, model.max_context, plan), kernels=kernels),
             base_model=config.model_name,
             snapshots=self.snapshots,
@@ -396,4 +407,4 @@ def make_menu(
 ) -> list[ProgramShape]:
     """List what is to be compiled ahead of need."""
     shapes = training_shapes(config, model, max_context, plan)
-    return program_menu(shapes, sampling_shapes(config, max_context, plan), bank_slots(config))
+    return program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))

@@ -3,6 +3,7 @@
 import asyncio
 
 from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 
 
@@ -19,6 +20,11 @@ class ServerHealth:
     def phase(self) -> str:
         """What the server is doing: "loading weights 45 %"."""
         return self._workers.busy or ("running" if self.ready else "starting")
+
+    @property
+    def record(self) -> MeshRecord:
+        """What became of the workers so far."""
+        return self._workers.record
 
     @property
     def programs(self) -> ProgramsHealth | None:

@@ -61,5 +61,6 @@ async def tidy(services: Services, ahead: float = 0.0) -> None:
 
 
 async def measure(services: Services) -> None:
-    for kind, size in (await asyncio.to_thread(disk.by_kind, services.config.data_dir)).items():
+    services.storage.bytes_by_kind = await asyncio.to_thread(disk.by_kind, services.config.data_dir)
+    for kind, size in services.storage.bytes_by_kind.items():
         DISK_BYTES.labels(kind).set(size)

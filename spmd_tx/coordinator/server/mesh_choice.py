@@ -69,8 +69,7 @@ class MeshChoice:
         arguments = ["--json", "--base-model", str(self.model_dir), "--devices", f"{count}x{kind}"]
         arguments += [] if size is None else ["--memory-per-device", str(size)]
         for name in PLAN_OPTIONS:
-            value = getattr(self.config, name)
-            arguments += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+            arguments += _as_option(name, getattr(self.config, name))
         environment = of_worker(os.environ) | {"JAX_PLATFORMS": "cpu"}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "spmd_tx.cli", "plan", *arguments),
@@ -132,6 +131,13 @@ def devices_of_each(config: ServerConfig, found: Sequence[HostDevices]) -> int:
             "give each spmd-tx worker the same --devices, or give all three parallel sizes"
         )
     return counts[0]
+
+
+def _as_option(name: str, value: object) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [option] if value else []
+    return [] if value is None else [option, str(value)]
 
 
 def _least_count(config: ServerConfig) -> int:

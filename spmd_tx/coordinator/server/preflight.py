@@ -59,19 +59,23 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
 def _check_packed(config: ServerConfig, model: ModelConfig) -> None:
     """Refuse to cut groups of numbers that share a scale."""
     fsdp, _, tp = (1 if size == AUTO else size for size in config.parallel_sizes)
+    what, remedy = "packed experts have", "--expert-weights to unpacked"
+    if config.base_dtype != AUTO:
+        what, remedy = f"matrices in {config.base_dtype} have", "--base-dtype to auto"
     for array in model.declared.packed:
-        groups = array.width_in // array.source.encoding.group
+        groups = array.width_in // array.kept.group
         if array.split == "rows" and groups % tp:
             raise StartError(
-                f"--tensor-parallel-size is {tp}, but packed experts have {groups} groups of numbers with a "
-                f"scale, which cannot be split {tp} ways; set it to a number that divides {groups} and use "
-                "--expert-parallel-size instead, or set --expert-weights to unpacked"
+                f"--tensor-parallel-size is {tp}, but {what} {groups} groups of numbers with a scale, which "
+                f"cannot be split {tp} ways; set it to a number that divides {groups}"
+                + (" and use --expert-parallel-size instead" if array.experts else "")
+                + f", or set {remedy}"
             )
         if array.split == "columns" and config.shard_base_weights == "yes" and groups % fsdp:
             raise StartError(
-                f"--shard-base-weights is yes and --fully-sharded-data-parallel-size is {fsdp}, but packed "
-                f"experts have {groups} groups of numbers with a scale, which cannot be split {fsdp} ways; "
-                f"set the size to a number that divides {groups}, or --expert-weights to unpacked"
+                f"--shard-base-weights is yes and --fully-sharded-data-parallel-size is {fsdp}, but {what} "
+                f"{groups} groups of numbers with a scale, which cannot be split {fsdp} ways; set the size "
+                f"to a number that divides {groups}, or {remedy}"
             )
 
 

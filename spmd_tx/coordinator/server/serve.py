@@ -45,7 +45,7 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
 
     Raises StartError when the configuration cannot work. ``worker`` is what Python runs as a worker.
     """
-    log_to_stderr()
+    log_to_stderr(config.log_format)
     logging.getLogger("spmd_tx.coordinator.agent.agent").setLevel(
         logging.WARNING
     )  # the roster tells the same
@@ -57,8 +57,8 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     open_files = raise_limit()
     listening = listen(config.host, config.port, open_files)
     with listening:
-        model = await asyncio.to_thread(open_model, config)
         _make_directory(config)
+        model = await asyncio.to_thread(open_model, config)
         warning = private.warning_about(config.data_dir)
         if warning is not None:
             logger.warning("%s", warning)

@@ -25,11 +25,13 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         ep=ep,
         tp=tp,
         shard_base_weights=config.shard_base_weights,
-        adapter_slots=config.max_lora_adapters,
+        adapter_slots=1 if config.full_parameters else config.max_lora_adapters,
         expert_lora=expert_lora,
         expert_weights=config.expert_weights,
-        bank_slots=bank_slots(config),
-        max_rank=config.max_lora_rank,
+        base_dtype=config.base_dtype,
+        bank_slots=adapters_at_once(config),
+        max_rank=config.max_rank or 1,
+        full_copies=bank_slots(config) if config.full_parameters else 0,
         max_context=max_context,
         page_size=config.page_size,
         kv_cache_tokens=config.kv_cache_tokens,
@@ -49,4 +51,9 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
 
 def bank_slots(config: ServerConfig) -> int:
     """How many versions the device holds, and what else must be there."""
-    return config.sampler_slots + SPARE_BANK_SLOTS
+    return (1 if config.full_parameters else config.sampler_slots) + SPARE_BANK_SLOTS
+
+
+def adapters_at_once(config: ServerConfig) -> int:
+    """How many adapters a program of sampling can use; where all weights are trained, it is one of zeros."""
+    return 1 if config.full_parameters else bank_slots(config)

@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -45,12 +46,11 @@ async def test_a_worker_that_ends_is_named_with_its_code_and_last_lines(start):
     assert str(exit) == "worker 1 exited with code 3"
 
 
-async def test_only_the_last_lines_are_quoted(start, capfd):
+async def test_only_the_last_lines_are_quoted(start, caplog):
+    caplog.set_level(logging.INFO, "spmd_tx")
     exit = await (await start("for line in range(1000): print(line)")).ended
     assert exit.last_lines == tuple(str(line) for line in range(992, 1000))
-    printed = capfd.readouterr()
-    assert "worker 0: 999\n" in printed.err
-    assert printed.out == ""
+    assert [(record.worker, record.getMessage()) for record in caplog.records][-1] == (0, "999")
 
 
 async def test_of_an_abort_the_reason_is_quoted_and_not_the_stack(start):
@@ -79,10 +79,11 @@ async def test_a_worker_that_ends_by_itself_is_waited_for(start):
 
 
 @pytest.mark.parametrize("program, code", [(AWAKE, -signal.SIGTERM), (STUBBORN, -signal.SIGKILL)])
-async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, capfd, program, code):
+async def test_a_worker_that_does_not_end_is_ended(start, monkeypatch, caplog, program, code):
+    caplog.set_level(logging.INFO, "spmd_tx")
     monkeypatch.setattr("spmd_tx.coordinator.agent.worker_process.TERMINATE_SECONDS", 0.2)
     running = await start(program)
-    while "worker 0: up" not in capfd.readouterr().err:  # from then on it ignores the signal, if it does
+    while "up" not in caplog.messages:  # from then on it ignores the signal, if it does
         await asyncio.sleep(0.01)
     await running.supervisor.stop(patience=0)
     assert (await running.ended).code == code
@@ -124,8 +125,10 @@ def test_a_worker_dies_with_an_agent_that_is_killed():
     program = f"""
 import asyncio, os, sys
 from spmd_tx.coordinator.agent.worker_process import WorkerProcess
+from spmd_tx.coordinator.runtime.logs import log_to_stderr
 
 async def main():
+    log_to_stderr("text")
     supervisor = WorkerProcess(0)
     await supervisor.start([sys.executable, "-c", {STUBBORN!r}], os.environ)
     print(supervisor.pid, flush=True)
@@ -136,9 +139,11 @@ asyncio.run(main())
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as agent:
-        pid = int(agent.stdout.readline())
-        assert agent.stderr.readline().endswith("up\n")
-        agent.kill()
+        try:
+            pid = int(agent.stdout.readline())
+            assert agent.stderr.readline().endswith("up\n")
+        finally:
+            agent.kill()
     deadline = time.monotonic() + 20
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
         assert time.monotonic() < deadline

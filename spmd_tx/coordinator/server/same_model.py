@@ -1,0 +1,51 @@
+"""Keeps a data directory to one base model, whose adapters fit no other one."""
+
+import msgspec
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.durable_files import make_folder, write_file
+from spmd_tx.errors import StartError
+from spmd_tx.models.config import ModelConfig
+
+RECORD = "base_model.json"  # file in the data directory
+SIZES = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim", "n_experts", "vocab_size")
+
+
+class Record(msgspec.Struct):
+    """Identifies the base model of a data directory."""
+
+    base_model: str  # as --base-model had it at first
+    architecture: str
+    sizes: dict[str, int]
+
+
+def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
+    """Raise StartError if the data directory belongs to a base model of another shape. Blocks.
+
+    A new data directory is from now on this model's.
+    """
+    file = config.data_dir / RECORD
+    sizes = {name: getattr(model, name) for name in SIZES}
+    if not file.exists():
+        make_folder(config.data_dir)
+        record = Record(config.base_model, model.architecture, sizes)
+        write_file(file, msgspec.json.encode(record))
+        return
+    try:
+        known = msgspec.json.decode(file.read_bytes(), type=Record)
+    except msgspec.DecodeError as error:
+        raise StartError(f"{file} is damaged: {error}; delete it if the base model has not changed") from None
+    differences = [
+        f"{name} is {found} and was {before}"
+        for name, found, before in (
+            ("the architecture", model.architecture, known.architecture),
+            *((name, sizes[name], known.sizes.get(name)) for name in SIZES),
+        )
+        if found != before
+    ]
+    if differences:
+        raise StartError(
+            f"--base-model {config.base_model} is another model than {known.base_model}, whose adapters are "
+            f"in {config.data_dir}: {', '.join(differences)}; give --base-model that one, or set another "
+            "--data-dir"
+        )

@@ -1,0 +1,47 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import logging
+from spmd_tx.coordinator.runtime import logs
+
+logs.log_to_stderr(FORM)
+logging.getLogger("spmd_tx.anything").info("a mesh of %d", 8)
+logging.getLogger("of.a.library").info("chatter")
+logs.pass_on(3, "E1123 100%: it's said")
+try:
+    raise ValueError("two\\nlines")
+except ValueError:
+    logging.getLogger("spmd_tx.anything").exception("it failed")
+"""
+
+
+@pytest.fixture
+def written():
+    """Sets up the log in a form, in a process of its own, and returns the lines that it has written."""
+
+    def written(form):
+        command = [sys.executable, "-c", f"FORM = {form!r}\n{PROGRAM}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+
+    return written
+
+
+def test_text_has_a_line_for_each_event_and_those_of_workers_as_they_are(written):
+    event, of_worker, failure, *traceback = written("text")
+    assert event.endswith(" INFO a mesh of 8")
+    assert of_worker == "worker 3: E1123 100%: it's said"
+    assert failure.endswith(" ERROR it failed")
+    assert traceback[-2:] == ["ValueError: two", "lines"]
+
+
+def test_json_has_an_object_for_each_event(written):
+    event, of_worker, failure = map(json.loads, written("json"))
+    assert event.pop("time")[-6:] == "+00:00"
+    assert event == {"level": "INFO", "logger": "spmd_tx.anything", "message": "a mesh of 8"}
+    assert (of_worker["worker"], of_worker["message"]) == (3, "E1123 100%: it's said")
+    assert failure["message"] == "it failed"
+    assert failure["traceback"].endswith("ValueError: two\nlines")
