@@ -9,7 +9,7 @@ from tests import write_models_page, write_options_page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 PACKAGE = ROOT / "spmd_tx"
 PACKAGES = {str(file.parent.relative_to(ROOT)): file for file in PACKAGE.rglob("__init__.py")}
 NOT_OURS = {"distill_off_policy.py"}  # a recipe of tinker-cookbook
