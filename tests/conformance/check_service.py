@@ -147,7 +147,7 @@ def get_telemetry(world: World) -> None:
 
 @covers(
     "ServiceClient.get_console_url",
-    does="builds an address of the hosted service's console; this service has none",
+    does="builds an address of the hosted console; with this server's host, it opens this console",
     effect="it names the session",
     standing=Standing.LOCAL,
 )

@@ -234,7 +234,7 @@ def get_tokenizer(world: World) -> None:
 
 @covers(
     "TrainingClient.get_console_url",
-    does="builds an address of the hosted service's console; this service has none",
+    does="builds an address of the hosted console; with this server's host, it opens this console",
     effect="it ends with the model's id",
     standing=Standing.LOCAL,
 )

@@ -1,0 +1,29 @@
+"""Leads from the addresses that the SDK's ``get_console_url`` builds to the pages of this console.
+
+The SDK names a host that it has in its source; the rest of the address is the same here.
+"""
+
+from litestar import Controller, get
+from litestar.params import FromPath
+from litestar.response import Redirect
+
+from spmd_tx.coordinator.http.authentication import OPEN
+
+
+class SdkLinksController(Controller):
+    opt = OPEN  # an address tells nothing; the page that it leads to needs a key
+    include_in_schema = False
+
+    @get("/training_runs/{run_id:str}")
+    async def training_run(self, run_id: FromPath[str]) -> Redirect:
+        return Redirect(f"/console/runs/{run_id}")
+
+    @get(["/sessions", "/sessions/{session_id:str}"])
+    async def session(self) -> Redirect:
+        """Lead to the runs: the console has no page of a single session."""
+        return Redirect("/console")
+
+    @get("/checkpoints/{run_id:str}/{checkpoint_id:path}")
+    async def checkpoint(self) -> Redirect:
+        """Lead to the list of checkpoints, where each can be found by its run and name."""
+        return Redirect("/console/checkpoints")
