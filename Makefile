@@ -6,7 +6,7 @@ SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo docs test slow bench chaos hosts check format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
+.PHONY: help demo docs test slow bench chaos hosts check prose format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ check: .venv/installed ## formatting, lint, types and import rules
 	.venv/bin/ruff check .
 	.venv/bin/basedpyright
 	.venv/bin/lint-imports --no-logo
+
+prose: .venv/installed tests/prose/node_modules/installed ## lint the prose of docs, help texts and messages (needs Node 20)
+	.venv/bin/python -m tests.prose.messages .cache/prose/messages.md
+	cd tests/prose && npx textlint -c textlintrc.json -f unix ../../.cache/prose/messages.md ../../README.md ../../CHANGELOG.md '../../docs/**/*.md'
 
 format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff format .
@@ -118,8 +122,8 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 	HF_HUB_OFFLINE=1 .venv-cookbook/bin/python tests/cookbook/make_offline_hub.py $@
 	touch $@
 
-console/node_modules/installed: console/package-lock.json
-	cd console && npm ci --silent
+%/node_modules/installed: %/package-lock.json
+	cd $* && npm ci --silent
 	touch $@
 
 .venv-fuzz/installed: tests/fuzz/requirements.txt

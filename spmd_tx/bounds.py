@@ -29,7 +29,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(ge=1 << 10, description="Bytes of text in the prompts, or messages, of a call of OpenAI's API."),
     ] = 4 << 20
     text_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds for which such a text may be rendered and made into tokens.")
+        float, Meta(gt=0, description="Seconds for which such a text may be rendered and tokenized.")
     ] = 30.0
     text_memory_bytes: Annotated[
         int, Meta(ge=512 << 20, description="Memory that may take, in a process of its own.")

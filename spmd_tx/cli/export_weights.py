@@ -59,7 +59,7 @@ def export_weights(
     ] = Format.MERGED,
     base_model: Annotated[
         str | None,
-        typer.Option(help="Hugging Face id or directory. Default: what the adapter says."),
+        typer.Option(help="Hugging Face ID or directory. Default: what the adapter says."),
     ] = None,
     dtype: Annotated[
         Dtype,

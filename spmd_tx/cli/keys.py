@@ -26,7 +26,7 @@ keys = typer.Typer(
 
 COLUMNS = ("id", "owner", "role", "made", "ends", "last used", "limits", "state")
 
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as spmd-tx keys list shows it.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="ID of the key, as spmd-tx keys list shows it.")]
 
 
 @keys.command()

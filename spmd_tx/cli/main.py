@@ -101,7 +101,7 @@ def worker(
         str | None,
         typer.Option(
             envvar="SPMD_TX_BASE_MODEL",
-            help="Hugging Face id or directory of the model on this host. Default: the server's directory.",
+            help="Hugging Face ID or directory of the model on this host. Default: the server's directory.",
         ),
     ] = None,
     coordinator_timeout: Annotated[

@@ -17,13 +17,13 @@ from spmd_tx.errors import StartError
 # The help for every field of ServerConfig, by the panel of --help that shows it.
 HELP = {
     "Model": {
-        "base_model": "Hugging Face id or directory of the frozen base model.",
+        "base_model": "Hugging Face ID or directory of the frozen base model.",
         "served_model_name": "Name by which clients ask for the model, or several, separated by commas; "
         "answers have the first one. Default: the value of --base-model.",
         "dtype": "Type of the base weights and of the arithmetic; auto is float32 on CPUs, else bfloat16.",
-        "expert_weights": "packed keeps a mixture's experts on the devices as the checkpoint has them, in "
-        "MXFP4, FP8 or INT4, and decodes them where they are multiplied: a half to a quarter of the memory, "
-        "for somewhat slower steps. unpacked decodes them once, while they are loaded.",
+        "expert_weights": "packed keeps a mixture's experts on the devices as the checkpoint stores them, in "
+        "MXFP4, FP8 or INT4. They take a half to a quarter of the memory, and are decoded in every step, "
+        "which makes steps somewhat slower. unpacked decodes them once, while they are loaded.",
         "base_dtype": "Type in which the frozen matrices that adapters are added to are kept on the devices: "
         "int8, fp8 or int4, with a scale for every 32 or 64 numbers. They are rounded while they are loaded, "
         "for training and sampling alike, and decoded where they are multiplied: a half to a quarter of the "

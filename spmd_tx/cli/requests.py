@@ -25,7 +25,7 @@ requests = typer.Typer(
     help="List, show and give up requests, also while the server runs. See docs/operations.md.",
 )
 
-RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of the request, or the beginning of it.")]
+RequestId = Annotated[str, typer.Argument(metavar="ID", help="ID of the request, or the beginning of it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 SHOWN = 8  # characters of ids in tables; spmd-tx requests takes the beginning of one

@@ -21,7 +21,7 @@ MOST_COLUMNS, LISTED = 6, 2
 LAST_STEPS = 20
 EVERY_SECONDS = 2.0
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, as in spmd-tx runs list.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, as in spmd-tx runs list.")]
 Metric = Annotated[str | None, typer.Option(help="Metric to draw. Default: the reward, or else the loss.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 

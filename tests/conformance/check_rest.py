@@ -266,7 +266,7 @@ def list_sessions(world: World) -> None:
 
 @covers(
     "RestClient.search_sessions",
-    does="finds sessions by name, metadata, project, status and id, in pages",
+    does="finds sessions by name, metadata, project, status and ID, in pages",
     effect="finds the one with this name and metadata and no other; a stranger finds none",
 )
 def search_sessions(world: World) -> None:
@@ -334,7 +334,7 @@ def export_session_trace(world: World) -> None:
 
 @covers(
     f"RestClient.get_sampler{TWINS}",
-    does="tells what a sampler samples from",
+    does="says what a sampler samples from",
     effect="the checkpoint's path and the base model; a stranger does not find it",
 )
 def get_sampler(world: World) -> None:

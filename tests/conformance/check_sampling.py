@@ -96,7 +96,7 @@ def compute_logprobs(world: World) -> None:
 
 @covers(
     "SamplingClient.create",
-    does="opens a sampler of a checkpoint, of the base model, or of a sampler's id",
+    does="opens a sampler of a checkpoint, of the base model, or of a sampler's ID",
     effect="all three sample; what is nobody's is not found",
 )
 def create(world: World) -> None:

@@ -235,7 +235,7 @@ def get_tokenizer(world: World) -> None:
 @covers(
     "TrainingClient.get_console_url",
     does="builds an address of the hosted console; with this server's host, it opens this console",
-    effect="it ends with the model's id",
+    effect="it ends with the model's ID",
     standing=Standing.LOCAL,
 )
 def get_console_url(world: World) -> None:

@@ -33,7 +33,7 @@ commands, {commands}.
 
 What is marked *local* is done by the SDK alone; what *cannot apply* to a server of one's own, or is *not
 yet served*, is refused with the error that is shown. Whatever is served is so for the owner of a key:
-everybody else gets the same 404 as for an unknown id.
+everybody else gets the same 404 as for an unknown ID.
 """
 
 OLD_SDKS = """

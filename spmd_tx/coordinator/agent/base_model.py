@@ -1,6 +1,6 @@
 """Finds the base model, and checks that all hosts have the same one. All functions block.
 
-A base model is a directory, or a Hugging Face id, which is looked up in the local cache and then downloaded.
+A base model is a directory, or a Hugging Face ID, which is looked up in the local cache and then downloaded.
 """
 
 import json
@@ -27,7 +27,7 @@ def find_model(base_model: str) -> Path:
         return directory.absolute()
     if base_model.count("/") != 1 or base_model.startswith((".", "/", "~")):
         raise StartError(
-            f"--base-model {base_model} is neither a directory nor a Hugging Face id (owner/name)"
+            f"--base-model {base_model} is neither a directory nor a Hugging Face ID (owner/name)"
         )
     return _from_cache(base_model) or _download(base_model)
 

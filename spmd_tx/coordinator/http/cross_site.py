@@ -28,7 +28,7 @@ def keep_out(headers: Headers, config: ServerConfig, *, is_signed_file: bool = F
     host, origin = headers.get("host", ""), headers.get("origin")
     if not _is_own(host, config.host):
         raise Forbidden(
-            f"this server has no API keys, and therefore does not answer as {host!r}: use localhost or an "
+            f"this server has no API keys, so it does not answer as {host!r}: use localhost or an "
             "address, start it with this name as --host, or make a key with: spmd-tx keys create"
         )
     if origin is not None and not _is_own(origin.partition("://")[2], config.host):

@@ -116,8 +116,8 @@ class Quotas:
         most = self._bounds.metadata_bytes_per_day
         if self._take("metadata", caller.owner, most / DAY_SECONDS, float(most), size):
             raise InvalidRequest(
-                f"the sessions and models that {caller.owner!r} has created in a day have up to {most} bytes "
-                "of labels and metadata, as many as one owner may; shorten them, or ask the operator to "
+                f"the sessions and models that {caller.owner!r} created in the last day have {most} bytes of "
+                "labels and metadata, the most that one owner may have. Shorten them, or ask the operator to "
                 "raise the limit metadata_bytes_per_day"
             )
 

@@ -87,11 +87,11 @@ async def find(db: AsyncSession, beginning: str) -> Overview:
         found = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
     if not found:
         raise StartError(
-            f"there is no request {beginning!r}; spmd-tx requests list --all shows the ids, and what was "
+            f"there is no request {beginning!r}; spmd-tx requests list --all shows the IDs, and what was "
             "finished long ago is not kept"
         )
     if len(found) > 1:
-        raise StartError(f"more than one request begins with {beginning!r}; give more of the id")
+        raise StartError(f"more than one request begins with {beginning!r}; give more of the ID")
     return found[0]
 
 

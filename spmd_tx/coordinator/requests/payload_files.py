@@ -19,7 +19,7 @@ from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError
 
-_LEVEL = 1  # of compression; token ids and floats hardly compress better at higher levels
+_LEVEL = 1  # of compression; token IDs and floats hardly compress better at higher levels
 
 SEGMENT_BYTES = 32 << 20  # a file is deleted when nothing in it is needed, so it should not hold too much
 SEGMENT_SECONDS = 600.0

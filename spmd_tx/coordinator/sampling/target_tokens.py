@@ -62,7 +62,7 @@ def read(tensor: TensorData, prompt_length: int, vocab_size: int) -> TargetToken
     wrong = tokens[(tokens < NO_TOKEN) | (tokens >= vocab_size)]
     if wrong.size:
         raise InvalidRequest(
-            f"{_WHAT} has the token id {wrong[0]}; ids of this model are 0 to {vocab_size - 1}, "
+            f"{_WHAT} has the token ID {wrong[0]}; IDs of this model are 0 to {vocab_size - 1}, "
             f"and {NO_TOKEN} stands for none"
         )
     named = tokens != NO_TOKEN
@@ -79,7 +79,7 @@ def read(tensor: TensorData, prompt_length: int, vocab_size: int) -> TargetToken
 def _whole_numbers(data: list[float]) -> np.ndarray:
     values = np.asarray(data, np.float64)
     if not np.isfinite(values).all() or (values != np.floor(values)).any() or (np.abs(values) > 2**53).any():
-        raise InvalidRequest(f"{_WHAT} holds numbers that are no token ids; send whole numbers")
+        raise InvalidRequest(f"{_WHAT} holds numbers that are no token IDs; send whole numbers")
     return values.astype(np.int64)
 
 

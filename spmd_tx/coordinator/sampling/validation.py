@@ -33,7 +33,7 @@ def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
             )
         if chunk.tokens and not 0 <= min(chunk.tokens) <= max(chunk.tokens) < limits.vocab_size:
             wrong = next(token for token in chunk.tokens if not 0 <= token < limits.vocab_size)
-            raise InvalidRequest(f"the prompt has the token id {wrong}; {vocabulary(limits)}")
+            raise InvalidRequest(f"the prompt has the token ID {wrong}; {vocabulary(limits)}")
         length += len(chunk.tokens)
     if not length:
         raise InvalidRequest("the prompt is empty; send at least one token")
@@ -60,17 +60,17 @@ def _check_sampling_params(params: SamplingParams, limits: Limits) -> None:
 def _check_stop(stop: str | list[str | int] | None, limits: Limits) -> None:
     stops = stop if isinstance(stop, list) else [] if stop is None else [stop]
     if len({type(item) for item in stops}) > 1:
-        raise InvalidRequest("sampling_params.stop mixes strings and token ids; send one kind")
+        raise InvalidRequest("sampling_params.stop mixes strings and token IDs; send one kind")
     check_stop_strings([item for item in stops if isinstance(item, str)], limits.bounds)
     ids = [item for item in stops if isinstance(item, int)]
     if len(ids) > limits.bounds.stop_tokens:
         raise InvalidRequest(
-            f"sampling_params.stop has {len(ids)} token ids; at most {limits.bounds.stop_tokens} are taken "
+            f"sampling_params.stop has {len(ids)} token IDs; at most {limits.bounds.stop_tokens} are taken "
             "(the operator raises the limit stop_tokens)"
         )
     for item in ids:
         if not 0 <= item < limits.vocab_size:
-            raise InvalidRequest(f"sampling_params.stop has the token id {item}; {vocabulary(limits)}")
+            raise InvalidRequest(f"sampling_params.stop has the token ID {item}; {vocabulary(limits)}")
 
 
 def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:

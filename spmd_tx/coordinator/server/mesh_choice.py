@@ -99,8 +99,8 @@ class MeshChoice:
             return
         if known is not None and known.mesh != mesh:
             logger.warning(
-                "the mesh was fsdp %d x ep %d x tp %d at the last start and is fsdp %d x ep %d x tp %d now: "
-                "models go on, but requests that are run again may differ from before in the last bits",
+                "the mesh was fsdp %d x ep %d x tp %d at the last start and is fsdp %d x ep %d x tp %d now. "
+                "Models continue, but what is run again may differ in the last bits",
                 *(*known.mesh, *mesh),
             )
         try:

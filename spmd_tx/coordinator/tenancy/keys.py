@@ -121,7 +121,7 @@ def _note(db: AsyncSession, event: str, row: ApiKey, caller: Caller = audit.OPER
 async def _find(db: AsyncSession, id: str) -> ApiKey:
     row = await db.get(ApiKey, id)
     if row is None:
-        raise StartError(f"there is no key {id!r}; spmd-tx keys list shows the ids of all")
+        raise StartError(f"there is no key {id!r}; spmd-tx keys list shows the IDs of all")
     return row
 
 

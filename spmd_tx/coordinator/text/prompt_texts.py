@@ -106,7 +106,7 @@ class PromptTexts:
             found = await self._call(f"{_HERE}:{function}", arguments)
         except ForeignCodeFailed as error:
             raise InvalidRequest(
-                f"the text of the prompt could not be made into tokens within {bounds.text_seconds:g} s "
+                f"the text of the prompt could not be tokenized within {bounds.text_seconds:g} s "
                 f"and {show_size(bounds.text_memory_bytes)}; shorten it, or send tokens"
             ) from error
         return [np.frombuffer(ids, np.int32).tolist() for ids in found]

@@ -117,7 +117,7 @@ def _structure_problem(datum: Datum, loss_fn: str, entry: LossEntry, limits: Lim
             if problem:
                 return problem
     if inputs["target_tokens"].dtype.kind != "i":
-        return f"target_tokens has dtype {inputs['target_tokens'].dtype}; token ids are integers, send int64"
+        return f"target_tokens has dtype {inputs['target_tokens'].dtype}; token IDs are integers, send int64"
     if "weights" in entry.needed and inputs["weights"].size != inputs["target_tokens"].size:
         return (
             f"target_tokens has the shape {list(inputs['target_tokens'].shape)} and weights has "
@@ -159,7 +159,7 @@ def _optional_problem(datum: Datum, entry: LossEntry) -> str | None:
 
 
 def _check_tokens(datums: list[Datum], limits: Limits) -> None:
-    """Check the token ids of all datums at once; the datum is searched only when one is wrong."""
+    """Check the token IDs of all datums at once; the datum is searched only when one is wrong."""
     tokens = np.concatenate([datum.tokens for datum in datums])
     targets = _all(datums, "target_tokens")
     remedy, size = vocabulary(limits), limits.vocab_size

@@ -32,4 +32,4 @@ def check_number(name: str, number: int, bounds: Bounds, limit: str) -> None:
 
 
 def vocabulary(limits: Limits) -> str:
-    return f"ids of this model are 0 to {limits.vocab_size - 1}"
+    return f"IDs of this model are 0 to {limits.vocab_size - 1}"

@@ -187,9 +187,9 @@ def _check_needs(loss: CustomLoss, needs: Sequence[Need], tokens: dict[int, int]
 def _check_programs(loss: CustomLoss, programs: int, limits: LossLimits) -> None:
     if programs > limits.programs:
         raise LossProblem(
-            f"loss {quoted(loss.name)} would have to be compiled {programs} times for these datums, once for "
-            f"each power of two of tokens and for each width of each input [T, K]; at most {limits.programs} "
-            "are taken in one request (the limit custom_loss_programs). Bring the inputs to few widths"
+            f"loss {quoted(loss.name)} would be compiled {programs} times for this request, once for each "
+            f"power of two of tokens and each width of an input [T, K]. At most {limits.programs} are "
+            "allowed (the limit custom_loss_programs): use fewer different widths"
         )
 
 

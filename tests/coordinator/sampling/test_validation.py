@@ -99,8 +99,8 @@ def sample(*prompt: int, num_samples: int = 1, **params) -> SampleRequest:
     [
         (sample(), "the prompt is empty"),
         (SampleRequest(ModelInput([])), "the prompt is empty"),
-        (sample(1, 100), "the prompt has the token id 100; ids of this model are 0 to 99"),
-        (sample(1, -5), "the prompt has the token id -5"),
+        (sample(1, 100), "the prompt has the token ID 100; IDs of this model are 0 to 99"),
+        (sample(1, -5), "the prompt has the token ID -5"),
         (SampleRequest(ModelInput([ModelInputChunk(data="aGk=")])), "a chunk of kind 'image'; this model"),
         (sample(*range(8)), "the prompt is too long: it has 8 tokens and the context holds 8"),
         (sample(1, 2, 3, max_tokens=6), "6: it has 3 tokens and the context holds 8; send max_tokens 5"),
@@ -120,9 +120,9 @@ def sample(*prompt: int, num_samples: int = 1, **params) -> SampleRequest:
         (sample(1, stop=["a"] * 65), "stop has 65 strings; at most 64"),
         (sample(1, stop="x" * 1025), "stop has a string of 1025 bytes; at most 1024"),
         (sample(1, stop=["a", "\xf6" * 513]), "stop has a string of 1026 bytes"),
-        (sample(1, stop=[1] * 1025), "stop has 1025 token ids; at most 1024"),
-        (sample(1, stop=[100]), "stop has the token id 100"),
-        (sample(1, stop=["a", 5]), "stop mixes strings and token ids"),
+        (sample(1, stop=[1] * 1025), "stop has 1025 token IDs; at most 1024"),
+        (sample(1, stop=[100]), "stop has the token ID 100"),
+        (sample(1, stop=["a", 5]), "stop mixes strings and token IDs"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip

@@ -76,7 +76,7 @@ async def refusal(model_dir, tmp_path, **options):
             "--worker-host 0.0.0.0 lets other hosts connect, without a shared secret; .*openssl rand -hex 32",
         ),
         ({"secret_file": Path("nowhere")}, "cannot read --secret-file nowhere: "),
-        ({"base_model": "./nowhere"}, "--base-model ./nowhere is neither a directory nor a Hugging Face id"),
+        ({"base_model": "./nowhere"}, "--base-model ./nowhere is neither a directory nor a Hugging Face ID"),
         (
             {"database_url": "postgresql://nobody@127.0.0.1:1/none"},
             "cannot open the database .* check --database-url",

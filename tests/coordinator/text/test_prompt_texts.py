@@ -94,7 +94,7 @@ async def test_a_long_text_beyond_the_context_is_refused_by_its_tokens(make):
 
 @pytest.mark.parametrize("bounds", [{"text_seconds": 0.01}, {"text_memory_bytes": 1 << 20}], ids=str)
 async def test_a_text_that_takes_too_much_fails_its_own_call(make, bounds):
-    with pytest.raises(InvalidRequest, match=r"could not be made into tokens within .*; shorten it"):
+    with pytest.raises(InvalidRequest, match=r"could not be tokenized within .*; shorten it"):
         await make(**bounds).tokens([LONG])
 
 
@@ -118,7 +118,7 @@ async def test_a_long_conversation_has_the_limits_of_a_short_one(make, model_fil
 async def test_a_text_that_takes_too_much_leaves_the_next_alone(make, model_files, tokenizer):
     (model_files / "chat_template.jinja").write_text("{{ 'x' * 10**11 }}")
     texts = make()
-    with pytest.raises(InvalidRequest, match=r"could not be made into tokens within 30 s and 3.0 GiB"):
+    with pytest.raises(InvalidRequest, match=r"could not be tokenized within 30 s and 3.0 GiB"):
         await texts.of_conversation([{"role": "user", "content": LONG}], {})
     assert await texts.tokens([LONG]) == [tokenizer.encode(LONG).ids]
 

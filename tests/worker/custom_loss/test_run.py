@@ -242,8 +242,8 @@ def test_a_request_is_compiled_into_so_many_programs_and_no_more(custom_losses):
     data = [[np.zeros((3, width), np.float32)] for width in (1, 2, 3, 3)]
     assert len(custom_losses.open(WIDE, data, LossLimits(**PLENTY | {"programs": 3})).pieces) == 3
     message = refusal(custom_losses, WIDE, data, programs=2)
-    assert "loss 'mine' would have to be compiled 3 times" in message
-    assert "at most 2 are taken in one request (the limit custom_loss_programs)" in message
+    assert "loss 'mine' would be compiled 3 times" in message
+    assert "At most 2 are allowed (the limit custom_loss_programs)" in message
 
 
 def test_the_widths_of_a_request_are_counted_before_any_is_traced(custom_losses, monkeypatch):

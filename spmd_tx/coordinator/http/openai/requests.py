@@ -67,7 +67,7 @@ def completion_prompts(request: CompletionRequest) -> list[str | list[int]]:
     ids = [item for item in request.prompt if isinstance(item, int)]
     prompts = [item for item in request.prompt if not isinstance(item, int)]
     if ids and prompts:
-        raise InvalidRequest("prompt mixes token ids with prompts; send one list of ids for each prompt")
+        raise InvalidRequest("prompt mixes token IDs with prompts; send one list of IDs for each prompt")
     _check_choices(request, len(prompts))
     return [ids] if ids else prompts
 

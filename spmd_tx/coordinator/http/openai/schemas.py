@@ -44,7 +44,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Parameters, frozen=True, kw_only=True):
-    """Asks for completions. A prompt is text or token ids; each prompt of a list gets ``n`` choices."""
+    """Asks for completions. A prompt is text or token IDs; each prompt of a list gets ``n`` choices."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None  # returned for drawn tokens, and for this many of the likeliest
