@@ -1,12 +1,13 @@
 # `make` alone lists the targets. Everything is installed into .venv, with the versions in constraints.txt.
 PYTHON ?= python3
 ARGS ?=
+VERSION ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 # Where the peer of `make bench` may find a Python 3.12; PEER_PYTHON=/path/to/python3.12 says it.
 PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo docs test slow bench chaos hosts check prose format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
+.PHONY: help demo docs docs-version test slow bench chaos hosts check prose format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +62,11 @@ docs: .venv/installed .venv-docs/installed ## build the documentation site into 
 	.venv/bin/python -m tests.write_openapi docs/reference/openapi.json
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet $(ARGS)
 	@echo "open site/index.html"
+
+docs-version: docs ## add the site to the branch gh-pages, beside those of other versions: make docs-version VERSION=0.1
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike deploy --update-aliases --alias-type copy $(VERSION) latest
+	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike set-default latest
+	@echo "git push origin gh-pages publishes it"
 
 console: console/node_modules/installed ## check the types of the console's source, and build it into the package (needs Node 20)
 	cd console && npm run --silent types && npm run --silent build

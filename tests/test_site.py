@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from tests import write_figures
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,3 +21,14 @@ def test_the_modules_of_the_reference_exist():
     assert modules
     for module in modules:
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+
+
+def test_figures_are_drawn_from_the_tables_of_today():
+    for name, svg in write_figures.figures().items():
+        assert (ROOT / "docs" / name).read_text() == svg, f"run: {write_figures.COMMAND}"
+
+
+def test_every_picture_is_shown_somewhere():
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    pictures = [*(ROOT / "docs").glob("*.png"), *(ROOT / "docs").glob("*.svg")]
+    assert [picture.name for picture in pictures if picture.name not in pages] == []

@@ -1,4 +1,4 @@
-"""Draws curves as an SVG, one panel per figure, over a logarithmic axis."""
+"""Draws curves as an SVG, one panel per figure, over a logarithmic axis; and bars."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from html import escape
 
 WIDTH, HEIGHT = 300, 190  # of a panel, in pixels
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 34, 36  # margins inside a panel
+BARS_WIDTH, NAMES, BAR = 640, 270, 24  # of a chart of bars, of their names, and the height of one
 COLOURS = ("#1f6feb", "#d1570c", "#2da44e", "#8250df")
 
 
@@ -57,6 +58,34 @@ def _panel(panel: Panel, axis: str, points: Sequence[float]) -> list[str]:
         if len(panel.curves) > 1:
             parts.append(_text(LEFT + 4 + 110 * number, TOP - 6, name, "start", colour))
     return parts
+
+
+def bars(title: str, values: dict[str, float], *, unit: str = "", mark: float | None = None) -> str:
+    """Draw a horizontal bar for each value, from 0 on, with a line at ``mark``; the unit follows numbers."""
+    height = TOP + BAR * len(values) + 8
+    scale = (BARS_WIDTH - NAMES - 70) / max(values.values())
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{BARS_WIDTH}" height="{height}" '
+        f'viewBox="0 0 {BARS_WIDTH} {height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{BARS_WIDTH}" height="{height}" fill="white"/>',
+        _text(BARS_WIDTH / 2, 18, title, "middle"),
+    ]
+    for number, (name, value) in enumerate(values.items()):
+        y, width = TOP + BAR * number, value * scale
+        parts += [
+            _text(NAMES - 8, y + 13, name, "end"),
+            f'<rect x="{NAMES}" y="{y}" width="{width:.1f}" height="{BAR - 6}" fill="{COLOURS[0]}"/>',
+            _text(
+                NAMES + width + 6,
+                y + 13,
+                f"{value:,.3g}{unit}" if value < 100 else f"{value:,.0f}{unit}",
+                "start",
+            ),
+        ]
+    if mark is not None:
+        x = NAMES + mark * scale
+        parts.append(f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{height}" stroke="{COLOURS[1]}"/>')
+    return "\n".join([*parts, "</svg>", ""])
 
 
 def _text(x: float, y: float, text: str, anchor: str, colour: str = "#24292f") -> str:

@@ -20,6 +20,15 @@ def test_equal_factors_are_equal_steps_to_the_right_and_the_largest_value_fits()
     assert "memory & more" in {text.text for text in root.iter(f"{SVG}text")}
 
 
+def test_bars_are_as_long_as_their_values():
+    root = ElementTree.fromstring(charts.bars("speed", {"ours": 4.0, "theirs": 1.0}, unit="x", mark=1))
+    ours, theirs = (float(bar.attrib["width"]) for bar in list(root.iter(f"{SVG}rect"))[1:])
+    (mark,) = root.iter(f"{SVG}line")
+    assert ours == pytest.approx(4 * theirs, abs=0.2)
+    assert float(mark.attrib["x1"]) == pytest.approx(charts.NAMES + theirs, abs=0.1)
+    assert {"ours", "4x", "theirs", "1x"} <= {text.text for text in root.iter(f"{SVG}text")}
+
+
 @pytest.mark.parametrize(
     "value, expected", [(0, 1), (0.7, 1), (1, 1), (1.01, 2), (240, 250), (2600, 5000), (0.03, 0.05)]
 )
