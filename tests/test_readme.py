@@ -93,13 +93,6 @@ def test_the_map_of_the_architecture_has_every_other_folder():
     assert others == {"launch", "console", "docs", "docs/examples", "tests"} | tests
 
 
-def test_the_map_of_the_readme_has_the_first_floors_of_the_same_tree():
-    whole, short = map_of(DOCS / "architecture.md"), map_of(ROOT / "README.md")
-    wanted = {"launch", "docs", "tests", PACKAGE.name, f"{PACKAGE.name}/coordinator"}
-    wanted |= {name for name in PACKAGES if str(Path(name).parent) in wanted}
-    assert short == {name: whole[name] for name in wanted}
-
-
 def test_our_own_words_are_those_of_the_code():
     code = " ".join(file.read_text().lower() for file in PACKAGE.rglob("*.py"))
     words = re.findall(r"^\| \*\*([^*]+)\*\* \|", (DOCS / "words.md").read_text(), re.MULTILINE)
