@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.layers import product
+from spmd_tx.models.top_k import top_k
 
 
 def route(
@@ -36,7 +37,7 @@ def route(
         wanted_BTX = wanted_BTX + correction_X.astype(jnp.float32)[None, None]
     if how.groups > 1:
         wanted_BTX = _in_best_groups(how, wanted_BTX)
-    choices_BTC = lax.top_k(wanted_BTX, chosen)[1]
+    choices_BTC = top_k(wanted_BTX, chosen)[1]
     if replayed_BTC is not None:
         replayed_BTC = replayed_BTC.astype(choices_BTC.dtype)
         choices_BTC = jnp.where(replayed_BTC >= 0, replayed_BTC, choices_BTC)
@@ -56,8 +57,8 @@ def _in_best_groups(how: Route, wanted_BTX: Array) -> Array:
     """Leave the experts of the best groups as they are, and rule out all others."""
     wanted_BTGX = wanted_BTX.reshape(*wanted_BTX.shape[:2], how.groups, -1)
     best = min(how.best_of_group, wanted_BTGX.shape[3])
-    rank_BTG = jnp.sum(lax.top_k(wanted_BTGX, best)[0], axis=-1)
-    kept = lax.top_k(rank_BTG, how.kept_groups)[1]
+    rank_BTG = jnp.sum(top_k(wanted_BTGX, best)[0], axis=-1)
+    kept = top_k(rank_BTG, how.kept_groups)[1]
     is_kept_BTG = jnp.any(kept[..., None] == jnp.arange(how.groups)[None, None, None], axis=-2)
     return jnp.where(is_kept_BTG[..., None], wanted_BTGX, -jnp.inf).reshape(wanted_BTX.shape)
 
