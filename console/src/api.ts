@@ -188,6 +188,74 @@ export function getTiming(id: string, seconds: number): Promise<Timing> {
   return get(`/console/api/runs/${encodeURIComponent(id)}/timing?seconds=${seconds}`);
 }
 
+export interface Excerpt {
+  text: string;
+  tokens: number; // of the whole
+  is_cut: boolean;
+}
+
+export interface SampledRequest {
+  id: string;
+  number: number;
+  group: string; // the same for requests of one prompt to one sampler
+  at: number;
+  weights: string | null; // null: the base model
+  steps: number | null;
+  prompt: Excerpt | null; // its end; null: not kept
+  temperature: number;
+  samples: { excerpt: Excerpt; stop_reason: StopReason; mean_logprob: number | null }[];
+  num_samples: number;
+  error: string | null;
+}
+
+export type StopReason = "stop" | "length";
+
+export interface SamplesPage {
+  requests: SampledRequest[]; // newest first
+  looked_at: number;
+  next_before: number | null;
+  kept_hours: number;
+}
+
+export interface TokenTexts {
+  tokens: number[];
+  texts: string[];
+  logprobs: Value[] | null; // nats
+  left_out: number;
+  left_out_at: number;
+}
+
+export interface Sample {
+  request_id: string;
+  place: number;
+  at: number;
+  stop_reason: StopReason;
+  mean_logprob: number | null;
+  content: TokenTexts;
+}
+
+export interface SampleGroup {
+  weights: string | null;
+  steps: number | null;
+  prompt: TokenTexts;
+  temperature: number;
+  top_p: number;
+  top_k: number;
+  max_tokens: number | null;
+  samples: Sample[];
+  left_out: number;
+  errors: string[];
+}
+
+export function listSamples(id: string, search: string, before: number | null): Promise<SamplesPage> {
+  const query = new URLSearchParams({ limit: "20", ...(search && { search }), ...(before !== null && { before: String(before) }) });
+  return get(`/console/api/runs/${encodeURIComponent(id)}/samples?${query}`);
+}
+
+export function getSampleGroup(id: string, request: string): Promise<SampleGroup> {
+  return get(`/console/api/runs/${encodeURIComponent(id)}/samples/${encodeURIComponent(request)}`);
+}
+
 /** Gives the points after `after`, oldest first, page by page. */
 export async function* metricPages(id: string, after: number | null): AsyncGenerator<Point[]> {
   for (let next = after, more = true; more; ) {

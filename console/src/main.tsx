@@ -8,16 +8,20 @@ import { caller, identify, mustSignIn, signIns } from "./api";
 import { Checkpoints } from "./pages/checkpoints";
 import { Run } from "./pages/run";
 import { Runs } from "./pages/runs";
+import { SampleGroup } from "./pages/sample_group";
+import { Samples } from "./pages/samples";
 import { Server } from "./pages/server";
 import { SignIn } from "./pages/sign_in";
 import { Timing } from "./pages/timing";
 import { address, place } from "./router";
 import { theme, toggleTheme } from "./theme";
 
-const PAGES: [RegExp, string, (id: string) => ComponentChildren][] = [
+const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][] = [
   [/^\/(?:runs\/?)?$/, "Runs", () => <Runs key={signIns.value} />],
   [/^\/runs\/([^/]+)$/, "Run", (id) => <Run key={`${id} ${signIns.value}`} id={id} />],
   [/^\/runs\/([^/]+)\/timing$/, "Timing", (id) => <Timing key={`${id} ${signIns.value}`} id={id} />],
+  [/^\/runs\/([^/]+)\/samples$/, "Samples", (id) => <Samples key={`${id} ${signIns.value}`} id={id} />],
+  [/^\/runs\/([^/]+)\/samples\/([^/]+)$/, "Samples", (id, request) => <SampleGroup key={`${request} ${signIns.value}`} id={id} request={request} />],
   [/^\/checkpoints$/, "Checkpoints", () => <Checkpoints key={signIns.value} />],
   [/^\/server$/, "Server", () => <Server key={signIns.value} />],
 ];
@@ -29,7 +33,8 @@ function Page() {
   useEffect(() => void (document.title = `${title} · spmd_tx`), [title]);
   if (mustSignIn.value) return <SignIn />;
   if (!page) return <><h1>Not found</h1><p class="empty">There is no page {path}. <a href={address("/")}>See all runs.</a></p></>;
-  return <>{page[2](decodeURIComponent(page[0].exec(path)![1] ?? ""))}</>;
+  const [, id = "", other = ""] = page[0].exec(path)!.map(decodeURIComponent);
+  return <>{page[2](id, other)}</>;
 }
 
 function App() {

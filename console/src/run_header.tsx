@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { getRun, type Run } from "./api";
 import { address, place } from "./router";
 
-const PAGES = [["", "Curves"], ["/timing", "Timing"]] as const;
+const PAGES = [["", "Curves"], ["/timing", "Timing"], ["/samples", "Samples"]] as const;
 
 export function runName(run: Run): string {
   const name = run.metadata?.name ?? run.metadata?.display_name;
@@ -19,7 +19,7 @@ export function RunHeader({ id, run }: { id: string; run: Run | null }) {
       <h1>{run ? runName(run) : id}</h1>
       <nav class="tabs" aria-label="Pages of the run">
         {PAGES.map(([path, name]) => (
-          <a key={path} href={address(base + path)} aria-current={open === path ? "page" : undefined}>{name}</a>
+          <a key={path} href={address(base + path)} aria-current={open === path || (path && open.startsWith(`${path}/`)) ? "page" : undefined}>{name}</a>
         ))}
       </nav>
     </>

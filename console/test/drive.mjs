@@ -73,6 +73,30 @@ const STORIES = {
     await page.getByRole("link", { name: "Curves" }).click();
     await page.locator(".chart").first().waitFor();
   },
+  async samples(page) {
+    await page.goto(`${address}/console`);
+    await page.getByRole("link", { name: "arithmetic rl" }).click();
+    await page.getByRole("link", { name: "Samples" }).click();
+    await page.getByText("What is 17 + 25?").waitFor();
+    assert.equal(await page.locator("article").count(), 8);
+    await page.getByText("version 24, after 240 steps").waitFor();
+    await look(page, "samples");
+    await page.getByLabel("Search prompts and answers").fill("adding");
+    await page.getByLabel("Search prompts and answers").press("Enter");
+    await page.getByText("4 of the newest 8 requests").waitFor();
+    await page.waitForURL(/search=adding/);
+    await page.reload();
+    await page.getByText("4 of the newest 8 requests").waitFor();
+    await page.getByRole("link", { name: "6 samples side by side" }).first().click();
+    await page.getByText("120 tokens left out").waitFor();
+    assert.equal(await page.locator(".side-by-side section").count(), 4);
+    assert.ok((await page.locator(".side-by-side .lp-5").count()) > 0);
+    assert.match(await page.locator(".side-by-side .lp-5").first().getAttribute("title"), /^token \d+: −\d\.\d\d \([\d.]+ %\)$/);
+    await page.getByText("Least likely:").first().waitFor();
+    await look(page, "sample_group");
+    await page.getByRole("link", { name: "Samples" }).click();
+    await page.locator("article").nth(7).waitFor();
+  },
   async server(page) {
     await page.goto(`${address}/console`);
     await page.getByRole("link", { name: "Server" }).click();
@@ -135,7 +159,7 @@ const STORIES = {
     await page.getByText(facts.mine).first().waitFor();
     assert.equal(await page.getByText(facts.theirs).count(), 0);
     assert.equal(await page.getByRole("link", { name: "Server" }).count(), 0);
-    for (const path of [`/runs/${facts.run}`, `/runs/${facts.run}/timing`]) {
+    for (const path of ["", "/timing", "/samples", `/samples/${facts.request}`].map((page) => `/runs/${facts.run}${page}`)) {
       await page.goto(`${address}/console${path}`);
       await page.locator(".problem", { hasText: "does not exist" }).waitFor();
       assert.equal(await page.getByText(facts.theirs).count(), 0);
@@ -170,6 +194,22 @@ const STORIES = {
     await page.getByRole("button", { name: "Delete" }).click();
     await row.waitFor({ state: "detached" });
     assert.equal(await page.getByRole("button", { name: "Details of to train" }).count(), 1);
+  },
+  async live_samples(page) {
+    await signIn(page);
+    await page.goto(`${address}/console/runs/${facts.run}/samples`);
+    await page.locator("article", { hasText: "after 1 step" }).first().waitFor();
+    await page.getByText(facts.prompt).first().waitFor();
+    console.log("more");
+    await page.getByText(facts.later).first().waitFor(); // without a reload
+    await page.getByLabel("Search prompts and answers").fill(facts.prompt);
+    await page.getByRole("button", { name: "Search" }).click();
+    await page.getByText(facts.later).first().waitFor({ state: "detached" });
+    await page.getByRole("link", { name: "4 samples side by side" }).click();
+    await page.locator(".side-by-side section").nth(3).waitFor();
+    assert.equal(await page.locator("pre.tokens").first().textContent(), facts.prompt);
+    assert.ok((await page.locator(".side-by-side [class^=lp-]").count()) >= 4 * 8);
+    await look(page, "live_sample_group");
   },
   async live_revoked(page) {
     await signIn(page);

@@ -207,6 +207,72 @@ def server() -> dict:
     }
 
 
+WORDS = "The sum of the two numbers is found by adding their digits from the right .".split()
+
+
+def samples(query: dict[str, str]) -> dict:
+    """Eight requests with four samples each, of which every second one is found."""
+    found = [_sampled(number) for number in range(8)]
+    if "search" in query:
+        found = found[::2]
+    return {"requests": found, "looked_at": 8, "next_before": None, "kept_hours": 2.0}
+
+
+def _sampled(number: int) -> dict:
+    answers = [_answer(number, place) for place in range(4)]
+    return {
+        "id": f"{number:032x}",
+        "number": 100 - number,
+        "group": f"group {number}",
+        "at": START + 1500 - 20 * number,
+        "weights": f"version {24 - number}",
+        "steps": 240 - 10 * number,
+        "prompt": {"text": f"What is {17 + number} + {25 + 3 * number}?", "tokens": 9, "is_cut": False},
+        "temperature": 1.0,
+        "samples": [
+            {
+                "excerpt": {"text": "".join(texts), "tokens": len(texts), "is_cut": False},
+                "stop_reason": "stop" if place else "length",
+                "mean_logprob": sum(logprobs) / len(logprobs),
+            }
+            for place, (texts, logprobs) in enumerate(answers)
+        ],
+        "num_samples": 6,
+        "error": None,
+    }
+
+
+def _answer(number: int, place: int) -> tuple[list[str], list[float]]:
+    texts = [f" {word}" for word in WORDS[place:]] + ["\n", str(42 + 4 * number + place // 2), "<|im_end|>"]
+    noise = (abs(math.sin(12.9898 * n + 78.233 * place)) for n in range(len(texts)))
+    return texts, [-5.5 * each**4 - 0.001 for each in noise]
+
+
+def sample_group() -> dict:
+    prompt = ["<|im_start|>", "user", "\n", "What", " is", " 17", " +", " 25", "?", "<|im_end|>", "\n"]
+    found = []
+    for place in range(4):
+        texts, logprobs = _answer(0, place)
+        content = {"tokens": [*range(len(texts))], "texts": texts, "logprobs": logprobs}
+        content |= {"left_out": 120 if place == 3 else 0, "left_out_at": 5 if place == 3 else len(texts)}
+        reason, mean = "stop" if place else "length", sum(logprobs) / len(logprobs)
+        one = {"request_id": f"{0:032x}", "place": place, "at": START, "stop_reason": reason}
+        found.append(one | {"mean_logprob": mean, "content": content})
+    content = {"tokens": [*range(len(prompt))], "texts": prompt, "logprobs": None}
+    return {
+        "weights": "version 24",
+        "steps": 240,
+        "prompt": content | {"left_out": 0, "left_out_at": len(prompt)},
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 20,
+        "max_tokens": 256,
+        "samples": found,
+        "left_out": 2,
+        "errors": [],
+    }
+
+
 def _generation(number: int, began_at: float, ended_at: float | None, reason: str | None) -> dict:
     return {
         "number": number,
@@ -228,6 +294,10 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
             return {"owner": "ada", "role": "admin", "is_read_only": False, "needs_key": False}
         case ["runs", run_id, *rest]:
             numbers = [number for number, run in enumerate(listed) if run["id"] == run_id]
+            if rest == ["samples"]:
+                return samples(query)
+            if rest[:1] == ["samples"]:
+                return sample_group()
             if not numbers or rest not in ([], ["metrics"], ["timing"]):
                 return None
             if rest == ["timing"]:

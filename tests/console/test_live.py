@@ -18,6 +18,7 @@ import httpx
 import pytest
 import tinker
 from tinker import types
+from tokenizers import Tokenizer
 
 from spmd_tx.demo import tiny_model
 from tests.console.driver import drive, needs_chromium
@@ -46,9 +47,10 @@ Work = Callable[[], object]
 class Tenants:
     """Holds a server with the keys of two tenants and of an admin."""
 
-    def __init__(self, server: Server, keys: dict[str, str]) -> None:
+    def __init__(self, server: Server, keys: dict[str, str], tokenizer: Tokenizer) -> None:
         self.server = server
         self.keys = keys
+        self.tokenizer = tokenizer
 
     @contextmanager
     def trainer(self, owner: str, name: str = "run") -> Iterator[tinker.TrainingClient]:
@@ -68,7 +70,7 @@ def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     keys = {owner: create_key(data_dir, owner, role) for owner, role in roles.items()}
     with serving(model_dir, data_dir, train_tokens=1024) as server:
         server.wait_until_ready()
-        yield Tenants(server, keys)
+        yield Tenants(server, keys, Tokenizer.from_file(str(model_dir / "tokenizer.json")))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -190,12 +192,40 @@ def sample(trainer: tinker.TrainingClient) -> None:
     sampler.sample(prompt, 2, types.SamplingParams(max_tokens=8)).result(SECONDS)
 
 
+def test_samples_are_shown_as_text_and_searched(tenants):
+    with tenants.trainer("alice") as trainer:
+        train(trainer)
+        sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+
+        def draw(text: str) -> None:
+            """Draw four samples: a request of three and one more."""
+            prompt = types.ModelInput.from_ints(tenants.tokenizer.encode(text).ids)
+            params = types.SamplingParams(max_tokens=8, stop=[])
+            drawn = [sampler.sample(prompt, count, params) for count in (3, 1)]
+            for each in drawn:
+                each.result(SECONDS)
+
+        draw("first: 1 + 2 = ?\n")
+        facts = {"prompt": "first: 1 + 2 = ?\n", "later": "second: 3 + 4 = ?"}
+        on = {"more": lambda: draw("second: 3 + 4 = ?\n")}
+        drive(
+            "live_samples", tenants.server.url, on, key=tenants.keys["alice"], run=trainer.model_id, **facts
+        )
+
+
 def test_a_tenant_sees_nothing_of_another(tenants):
     with tenants.trainer("alice", "of alice") as mine, tenants.trainer("bob", "of bob") as theirs:
         train(mine)
         train(theirs)
-        facts = {"mine": "of alice", "theirs": "of bob", "run": theirs.model_id}
+        sample(theirs)
+        request = newest_sample(tenants.server, theirs.model_id, tenants.keys["bob"])
+        facts = {"mine": "of alice", "theirs": "of bob", "run": theirs.model_id, "request": request}
         drive("live_isolation", tenants.server.url, key=tenants.keys["alice"], **facts)
+
+
+def newest_sample(server: Server, run: str, key: str) -> str:
+    page = httpx.get(f"{server.url}/console/api/runs/{run}/samples", headers={"X-Api-Key": key})
+    return page.raise_for_status().json()["requests"][0]["id"]
 
 
 def test_a_revoked_key_is_out(tenants):

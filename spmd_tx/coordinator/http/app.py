@@ -12,6 +12,7 @@ from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.console.pages import PagesController
 from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController, StreamController
+from spmd_tx.coordinator.http.console.samples import SamplesController
 from spmd_tx.coordinator.http.console.sdk_links import SdkLinksController
 from spmd_tx.coordinator.http.console.server import ServerController
 from spmd_tx.coordinator.http.console.sign_in import SignInController
@@ -55,6 +56,7 @@ def make_app(services: Services) -> Litestar:
             RunsController,
             RunMetricsController,
             TimelineController,
+            SamplesController,
             ServerController,
             StreamController,
             PagesController,

@@ -45,6 +45,8 @@ from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
 
+SAMPLE_READERS = 2  # consoles at a time whose samples are read from the log
+
 
 class QueueStatus(Protocol):
     """Describes an unfinished request to its client."""
@@ -126,6 +128,7 @@ class Services:
     line_numbers: LineNumbers
     polls: Polls
     shared_answers: SharedAnswers = field(default_factory=SharedAnswers)
+    sample_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SAMPLE_READERS))
     body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
 
     @property

@@ -181,6 +181,13 @@ def payload_of(row: RequestRow) -> BodyRef:
     return _body_ref(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
 
 
+def result_of(row: RequestRow) -> BodyRef | None:
+    """The place of a result; None: there is none, or it is not kept any more."""
+    if row.result_length is None:
+        return None
+    return _body_ref(row.result_body, row.result_file, row.result_offset, row.result_length)
+
+
 async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, BodyRef] | None:
     """The failure of a request, or the content type and place of its result. None: it is unfinished.
 
@@ -191,9 +198,10 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Body
         return None
     if row.content_type is None:
         return Failed(row.error or "", cast(Literal["user", "server"], row.category))
-    if row.result_length is None:
+    result = result_of(row)
+    if result is None:
         raise not_kept(request_id)
-    return row.content_type, _body_ref(row.result_body, row.result_file, row.result_offset, row.result_length)
+    return row.content_type, result
 
 
 async def _row(db: AsyncSession, request_id: str) -> RequestRow:

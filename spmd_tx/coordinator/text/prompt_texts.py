@@ -1,4 +1,4 @@
-"""Turns the text of prompts into tokens: short texts in a thread, others in a child process.
+"""Turns text into tokens, and tokens into text: what is short in a thread, the rest in a child process.
 
 A text may be as large as a body, and a token takes memory and time for every one or two bytes. So texts are
 measured in bytes first, and long ones have limits on both.
@@ -16,12 +16,14 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.coordinator.text import token_texts
 from spmd_tx.coordinator.text.chat_template import Message
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText, load_model_text
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.processes.child import Allowance, LastingChild
 
 SHORT_BYTES = 64 << 10  # which take some 50 ms
+SHORT_TOKENS = 8 << 10  # as above, when they are made into text
 CHILDREN = 2  # at a time
 IDLE_SECONDS = 60.0  # after which they end
 SHRINKS = 4  # a normalizer may leave a third of the bytes
@@ -30,7 +32,7 @@ _HERE = "spmd_tx.coordinator.text.prompt_texts"
 
 
 class PromptTexts:
-    """Turns the texts that are sent to one model into tokens, within its limits."""
+    """Turns the texts that are sent to one model into tokens, and tokens into text, within its limits."""
 
     def __init__(self, directory: Path, text: LazyModelText, max_context: int, bounds: Bounds) -> None:
         self._directory = directory
@@ -73,6 +75,28 @@ class PromptTexts:
         else:
             (tokens,) = await self._outside("tokenize_outside", texts=[text], special_tokens=False)
         return tokens
+
+    async def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each sequence, with special tokens. Raises InvalidRequest."""
+        return [text for (text,) in await self._decode(sequences, whole=True)]
+
+    async def pieces(self, sequences: Sequence[Sequence[int]]) -> list[list[str]]:
+        """Return the text of each token of each sequence. Raises InvalidRequest."""
+        return await self._decode(sequences, whole=False)
+
+    async def _decode(self, sequences: Sequence[Sequence[int]], *, whole: bool) -> list[list[str]]:
+        if sum(map(len, sequences)) <= SHORT_TOKENS:
+            model = await self._text.get()
+            return await asyncio.to_thread(_decoded, model.tokenizer, sequences, whole)
+        packed = {"directory": str(self._directory), "sequences": token_texts.pack(sequences), "whole": whole}
+        try:
+            return await self._call(f"{_HERE}:decode_outside", packed)
+        except ForeignCodeFailed as error:
+            raise InvalidRequest(
+                f"{sum(map(len, sequences))} tokens could not be made into text within "
+                f"{self._bounds.text_seconds:g} s and {show_size(self._bounds.text_memory_bytes)}; "
+                "ask for less"
+            ) from error
 
     def _check_sizes(self, texts: Sequence[str], model: ModelText) -> int:
         """Return the bytes of all texts. Raises InvalidRequest."""
@@ -147,6 +171,17 @@ def tokenize_outside(
             )
         found.append(np.asarray(tokens, np.int32).tobytes())
     return found
+
+
+def decode_outside(directory: str, sequences: list[bytes], whole: bool) -> list[list[str]]:
+    """Make tokens into text in a child process."""
+    return _decoded(_model_text(directory).tokenizer, token_texts.unpack(sequences), whole)
+
+
+def _decoded(tokenizer: Tokenizer, sequences: Sequence[Sequence[int]], whole: bool) -> list[list[str]]:
+    if whole:
+        return [[text] for text in token_texts.texts(tokenizer, sequences)]
+    return [token_texts.pieces(tokenizer, tokens) for tokens in sequences]
 
 
 def converse_outside(

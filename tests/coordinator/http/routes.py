@@ -64,13 +64,13 @@ def _create_model(ids: Ids, _: Ids) -> object:
     return {"session_id": ids.session, "model_seq_id": 7, "base_model": BASE_MODEL, "lora_config": lora}
 
 
-def _sample(ids: Ids, _: Ids) -> object:
+def sample(ids: Ids, seq_id: int = 12) -> dict[str, object]:
     return {
         "num_samples": 1,
         "prompt": {"chunks": [{"tokens": [1, 2, 3], "type": "encoded_text"}]},
         "sampling_params": {"max_tokens": 4},
         "sampling_session_id": ids.sampler,
-        "seq_id": 12,
+        "seq_id": seq_id,
     }
 
 
@@ -122,7 +122,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
         lambda ids, own: _sampler_of_model(own, ids.path("sampler_weights")),
     ],
     ("GET", "/api/v1/samplers/{sampler_id}"): [lambda *_: None],
-    ("POST", "/api/v1/asample"): [_sample],
+    ("POST", "/api/v1/asample"): [lambda ids, _: sample(ids)],
     ("POST", "/api/v1/save_weights"): [
         lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 14},
     ],
@@ -162,6 +162,8 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("GET", "/console/api/runs/{run_id}"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/metrics"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/timing"): [lambda *_: None],
+    ("GET", "/console/api/runs/{run_id}/samples"): [lambda *_: None],
+    ("GET", "/console/api/runs/{run_id}/samples/{request_id}"): [lambda *_: None],
     ("PUT", TTL): [lambda *_: {"ttl_seconds": 3600}, lambda *_: {"ttl_seconds": 0}],
     ("POST", PUBLISH): [lambda *_: None],
     ("DELETE", PUBLISH): [lambda *_: None],
@@ -230,6 +232,13 @@ SCHEMA = {("GET", path) for path in ("/schema", "/schema/openapi.json", "/schema
 OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")} | {
     ("GET", f"/console{path}") for path in ("", "/{page}", "/assets/{asset}")
 }
+# They lead to pages of the console, and need no key either.
+REDIRECTS = {
+    ("GET", f"/{path}")
+    for path in (
+        "training_runs/{run_id} sessions sessions/{session_id} checkpoints/{run_id}/{checkpoint_id}".split()
+    )
+}
 
 # They tell of all owners; console/test_server.py asks as somebody else.
 ADMIN = {("GET", "/console/api/server")}
@@ -274,11 +283,13 @@ async def send(
         session_id=ids.session,
         run_id=ids.model,
         sampler_id=ids.sampler,
+        request_id=ids.request,
         kind=kind,
         name=ids.name,
         version="v",
         file="f",
         upload_id=ids.upload,
+        checkpoint_id=f"weights/{ids.name}",
         page="runs",
         asset="console.js",
         path="openapi.json",

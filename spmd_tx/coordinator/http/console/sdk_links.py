@@ -3,6 +3,8 @@
 The SDK names a host that it has in its source; the rest of the address is the same here.
 """
 
+from urllib.parse import quote
+
 from litestar import Controller, get
 from litestar.params import FromPath
 from litestar.response import Redirect
@@ -16,7 +18,7 @@ class SdkLinksController(Controller):
 
     @get("/training_runs/{run_id:str}")
     async def training_run(self, run_id: FromPath[str]) -> Redirect:
-        return Redirect(f"/console/runs/{run_id}")
+        return Redirect("/console/runs/" + quote(run_id, safe=":"))
 
     @get(["/sessions", "/sessions/{session_id:str}"])
     async def session(self) -> Redirect:

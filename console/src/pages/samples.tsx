@@ -1,0 +1,125 @@
+// What a run has sampled, newest first: prompts and answers as text, to be searched.
+import { useEffect, useState } from "preact/hooks";
+import { listSamples, type Excerpt, type SampledRequest } from "../api";
+import { ago, dateTime, number } from "../format";
+import { poll } from "../live";
+import { address, place, remember } from "../router";
+import { RunHeader, useRun } from "../run_header";
+import { level, nats } from "../tokens";
+
+const POLL_SECONDS = 5;
+
+interface Found {
+  requests: SampledRequest[];
+  lookedAt: number;
+  next: number | null; // where older ones begin
+  pages: number;
+  keptHours: number;
+}
+
+export function Samples({ id }: { id: string }) {
+  const run = useRun(id);
+  const [search, setSearch] = useState(place.value.query.get("search") ?? "");
+  const [typed, setTyped] = useState(search);
+  const [found, setFound] = useState<Found | null>(null);
+  const [isBusy, setBusy] = useState(false);
+  const [error, setError] = useState<string | null>(null);
+
+  const load = async (known: Found | null) => {
+    setBusy(known !== null || search !== "");
+    try {
+      const page = await listSamples(id, search, known?.next ?? null);
+      setFound({
+        requests: [...(known?.requests ?? []), ...page.requests],
+        lookedAt: (known?.lookedAt ?? 0) + page.looked_at,
+        next: page.next_before,
+        pages: (known?.pages ?? 0) + 1,
+        keptHours: page.kept_hours,
+      });
+      setError(null);
+    } catch (refused) {
+      setError((refused as Error).message);
+    }
+    setBusy(false);
+  };
+  const isFollowing = !search && (found?.pages ?? 1) === 1;
+  useEffect(() => {
+    if (isFollowing) return poll(() => load(null), POLL_SECONDS);
+    if (search) void load(null);
+  }, [id, search, isFollowing]);
+
+  const submit = (event: Event) => {
+    event.preventDefault();
+    remember({ search: typed.trim() });
+    setFound(null);
+    setSearch(typed.trim());
+  };
+  return (
+    <>
+      <RunHeader id={id} run={run} />
+      <form class="bar" role="search" onSubmit={submit}>
+        <input type="search" placeholder="Search prompts and answers" aria-label="Search prompts and answers" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+        <button type="submit">Search</button>
+        <span class="note" role="status">{isBusy ? "Searching …" : search && found ? `${found.requests.length} of the newest ${number(found.lookedAt)} requests` : ""}</span>
+      </form>
+      {error && <p class="problem" role="alert">{error}</p>}
+      {found?.requests.length === 0 && !search && (
+        <p class="empty">There are no samples of this run. The server keeps them for {found.keptHours} hours after they are finished (<code>--keep-results-hours</code>).</p>
+      )}
+      {found && groups(found.requests).map((each) => <Group key={each[0]!.id} id={id} requests={each} />)}
+      {found?.next != null && <button type="button" disabled={isBusy} onClick={() => void load(found)}>{search ? "Search older samples" : "Older samples"}</button>}
+    </>
+  );
+}
+
+/** Puts requests of one prompt to one sampler together, where the newest of them is. */
+function groups(requests: SampledRequest[]): SampledRequest[][] {
+  const found = new Map<string, SampledRequest[]>();
+  for (const each of requests) found.set(each.group, [...(found.get(each.group) ?? []), each]);
+  return [...found.values()];
+}
+
+export function weightsName({ weights, steps }: { weights: string | null; steps: number | null }): string {
+  const name = weights === null ? "base model" : weights.replace(/^tinker:\/\/.*\//, "checkpoint ");
+  return steps === null ? name : `${name}, after ${number(steps)} ${steps === 1 ? "step" : "steps"}`;
+}
+
+function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
+  const first = requests[0]!;
+  const count = requests.reduce((sum, each) => sum + each.num_samples, 0);
+  const shown = requests.flatMap((each) => each.samples);
+  const errors = requests.filter((each) => each.error);
+  return (
+    <article class="samples">
+      <p class="bar">
+        <span title={first.weights ?? undefined}>{weightsName(first)}</span>
+        <span class="dim">temperature {first.temperature}</span>
+        <span class="dim" title={dateTime(first.at)}>{ago(first.at)}</span>
+        {first.prompt && <a href={address(`/runs/${encodeURIComponent(id)}/samples/${first.id}`)}>{count === 1 ? "Token by token" : `${number(count)} samples side by side`}</a>}
+      </p>
+      {first.prompt ? <pre class="prompt" tabIndex={0}><Cut excerpt={first.prompt} atEnd={false} /></pre> : <p class="empty">This request is too large to show, or no longer kept.</p>}
+      {errors.map((each) => <p key={each.id} class="problem">{each.error}</p>)}
+      {shown.length > 0 && (
+        <table class="rows">
+          <thead><tr><th scope="col">Answer</th><th scope="col" class="number">Tokens</th><th scope="col" class="number">Mean log-prob.</th><th scope="col">Ended by</th></tr></thead>
+          <tbody>
+            {shown.map(({ excerpt, stop_reason, mean_logprob }, i) => (
+              <tr key={i}>
+                <td><pre><Cut excerpt={excerpt} atEnd /></pre></td>
+                <td class="number">{number(excerpt.tokens)}</td>
+                <td class="number"><span class={`lp-${level(mean_logprob)}`}>{nats(mean_logprob)}</span></td>
+                <td>{stop_reason}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {count > shown.length && <p class="note">and {number(count - shown.length)} more</p>}
+    </article>
+  );
+}
+
+function Cut({ excerpt, atEnd }: { excerpt: Excerpt; atEnd: boolean }) {
+  const dots = excerpt.is_cut && <em class="cut">…</em>;
+  return <>{!atEnd && dots}{excerpt.text}{atEnd && dots}</>;
+}

@@ -1,0 +1,217 @@
+"""Routes that show what a run has sampled: prompts and answers as text, and the samples of one prompt.
+
+They read the log of requests, so they show what the server keeps of it. What they read, and what they answer
+with, is bounded, however long prompts and answers are.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from litestar import Controller, get
+from litestar.params import FromPath, FromQuery
+
+from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.requests import sample_log
+from spmd_tx.coordinator.requests.rows import not_kept
+from spmd_tx.coordinator.requests.sample_log import Answer, Body, Logged, Part, Size
+from spmd_tx.coordinator.storage.tables import Model, Sampler
+from spmd_tx.coordinator.wire.run_samples import (
+    Excerpt,
+    Sample,
+    SampledRequest,
+    SampleGroup,
+    SamplesPage,
+    ShortSample,
+    TokenTexts,
+)
+
+MOST_REQUESTS = 50  # of a page
+MOST_LOOKED_AT = 200  # requests, in a search
+MOST_SEARCHED = 1 << 20  # tokens, in a search
+DIGITS = 4  # of log-probabilities
+
+EXCERPT = Size(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page shows of each request
+WHOLE = Size(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # what a group shows, and a search sees
+
+
+class SamplesController(Controller):
+    path = "/console/api/runs"
+
+    @get("/{run_id:str}/samples", opt=UNMETERED)
+    async def samples(
+        self,
+        run_id: FromPath[str],
+        services: Service,
+        access: Accessible,
+        limit: FromQuery[int] = 20,
+        before: FromQuery[int | None] = None,
+        search: FromQuery[str] = "",
+    ) -> SamplesPage:
+        """List what a run has sampled, newest first; with ``search``, what has this text in it."""
+        model = await access.model(run_id)
+        most = min(max(limit, 1), MOST_REQUESTS)
+        async with services.sample_readers:
+            return await _Reader(services, access).page(model, before, most, search)
+
+    @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED)
+    async def group(
+        self, run_id: FromPath[str], request_id: FromPath[str], services: Service, access: Accessible
+    ) -> SampleGroup:
+        """Return the samples of a request, and of others with the same prompt, token by token."""
+        model = await access.model(run_id)
+        async with services.sample_readers:
+            return await _Reader(services, access).group(model, request_id)
+
+
+class _Found(NamedTuple):
+    """Holds an answer, and its place in its request."""
+
+    logged: Logged
+    place: int
+    answer: Answer
+
+
+class _Reader:
+    """Reads samples for one answer, one body at a time."""
+
+    def __init__(self, services: Services, access: Access) -> None:
+        self._services = services
+        self._caller = access.caller
+        self._payloads: Path = services.config.data_dir / "payloads"
+        self._steps: dict[str, int | None] = {}  # by sampler
+
+    async def page(self, model: Model, before: int | None, most: int, search: str) -> SamplesPage:
+        to_look_at = MOST_LOOKED_AT if search else most
+        async with self._services.database.reading() as db:
+            found = await sample_log.of_run(db, model, self._caller, before, to_look_at + 1)
+        shown, looked_at, searched = list[Logged](), 0, 0
+        for logged in found[:to_look_at]:
+            if len(shown) == most or searched > MOST_SEARCHED:
+                break
+            looked_at += 1
+            tokens = await self._searched(logged) if search else []
+            searched += sum(map(len, tokens))
+            if not search or await self._is_in(search, tokens):
+                shown.append(logged)
+        next_before = None if looked_at == len(found) else found[looked_at - 1].row.number
+        hours = self._services.config.keep_results_hours
+        return SamplesPage(await self._listed(shown), looked_at, next_before, hours)
+
+    async def group(self, model: Model, request_id: str) -> SampleGroup:
+        async with self._services.database.reading() as db:
+            logged = await sample_log.one(db, model, self._caller, request_id)
+            if logged is None:
+                raise not_kept(request_id)
+            beside = await sample_log.neighbours(db, logged)
+        body = await self._body(logged, WHOLE)
+        if body is None:
+            raise not_kept(request_id)
+        found, left_out, errors = list[_Found](), 0, list[str]()
+        for each in beside:
+            other = body if each.row.id == request_id else await self._body(each, WHOLE)
+            if other is None or other.group != body.group:
+                continue
+            if each.row.error is not None:
+                errors.append(each.row.error)
+            some = other.answers[: WHOLE.samples - len(found)]
+            found += [_Found(each, place, answer) for place, answer in enumerate(some)]
+            left_out += other.num_answers - len(some)
+        parts = [body.prompt, *(answer.content for _, _, answer in found)]
+        texts = await self._services.prompt_texts.pieces([part.tokens for part in parts])
+        prompt, *contents = (_with_texts(*each) for each in zip(parts, texts, strict=True))
+        return SampleGroup(
+            weights=weights(logged.sampler),
+            steps=await self._steps_of(logged.sampler),
+            prompt=prompt,
+            temperature=body.params.temperature,
+            top_p=body.params.top_p,
+            top_k=body.params.top_k,
+            max_tokens=body.params.max_tokens,
+            samples=[_sample(*each) for each in zip(found, contents, strict=True)],
+            left_out=left_out,
+            errors=errors,
+        )
+
+    async def _listed(self, shown: Sequence[Logged]) -> list[SampledRequest]:
+        bodies = [await self._body(logged, EXCERPT) for logged in shown]
+        tokens = list[list[int]]()
+        for body in bodies:
+            if body is not None:
+                tokens += [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
+        texts = iter(await self._services.prompt_texts.decode(tokens))
+        return [await self._shown(*each, texts) for each in zip(shown, bodies, strict=True)]
+
+    async def _shown(self, logged: Logged, body: Body | None, texts: Iterator[str]) -> SampledRequest:
+        """Describe a request, whose texts are the next ones: the prompt's, then those of the answers."""
+        row = logged.row
+        return SampledRequest(
+            id=row.id,
+            number=row.number,
+            group=row.id if body is None else body.group,
+            at=row.finished_at or 0.0,
+            weights=weights(logged.sampler),
+            steps=await self._steps_of(logged.sampler),
+            prompt=None if body is None else _excerpt(next(texts), body.prompt),
+            temperature=1.0 if body is None else body.params.temperature,
+            samples=[
+                ShortSample(
+                    _excerpt(next(texts), answer.content), answer.stop_reason, _rounded(answer.mean_logprob)
+                )
+                for answer in ([] if body is None else body.answers)
+            ],
+            num_samples=0 if body is None else body.num_answers,
+            error=row.error,
+        )
+
+    async def _searched(self, logged: Logged) -> list[list[int]]:
+        body = await self._body(logged, WHOLE)
+        if body is None:
+            return []
+        return [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
+
+    async def _is_in(self, search: str, tokens: Sequence[list[int]]) -> bool:
+        """Return whether a text stands in a prompt or in an answer, in any case of its letters."""
+        wanted = search.lower()
+        return any(wanted in text.lower() for text in await self._services.prompt_texts.decode(tokens))
+
+    async def _body(self, logged: Logged, size: Size) -> Body | None:
+        return await asyncio.to_thread(sample_log.read, self._payloads, logged.row, size)
+
+    async def _steps_of(self, sampler: Sampler) -> int | None:
+        if sampler.id not in self._steps:
+            async with self._services.database.reading() as db:
+                self._steps[sampler.id] = await sample_log.steps(db, sampler)
+        return self._steps[sampler.id]
+
+
+def weights(sampler: Sampler) -> str | None:
+    """Name what a sampler draws from: a checkpoint, or a version of a run's weights; None: the base model."""
+    if sampler.model_path is not None:
+        return sampler.model_path
+    if sampler.model_id is None:
+        return None
+    return "newest weights" if sampler.inflight else f"version {sampler.id.rpartition(':')[2]}"
+
+
+def _with_texts(part: Part, texts: list[str]) -> TokenTexts:
+    logprobs = None if part.logprobs is None else [_rounded(each) for each in part.logprobs]
+    return TokenTexts(part.tokens, texts, logprobs, part.left_out, part.left_out_at)
+
+
+def _sample(found: _Found, content: TokenTexts) -> Sample:
+    (row, _), place, answer = found
+    at, mean = row.finished_at or 0.0, _rounded(answer.mean_logprob)
+    return Sample(row.id, place, at, answer.stop_reason, mean, content)
+
+
+def _excerpt(text: str, part: Part) -> Excerpt:
+    return Excerpt(text, part.length, part.left_out > 0)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, DIGITS)

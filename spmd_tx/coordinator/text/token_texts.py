@@ -1,0 +1,48 @@
+"""Turns tokens into text, with special tokens: as a whole, or token by token. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer
+
+HALF_CHARACTER = "\ufffd"  # the text of bytes that are no whole character
+MOST_HELD = 4  # tokens of an incomplete character: each has a byte at least, and four complete it
+ANCHOR = "a"  # stands before a token, since some decoders drop the space that begins a text
+
+
+def texts(tokenizer: Tokenizer, sequences: Sequence[Sequence[int]]) -> list[str]:
+    """Decode whole sequences. Blocks."""
+    return tokenizer.decode_batch([list(tokens) for tokens in sequences], skip_special_tokens=False)
+
+
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """Return the text of each token. A character of several tokens is the last one's. Blocks."""
+    anchor = tokenizer.encode(ANCHOR, add_special_tokens=False).ids[-1]
+    begin = len(tokenizer.decode([anchor], skip_special_tokens=False))
+    different = sorted(set(tokens))
+    decoded = texts(tokenizer, [[anchor, token] for token in different])
+    alone = {token: text[begin:] for token, text in zip(different, decoded, strict=True)}
+    found, held = list[str](), list[int]()
+    for token in tokens:
+        text = alone[token]
+        if held or HALF_CHARACTER in text:
+            held.append(token)
+            text = tokenizer.decode([anchor, *held], skip_special_tokens=False)[begin:]
+            if text.endswith(HALF_CHARACTER) and len(held) < MOST_HELD:
+                text = ""
+            else:
+                held.clear()
+        found.append(text)
+    if held:
+        found[-1] = tokenizer.decode([anchor, *held], skip_special_tokens=False)[begin:]
+    return found
+
+
+def pack(sequences: Sequence[Sequence[int]]) -> list[bytes]:
+    """Return tokens as int32, for a child process."""
+    return [np.asarray(tokens, np.int32).tobytes() for tokens in sequences]
+
+
+def unpack(sequences: Sequence[bytes]) -> list[list[int]]:
+    """Read what ``pack`` has written."""
+    return [np.frombuffer(tokens, np.int32).tolist() for tokens in sequences]

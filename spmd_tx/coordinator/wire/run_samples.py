@@ -1,0 +1,78 @@
+"""The samples of a run, as the console reads them. Times are seconds since the epoch."""
+
+from typing import Literal
+
+import msgspec
+
+StopReason = Literal["stop", "length"]
+
+
+class Excerpt(msgspec.Struct, frozen=True):
+    """Holds the beginning or the end of a text."""
+
+    text: str
+    tokens: int  # of the whole
+    is_cut: bool
+
+
+class ShortSample(msgspec.Struct, frozen=True):
+    excerpt: Excerpt  # its beginning
+    stop_reason: StopReason
+    mean_logprob: float | None  # nats; null: it has no tokens
+
+
+class SampledRequest(msgspec.Struct, frozen=True):
+    """Describes a sample request that has ended."""
+
+    id: str
+    number: int  # order of acceptance
+    group: str  # the same for requests of one prompt to one sampler
+    at: float  # when it ended
+    weights: str | None  # path of a checkpoint, or name of an ephemeral version; null: the base model
+    steps: int | None  # that these weights were trained; null: unknown
+    prompt: Excerpt | None  # its end; null: it is not kept
+    temperature: float
+    samples: list[ShortSample]  # the first ones
+    num_samples: int
+    error: str | None
+
+
+class SamplesPage(msgspec.Struct, frozen=True):
+    requests: list[SampledRequest]  # newest first
+    looked_at: int  # requests
+    next_before: int | None  # where older ones begin; null: there are none
+    kept_hours: float  # for which the server keeps samples
+
+
+class TokenTexts(msgspec.Struct, frozen=True):
+    """Holds a text, token by token."""
+
+    tokens: list[int]
+    texts: list[str]
+    logprobs: list[float | None] | None  # nats, of each token; null: unknown
+    left_out: int  # tokens that are not here
+    left_out_at: int  # place in the lists before which these stand
+
+
+class Sample(msgspec.Struct, frozen=True):
+    request_id: str
+    place: int  # in its request
+    at: float
+    stop_reason: StopReason
+    mean_logprob: float | None
+    content: TokenTexts
+
+
+class SampleGroup(msgspec.Struct, frozen=True):
+    """Holds the samples of one prompt and one sampler."""
+
+    weights: str | None
+    steps: int | None
+    prompt: TokenTexts
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int | None
+    samples: list[Sample]  # in order of acceptance
+    left_out: int  # further samples
+    errors: list[str]  # of requests that failed
