@@ -1,11 +1,15 @@
 """Keeps a data directory to one base model, whose adapters fit no other one."""
 
+import logging
+
 import msgspec
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
 
 RECORD = "base_model.json"  # file in the data directory
 SIZES = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim", "n_experts", "vocab_size")
@@ -17,18 +21,20 @@ class Record(msgspec.Struct):
     base_model: str  # as --base-model had it at first
     architecture: str
     sizes: dict[str, int]
+    trains_all_weights: bool = False
+    base_dtype: str = "auto"
 
 
 def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
     """Raise StartError if the data directory belongs to a base model of another shape. Blocks.
 
-    A new data directory is from now on this model's.
+    It belongs to adapters or to whole models, too. A new data directory is from now on this model's.
     """
     file = config.data_dir / RECORD
     sizes = {name: getattr(model, name) for name in SIZES}
+    record = Record(config.base_model, model.architecture, sizes, config.full_parameters, config.base_dtype)
     if not file.exists():
         make_folder(config.data_dir)
-        record = Record(config.base_model, model.architecture, sizes)
         write_file(file, msgspec.json.encode(record))
         return
     try:
@@ -49,3 +55,17 @@ def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
             f"in {config.data_dir}: {', '.join(differences)}; give --base-model that one, or set another "
             "--data-dir"
         )
+    if known.trains_all_weights != config.full_parameters:
+        before, now = ("all weights", "without") if known.trains_all_weights else ("adapters", "with")
+        raise StartError(
+            f"{config.data_dir} is of a server that trains {before}, and this one is {now} "
+            "--full-parameters; start it as before, or set another --data-dir"
+        )
+    if known.base_dtype != config.base_dtype:
+        logger.warning(
+            "--base-dtype was %s at the last start and is %s now: adapters go on, but the base has other "
+            "numbers, so their losses change",
+            known.base_dtype,
+            config.base_dtype,
+        )
+        write_file(file, msgspec.json.encode(record))

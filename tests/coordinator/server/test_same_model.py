@@ -1,6 +1,7 @@
 """A data directory belongs to the base model that it began with."""
 
 import pytest
+from msgspec.structs import replace
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.server.same_model import RECORD, check_same_model
@@ -22,3 +23,24 @@ def test_a_damaged_record_is_named(tmp_path):
     (tmp_path / RECORD).write_text("{")
     with pytest.raises(StartError, match=r"base_model\.json is damaged: .* delete it"):
         check_same_model(ServerConfig(base_model="m", data_dir=tmp_path), QWEN3_4B)
+
+
+def test_adapters_and_whole_models_do_not_share_a_data_directory(tmp_path):
+    adapters = ServerConfig(base_model="m", data_dir=tmp_path / "adapters")
+    whole = ServerConfig(base_model="m", data_dir=tmp_path / "whole", full_parameters=True)
+    for config in (adapters, whole, adapters, whole):
+        check_same_model(config, QWEN3_4B)
+    for config, other in ((adapters, whole), (whole, adapters)):
+        with pytest.raises(
+            StartError, match=r"trains (all weights|adapters), .* --full-parameters; .* --data-dir"
+        ):
+            check_same_model(replace(config, data_dir=other.data_dir), QWEN3_4B)
+
+
+def test_another_base_dtype_is_told_once(tmp_path, caplog):
+    config = ServerConfig(base_model="m", data_dir=tmp_path)
+    for base_dtype in ("auto", "int8", "int8"):
+        check_same_model(replace(config, base_dtype=base_dtype), QWEN3_4B)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "--base-dtype was auto at the last start and is int8 now"
+    ]

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -268,3 +269,11 @@ async def test_a_file_stops_where_the_disk_is_too_full_and_goes_on_later(api, up
     assert (await api.put(url, content=content)).status_code == 503
     services.storage._is_full = False
     assert (await api.put(url, content=content)).status_code == 200
+
+
+async def test_a_server_that_trains_all_weights_takes_none(api, services, monkeypatch):
+    monkeypatch.setattr(type(services), "limits", replace(services.limits, max_rank=0))
+    for rank in (0, 8):
+        answer = await start(api, lora_config={"rank": rank})
+        assert answer.status_code == 400
+        assert "uploads are LoRA adapters and this server trains all weights" in answer.json()["error"]
