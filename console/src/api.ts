@@ -37,12 +37,12 @@ export const mustSignIn = signal(false);
 export const signIns = signal(0); // pages load anew after each
 let key: string | null = null; // kept in this tab's memory, for servers that give no cookie
 
-export async function request(method: string, path: string, body?: unknown): Promise<Response> {
+export async function request(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
   const headers: Record<string, string> = {};
   if (key) headers["X-Api-Key"] = key;
   if (method !== "GET") headers["X-Console"] = "1";
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const response = await fetch(path, { method, headers, body: body === undefined ? null : JSON.stringify(body) });
+  const response = await fetch(path, { method, headers, body: body === undefined ? null : JSON.stringify(body), signal: signal ?? null });
   if (response.ok) return response;
   if (response.status === 401) mustSignIn.value = true;
   throw new Refused(response.status, await reason(response));

@@ -6,6 +6,7 @@ import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import { caller, identify, mustSignIn, signIns } from "./api";
 import { Checkpoints } from "./pages/checkpoints";
+import { Playground } from "./pages/playground";
 import { Run } from "./pages/run";
 import { Runs } from "./pages/runs";
 import { SampleGroup } from "./pages/sample_group";
@@ -23,6 +24,7 @@ const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][
   [/^\/runs\/([^/]+)\/samples$/, "Samples", (id) => <Samples key={`${id} ${signIns.value}`} id={id} />],
   [/^\/runs\/([^/]+)\/samples\/([^/]+)$/, "Samples", (id, request) => <SampleGroup key={`${request} ${signIns.value}`} id={id} request={request} />],
   [/^\/checkpoints$/, "Checkpoints", () => <Checkpoints key={signIns.value} />],
+  [/^\/playground$/, "Playground", () => <Playground key={signIns.value} />],
   [/^\/server$/, "Server", () => <Server key={signIns.value} />],
 ];
 
@@ -50,6 +52,7 @@ function App() {
         <nav aria-label="Pages">
           <a href={address("/")} aria-current={/^\/(runs|$)/.test(path) ? "page" : undefined}>Runs</a>
           <a href={address("/checkpoints")} aria-current={path === "/checkpoints" ? "page" : undefined}>Checkpoints</a>
+          <a href={address("/playground")} aria-current={path === "/playground" ? "page" : undefined}>Playground</a>
           {caller.value?.role === "admin" && <a href={address("/server")} aria-current={path === "/server" ? "page" : undefined}>Server</a>}
         </nav>
         <button type="button" class="quiet" onClick={toggleTheme} aria-label={`Use ${other} colours`}>{theme.value === "dark" ? "☾" : "☀"}</button>

@@ -1,6 +1,8 @@
 // Text whose tokens are coloured by how unlikely they were, with what the colours mean.
 import type { TokenTexts } from "./api";
 
+type Content = Omit<TokenTexts, "tokens"> & { tokens: (number | string)[] };
+
 // Log-probabilities, in nats, below which a token has the next colour.
 const BOUNDS = [-0.1, -0.5, -1, -2, -4];
 const UNLIKELIEST = 5;
@@ -19,7 +21,7 @@ function probability(logprob: number): string {
   return `${percent >= 1 ? Math.round(percent) : percent.toPrecision(1)} %`;
 }
 
-export function Tokens({ content }: { content: TokenTexts }) {
+export function Tokens({ content }: { content: Content }) {
   const { texts, tokens, logprobs, left_out, left_out_at } = content;
   const cut = left_out > 0 && <em class="cut"> … {left_out.toLocaleString("en")} tokens left out … </em>;
   return (

@@ -10,7 +10,7 @@ const [story, address, executablePath, text] = process.argv.slice(2);
 const facts = JSON.parse(text ?? "{}");
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const needsKey = story === "sign_in" || "key" in facts;
-const isAllowed = (text) => needsKey && /status of 40[134]/.test(text); // the browser tells of each refused key
+const isAllowed = (text) => needsKey && /status of 40[0134]/.test(text); // the browser tells of each refused key
 
 const STORIES = {
   async runs(page) {
@@ -96,6 +96,44 @@ const STORIES = {
     await look(page, "sample_group");
     await page.getByRole("link", { name: "Samples" }).click();
     await page.locator("article").nth(7).waitFor();
+  },
+  async playground(page) {
+    await page.goto(`${address}/console`);
+    await page.getByRole("link", { name: "Playground" }).click();
+    await page.getByLabel("Prompt").fill("What is 17 + 25?");
+    await page.getByLabel("Samples").fill("2");
+    await page.getByRole("button", { name: "Complete" }).click();
+    await page.getByText("Sample 2: 19 tokens, ended by stop").waitFor();
+    assert.match(await page.locator(".message pre").first().textContent(), /from the right \.\n43 😀$/);
+    await page.getByLabel("Colour tokens").check();
+    const spans = page.locator(".message").first().locator("[class^=lp-]");
+    assert.equal(await spans.count(), 19);
+    assert.deepEqual((await spans.allTextContents()).slice(-4), ["43", "", " 😀", ""]);
+    await look(page, "playground");
+    await page.getByLabel("Prompt").fill("Slowly, please.");
+    await page.getByRole("button", { name: "Complete" }).click();
+    await page.getByText("Sample 2: 3 tokens", { exact: true }).waitFor(); // it streams
+    await page.getByRole("button", { name: "Stop" }).click();
+    await page.getByText("Sampling …").waitFor({ state: "detached" });
+    assert.ok(await page.getByRole("button", { name: "Complete" }).isEnabled());
+    assert.ok((await page.locator(".message").nth(1).locator("[class^=lp-]").count()) < 19);
+    assert.equal(await page.locator(".problem").count(), 0);
+    await page.getByText("Chat", { exact: true }).click();
+    await page.waitForURL(/mode=chat/);
+    await page.getByLabel("Model").selectOption({ index: 1 });
+    await page.waitForURL(/model=tinker/);
+    await page.getByLabel("System message").fill("Be brief.");
+    for (const message of ["What is 17 + 25?", "Thank you."]) {
+      await page.getByLabel("Message", { exact: true }).fill(message);
+      await page.getByLabel("Message", { exact: true }).press("Control+Enter");
+      await page.getByText("ended by stop").waitFor();
+    }
+    assert.deepEqual(await page.locator(".message h3").allTextContents(), ["user", "assistant", "user", "assistant: 19 tokens, ended by stop"]);
+    await look(page, "playground_chat");
+    await page.getByRole("button", { name: "New conversation" }).click();
+    assert.equal(await page.locator(".message").count(), 0);
+    await page.reload();
+    assert.equal(await page.getByLabel("Model").inputValue(), "tinker://00000000-train-0/sampler_weights/step 240");
   },
   async server(page) {
     await page.goto(`${address}/console`);
@@ -210,6 +248,34 @@ const STORIES = {
     assert.equal(await page.locator("pre.tokens").first().textContent(), facts.prompt);
     assert.ok((await page.locator(".side-by-side [class^=lp-]").count()) >= 4 * 8);
     await look(page, "live_sample_group");
+  },
+  async live_playground(page) {
+    await signIn(page);
+    await page.getByRole("link", { name: "Checkpoints" }).click();
+    const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to play with", exact: true }) });
+    await row.getByRole("link", { name: "Sample" }).click();
+    if (facts.may_sample === "no") {
+      await page.getByText("This API key may only read.").waitFor();
+      assert.ok(await page.getByRole("button", { name: "Complete" }).isDisabled());
+      return;
+    }
+    await page.getByLabel("Prompt").fill("1 + 2 = ");
+    await page.getByLabel("Most tokens").fill("12");
+    await page.getByLabel("Samples").fill("2");
+    await page.getByRole("button", { name: "Complete" }).click();
+    await page.locator(".message", { hasText: /Sample 2: \d+ tokens, ended by/ }).waitFor();
+    await page.getByText("Chat", { exact: true }).click();
+    await page.getByLabel("Message", { exact: true }).fill("How much is 1 + 2?");
+    await page.getByRole("button", { name: "Send" }).click();
+    await page.locator(".message.assistant", { hasText: /assistant: \d+ tokens, ended by/ }).waitFor();
+    await page.getByLabel("Model").selectOption({ index: 0 });
+    await page.getByLabel("Most tokens").fill("0");
+    await page.getByLabel("Message", { exact: true }).fill("no");
+    await page.getByRole("button", { name: "Send" }).click();
+    assert.ok(await page.getByLabel("Most tokens").evaluate((input) => !input.checkValidity()));
+    await page.getByLabel("Most tokens").fill("100000000");
+    await page.getByRole("button", { name: "Send" }).click();
+    await page.locator(".problem", { hasText: "max_tokens" }).waitFor();
   },
   async live_revoked(page) {
     await signIn(page);

@@ -273,6 +273,32 @@ def sample_group() -> dict:
     }
 
 
+def completion(asked: dict) -> list[bytes]:
+    """The events of a stream, with two choices at most, and a character of two tokens."""
+    is_chat = "messages" in asked
+    texts, logprobs = _answer(0, 2)
+    pieces = [*texts[:-1], " ", "😀", texts[-1]]
+    tokens = [*texts[:-1], " \ufffd", "\ufffd", texts[-1]]
+    logprobs = [*logprobs[:-1], -0.7, -0.02, logprobs[-1]]
+    events = []
+    for place, (text, token, logprob) in enumerate(zip(pieces, tokens, logprobs, strict=True)):
+        is_last = place == len(tokens) - 1
+        text = "" if is_last else text
+        for index in range(asked["n"]):
+            if is_chat:
+                content = {"delta": {"content": text}}
+                known = {"content": [{"token": token, "logprob": logprob}]}
+            else:
+                content = {"text": text}
+                known = {"tokens": [token], "token_logprobs": [logprob]}
+            reason = "stop" if is_last else None
+            events.append(
+                {"choices": [content | {"index": index, "finish_reason": reason, "logprobs": known}]}
+            )
+    lines = [f"data: {json.dumps(each)}\n\n".encode() for each in events]
+    return [b": still working\n\n", *lines, b"data: [DONE]\n\n"]
+
+
 def _generation(number: int, began_at: float, ended_at: float | None, reason: str | None) -> dict:
     return {
         "number": number,
@@ -318,6 +344,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
+        if path == "/oai/api/v1/models":
+            names = ["Qwen/Qwen3-4B", "tinker://00000000-train-0/sampler_weights/step 240"]
+            return self.send(200, {"data": [{"id": name} for name in names]})
         if path.startswith("/console/api/"):
             if self.needs_key and self.headers.get("X-Api-Key") != KEY:
                 return self.send(401, {"error": "this API key is not known"})
@@ -330,8 +359,24 @@ class Handler(BaseHTTPRequestHandler):
         return self.send(200, file.read_bytes(), MEDIA_TYPES[file.suffix])
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.startswith("/oai/api/v1/"):
+            return self.complete(json.loads(body))
         self.send(404, {"error": "no such route"})
+
+    def complete(self, asked: dict) -> None:
+        """Stream a completion, and do it slowly where the prompt says so."""
+        pause = 0.5 if "Slowly" in str(asked.get("prompt")) else 0.0
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            for event in completion(asked):
+                self.wfile.write(event)
+                self.wfile.flush()
+                time.sleep(pause)
+        except OSError:
+            pass  # the page has stopped it
 
     def stream(self) -> None:
         self.send_response(200)

@@ -213,6 +213,15 @@ def test_samples_are_shown_as_text_and_searched(tenants):
         )
 
 
+def test_checkpoints_are_sampled_in_the_playground(tenants):
+    reader = create_key(tenants.server.data_dir, "alice", "read-only")
+    with tenants.trainer("alice") as trainer:
+        train(trainer)
+        trainer.save_weights_for_sampler("to play with").result(SECONDS)
+        drive("live_playground", tenants.server.url, key=tenants.keys["alice"])
+        drive("live_playground", tenants.server.url, key=reader, may_sample="no")
+
+
 def test_a_tenant_sees_nothing_of_another(tenants):
     with tenants.trainer("alice", "of alice") as mine, tenants.trainer("bob", "of bob") as theirs:
         train(mine)

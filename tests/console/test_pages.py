@@ -6,7 +6,9 @@ from tests.console.driver import drive, needs_chromium
 pytestmark = [pytest.mark.console, needs_chromium]
 
 
-@pytest.mark.parametrize("story", ["runs", "run", "timing", "samples", "server", "not_found", "phone"])
+@pytest.mark.parametrize(
+    "story", ["runs", "run", "timing", "samples", "playground", "server", "not_found", "phone"]
+)
 def test_a_page_works(story):
     with stand_in.serving() as address:
         drive(story, address)

@@ -74,7 +74,10 @@ function Row({ checkpoint, change }: { checkpoint: Checkpoint; change: (method: 
         <td class="number">{checkpoint.size_bytes === null ? "–" : bytes(checkpoint.size_bytes)}</td>
         <td title={dateTime(saved)}>{ago(saved)}</td>
         <td title={expires ? dateTime(expires) : undefined}>{expires ? `in ${duration(Math.max(0, expires - Date.now() / 1000))}` : "never"}</td>
-        <td class="number"><a href={`${route}/archive`} download>Download</a></td>
+        <td class="number">
+          {checkpoint.checkpoint_type === "sampler" && <><a href={`${address("/playground")}?model=${encodeURIComponent(checkpoint.tinker_path)}`}>Sample</a> · </>}
+          <a href={`${route}/archive`} download>Download</a>
+        </td>
       </tr>
       {open && (
         <tr>

@@ -1,0 +1,98 @@
+// The OpenAI routes that the playground uses, and their streams.
+import { get, Refused, request } from "./api";
+
+export interface Settings {
+  model: string;
+  temperature: number;
+  top_p: number;
+  max_tokens: number;
+  n: number;
+  seed: number | null;
+}
+
+export interface Message {
+  role: "system" | "user" | "assistant";
+  content: string;
+}
+
+export interface Delta {
+  index: number; // of the sample
+  text: string;
+  tokens: string[];
+  logprobs: number[];
+  finish: "stop" | "length" | null; // null: more follows
+}
+
+interface Event {
+  error?: { message: string };
+  choices: {
+    index: number;
+    text?: string;
+    delta?: { content?: string };
+    finish_reason: Delta["finish"];
+    logprobs: { tokens: string[]; token_logprobs: number[] } | { content: { token: string; logprob: number }[] } | null;
+  }[];
+}
+
+export async function listModels(): Promise<string[]> {
+  const { data }: { data: { id: string }[] } = await get("/oai/api/v1/models");
+  return data.map(({ id }) => id);
+}
+
+/** Completes a text, or writes the next message of a conversation. Aborting ends the samples on the server, too. */
+export async function* stream(prompt: string | Message[], settings: Settings, signal: AbortSignal): AsyncGenerator<Delta> {
+  const isChat = typeof prompt !== "string";
+  const body = {
+    ...settings,
+    ...(isChat ? { messages: prompt, logprobs: true } : { prompt, logprobs: 0 }),
+    stream: true,
+  };
+  const response = await request("POST", `/oai/api/v1/${isChat ? "chat/" : ""}completions`, body, signal);
+  for await (const event of events(response)) {
+    if (event.error) throw new Refused(0, event.error.message);
+    for (const choice of event.choices) {
+      const known = choice.logprobs;
+      yield {
+        index: choice.index,
+        text: choice.text ?? choice.delta?.content ?? "",
+        tokens: !known ? [] : "content" in known ? known.content.map(({ token }) => token) : known.tokens,
+        logprobs: !known ? [] : "content" in known ? known.content.map(({ logprob }) => logprob) : known.token_logprobs,
+        finish: choice.finish_reason,
+      };
+    }
+  }
+}
+
+async function* events(response: Response): AsyncGenerator<Event> {
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop()!;
+    for (const part of parts) {
+      const data = part.startsWith("data: ") ? part.slice(6) : "[DONE]"; // or a comment that keeps it alive
+      if (data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}
+
+const HALF = "\ufffd";
+
+/** Cuts a text into those of its tokens. Special tokens have none; a character of several tokens is the last one's. */
+export function align(text: string, tokens: string[]): string[] {
+  let at = 0;
+  return tokens.map((token, i) => {
+    if (!token.includes(HALF)) {
+      if (!text.startsWith(token, at)) return "";
+      at += token.length;
+      return token;
+    }
+    const next = tokens[i + 1];
+    if (next?.includes(HALF)) return "";
+    const end = next ? text.indexOf(next, at) : text.length;
+    const piece = text.slice(at, end < 0 ? text.length : end);
+    at += piece.length;
+    return piece;
+  });
+}
