@@ -54,10 +54,11 @@ def base_server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
 
 
 @contextmanager
-def served(model: str, folder: Path, environment: dict[str, str]) -> Iterator[Served]:
+def served(model: str, folder: Path, environment: dict[str, str], name: str = "") -> Iterator[Served]:
+    """Serve a model, whose ``name`` recipes use; "" is what ``model`` says."""
     log = ServerLog(folder / "server.log")
     with serving(model, log, Console(), environment | SERVER_OPTIONS) as url:
-        yield Served(url, model, log)
+        yield Served(url, name or model, log)
 
 
 @pytest.fixture

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
+from spmd_tx.demo.tiny_model import Spec, model_config
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.config import ModelConfig, configured
+from spmd_tx.models.families.registry import declare
 from spmd_tx.models.lora import Adapters
 from spmd_tx.protocol.commands import LOSS_NAMES
 from spmd_tx.sharding.mesh import make_mesh
@@ -39,7 +41,15 @@ MIXTURE = replace(
     normalize_expert_weights=True,
 )
 GROUPED = replace(MIXTURE, d_ff=128, n_experts=32)  # large enough for tokens to be grouped by expert
-MODELS = {"dense": MODEL, "mixture": MIXTURE, "grouped": GROUPED}
+MODELS = {
+    "dense": MODEL,
+    "mixture": MIXTURE,
+    "grouped": GROUPED,
+    **{  # with linear attention, and with latent attention and experts
+        kind: configured(declare(model_config(Spec(family=family, vocab_size=256), {})))
+        for kind, family in (("linear", "qwen3_5"), ("latent", "glm4_moe_lite"))
+    },
+}
 SLOTS, RANK, ROWS, LENGTH = 4, 8, 8, 64
 train.HEAD_TOKENS = 128  # the head works in chunks of tokens; with small ones every batch has several
 SCALES = np.array([2.0, 1.0, 0.5, 2.0], np.float32)

@@ -81,6 +81,10 @@ def with_a_broken_adapter(w, value):
                 ((1, 2, 2), "float32", "mixture"),
                 ((1, 1, 1), "float32", "grouped"),
                 ((2, 1, 4), "bfloat16", "grouped", True),
+                ((1, 1, 1), "float32", "linear"),
+                ((2, 1, 2), "bfloat16", "linear", True),
+                ((1, 1, 1), "float32", "latent"),
+                ((1, 2, 2), "bfloat16", "latent"),
             )
         ),
     ],
