@@ -1,5 +1,8 @@
 """Every family behind the real SDK: trained, and sampled with the log-probabilities that training has."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import tinker
@@ -55,3 +58,27 @@ def test_samples_have_the_probabilities_that_training_computes(server):
         for each in sampler.sample(*asked).result(SECONDS).sequences:
             trained = logprobs_of(trainer, [supervised([*prompt, *each.tokens])])[-len(each.tokens) :]
             np.testing.assert_allclose(each.logprobs, trained, rtol=0, atol=2e-4)
+
+
+def trained(server, kill_in: int | None = None) -> tuple[list[float], list[list[float]]]:
+    """Train, and kill the workers in one of the steps; (log-probabilities, tokens of samples)."""
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        for step in range(5):
+            gradient = trainer.forward_backward(batch(seed=step), "cross_entropy")
+            update = trainer.optim_step(STEP)
+            if step == kill_in:
+                os.kill(server.worker_pids()[0], signal.SIGKILL)
+            gradient.result(SECONDS)
+            update.result(SECONDS)
+        sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+        asked = sampler.sample(types.ModelInput.from_ints(PROMPT), 2, drawn(max_tokens=24, seed=1))
+        if kill_in is not None:
+            os.kill(server.worker_pids()[0], signal.SIGKILL)
+        drew = [list(each.tokens) for each in asked.result(SECONDS).sequences]
+        return list(logprobs_of(trainer, batch(seed=9))), drew
+
+
+@pytest.mark.parametrize("server", ["qwen3_5", "glm4_moe_lite"], indirect=True)
+def test_a_run_whose_workers_are_killed_ends_bit_for_bit(server):
+    assert trained(server, kill_in=3) == trained(server)
