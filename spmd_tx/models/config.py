@@ -186,8 +186,11 @@ def _plain(config: ModelConfig) -> Model:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        raw = json.loads(path.read_text())
     except FileNotFoundError:
         raise StartError(f"{path} does not exist; a model directory needs it") from None
     except ValueError as error:
         raise StartError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise StartError(f"{path} holds a {type(raw).__name__}; it must be an object with the model's keys")
+    return raw

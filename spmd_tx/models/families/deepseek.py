@@ -8,17 +8,18 @@ from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
+FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
 CORRECTION = Source("model.layers.{layer}.mlp.gate.e_score_correction_bias")
 
 
 def latent(keys: Keys) -> Model:
     """Declare a DeepseekV3ForCausalLM or a Glm4MoeLiteForCausalLM."""
     keys.refuse(hidden_act="silu")
-    norm, width = Norm(float(keys.need("rms_norm_eps"))), keys.count("qk_rope_head_dim")
+    norm, width = Norm(keys.number("rms_norm_eps")), keys.count("qk_rope_head_dim")
     rope = read_rope(keys, width, rotated=width, is_interleaved=bool(keys.get("rope_interleave", True)))
     mixer = Latent(
         heads=keys.count("num_attention_heads"),
-        q_rank=keys.get("q_lora_rank") or 0,
+        q_rank=keys.count_or("q_lora_rank", 0, least=0),
         kv_rank=keys.count("kv_lora_rank"),
         nope=keys.count("qk_nope_head_dim"),
         rope_width=width,
@@ -42,13 +43,14 @@ def mixture(keys: Keys) -> Mixture:
     """Declare the mixture of a layer: experts chosen by corrected sigmoids, and one that every token has."""
     experts, chosen = keys.count("n_routed_experts"), keys.count("num_experts_per_tok")
     width = keys.count("moe_intermediate_size")
-    shared = keys.get("n_shared_experts") or 0
+    shared = keys.count_or("n_shared_experts", 0, least=0)
+    keys.only(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     route = Route(
         "sigmoid",
         normalise=bool(keys.get("norm_topk_prob", True)),
-        groups=keys.get("n_group") or 1,
-        kept_groups=keys.get("topk_group") or 1,
-        factor=float(keys.get("routed_scaling_factor") or 1.0),
+        groups=keys.count_or("n_group", 1),
+        kept_groups=keys.count_or("topk_group", 1),
+        factor=keys.number("routed_scaling_factor", 1.0),
     )
     if problem := route.problem(experts, chosen):
         raise Refusal(problem)
@@ -75,7 +77,7 @@ def stack(keys: Keys, mixer: Mixer, norm: Norm) -> Stack:
 def _dense_layers(keys: Keys) -> int:
     n_layers, kinds = keys.count("num_hidden_layers"), keys.get("mlp_layer_types")
     if kinds is None:
-        return min(n_layers, keys.get("first_k_dense_replace") or 0)
+        return min(n_layers, keys.count_or("first_k_dense_replace", 0, least=0))
     dense = kinds.count("dense")
     if kinds != ["dense"] * dense + ["sparse"] * (n_layers - dense):
         raise Refusal(f"sets mlp_layer_types to {kinds!r}; supported are dense layers before sparse ones")
@@ -86,5 +88,5 @@ def unread(keys: Keys) -> tuple[str, ...]:
     """Return patterns of the tensors that predict further tokens, which stand behind the last layer."""
     return tuple(
         rf"model\.layers\.{keys.count('num_hidden_layers') + number}\..*"
-        for number in range(keys.get("num_nextn_predict_layers") or keys.get("num_mtp_layers") or 1)
+        for number in range(max(1, *(keys.count_or(key, 0, least=0) for key in FURTHER)))
     )

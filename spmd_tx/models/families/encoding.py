@@ -7,7 +7,7 @@ from typing import Any
 
 from spmd_tx.models.declared.encoding import Mxfp4, encoding_of
 from spmd_tx.models.declared.layers import Model
-from spmd_tx.models.families.keys import Refusal
+from spmd_tx.models.families.keys import Keys, Refusal
 
 SHAPES = r".*\.weight_shape"  # of packed matrices, which the declaration has, too
 
@@ -17,7 +17,7 @@ def encoded(model: Model, raw: Mapping[str, Any]) -> Model:
 
     MXFP4 is left to the families: it encodes what is stored otherwise without it.
     """
-    quantization = raw.get("quantization_config")
+    quantization = Keys(raw).mapping("quantization_config")
     if not quantization:
         return model
     try:
@@ -25,6 +25,8 @@ def encoded(model: Model, raw: Mapping[str, Any]) -> Model:
     except ValueError as problem:
         raise Refusal(f"has a quantization_config that is not served: {problem}") from None
     if isinstance(encoding, Mxfp4):
+        if not any(isinstance(each.map.source.encoding, Mxfp4) for each in model.adapted.values()):
+            raise Refusal("has a quantization_config that is not served: mxfp4 is read of gpt-oss only")
         return model
     spared = quantization.get("modules_to_not_convert") or quantization.get("ignore") or ()
     return replace(

@@ -18,6 +18,13 @@ def mixture(keys: Keys) -> Model:
     for key, value in CLAMP.items():
         if keys.get(key, value) != value:
             raise Refusal(f"sets {key} to {keys.get(key)!r}; supported is {value}")
+    keys.refuse(hidden_act="silu")
+    quantization = keys.mapping("quantization_config")
+    if quantization.get("quant_method", "mxfp4") != "mxfp4":
+        raise Refusal(
+            f"sets quant_method of its quantization_config to {quantization['quant_method']!r}; "
+            "of gpt-oss only mxfp4 and bfloat16 are read"
+        )
     sizes = keys.sizes()
     norm = Norm(sizes["rms_norm_eps"])
     rope = read_rope(keys, sizes["head_dim"])
@@ -29,7 +36,7 @@ def mixture(keys: Keys) -> Model:
         width,
         Route("softmax", chosen_first=True),
         activation="clamped_swiglu",
-        sources=_experts(width, is_packed=bool(keys.get("quantization_config"))),
+        sources=_experts(width, is_packed=bool(quantization)),
         router="router",
         router_bias=Source(ROUTER),
     )

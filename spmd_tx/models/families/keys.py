@@ -9,6 +9,13 @@ class Refusal(Exception):
     """Says what is wrong with a config.json, as a sentence without its subject: "lacks the key 'x'"."""
 
 
+def positive(what: str, value: Any) -> float:
+    """Return a value as a number. Raises Refusal, which begins with ``what``, unless it is a positive one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise Refusal(f"{what} to {value!r}, which must be a positive number")
+    return float(value)
+
+
 @dataclass(frozen=True)
 class Keys:
     """Holds a config.json."""
@@ -27,9 +34,43 @@ class Keys:
     def count(self, key: str) -> int:
         """Return a positive integer."""
         value = self.need(key)
-        if not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise Refusal(f"sets {key} to {value!r}, which must be a positive integer")
         return value
+
+    def count_or(self, key: str, default: int, least: int = 1) -> int:
+        """Return an integer from ``least`` on, or the default where there is none."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise Refusal(f"sets {key} to {value!r}, which must be an integer from {least} on")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a positive number; without a default there must be one."""
+        value = self.need(key) if default is None else self.raw.get(key)
+        return positive(f"sets {key}", default if value is None else value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return an object, which is empty where there is none."""
+        value = self.raw.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise Refusal(f"sets {key} to {value!r}, which must be an object with keys of its own")
+        return value
+
+    def only(self, **supported: Any) -> None:
+        """Raise Refusal where a key has another value than the supported one, be it false or empty."""
+        for key, value in supported.items():
+            found = self.raw.get(key)
+            if found is not None and found != value:
+                raise Refusal(f"sets {key} to {found!r}, which is not supported; supported is {value!r}")
+
+    def all_layers(self, kind: str) -> None:
+        """Raise Refusal where layer_types has a layer of another kind."""
+        kinds = self.raw.get("layer_types") or []
+        if any(each != kind for each in kinds):
+            raise Refusal(f"sets layer_types to {kinds!r}; supported are layers of {kind} only")
 
     def refuse(self, **plain: Any) -> None:
         """Raise Refusal where a key is set to something else than what is plain, which means: not set."""
@@ -41,6 +82,11 @@ class Keys:
     def sizes(self) -> dict[str, Any]:
         """Return what all decoder-only models have, by the names of ModelConfig."""
         heads = self.count("num_attention_heads")
+        kv_heads = self.count_or("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise Refusal(
+                f"has {heads} num_attention_heads, not a multiple of its {kv_heads} num_key_value_heads"
+            )
         d_model = self.count("hidden_size")
         return {
             "architecture": self.raw["architectures"][0],
@@ -48,17 +94,17 @@ class Keys:
             "d_model": d_model,
             "n_layers": self.count("num_hidden_layers"),
             "n_heads": heads,
-            "n_kv_heads": self.get("num_key_value_heads") or heads,
-            "head_dim": self.get("head_dim") or d_model // heads,
-            "rms_norm_eps": float(self.need("rms_norm_eps")),
+            "n_kv_heads": kv_heads,
+            "head_dim": self.count_or("head_dim", d_model // heads),
+            "rms_norm_eps": self.number("rms_norm_eps"),
             "tied_embeddings": bool(self.get("tie_word_embeddings", False)),
             "max_positions": self.count("max_position_embeddings"),
         }
 
     def experts(self) -> tuple[int, int]:
         """Return the number of experts, and how many of them a token chooses."""
-        experts = self.get("num_local_experts") or self.need("num_experts")  # the first in transformers 5
-        chosen = self.need("num_experts_per_tok")
+        experts = self.count("num_local_experts" if self.get("num_local_experts") else "num_experts")
+        chosen = self.count_or("num_experts_per_tok", 0, least=0)
         if not 1 <= chosen <= experts:
             raise Refusal(
                 f"has {experts} experts and chooses {chosen} of them for a token; "

@@ -23,12 +23,13 @@ def mistral(keys: Keys) -> Model:
 
     A model in which tokens see a window is served up to its length, where the window makes no difference.
     """
-    return _model(keys, window=keys.get("sliding_window") or 0)
+    return _model(keys, window=keys.count_or("sliding_window", 0, least=0))
 
 
 def qwen2(keys: Keys) -> Model:
     """Declare a Qwen2ForCausalLM."""
     keys.refuse(use_sliding_window=False)
+    keys.all_layers("full_attention")
     return _model(keys, ("q", "k", "v"))
 
 
@@ -36,10 +37,11 @@ def smollm3(keys: Keys) -> Model:
     """Declare a SmolLM3ForCausalLM, in which every few layers have no positions (Yang et al. 2025)."""
     keys = Keys({**SMOLLM3, **keys.raw})
     keys.refuse(use_sliding_window=False)
+    keys.all_layers("full_attention")
     model = llama(keys)
     rotated = keys.get("no_rope_layers")
     if rotated is None:
-        interval = keys.get("no_rope_layer_interval") or 4
+        interval = keys.count_or("no_rope_layer_interval", 4)
         rotated = [(number + 1) % interval for number in range(model.n_layers)]
     if len(rotated) < model.n_layers or not rotated[0]:
         raise Refusal(

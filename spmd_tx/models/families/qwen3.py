@@ -33,6 +33,7 @@ def mixture(keys: Keys) -> Model:
 
 def _sizes(keys: Keys) -> dict[str, Any]:
     keys.refuse(use_sliding_window=False, attention_bias=False, hidden_act="silu")
+    keys.all_layers("full_attention")
     sizes = keys.sizes()
     rope = read_rope(keys, sizes["head_dim"])
     return sizes | {"rope": rope, "max_positions": rope.most_positions(sizes["max_positions"])}

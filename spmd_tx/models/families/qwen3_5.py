@@ -34,6 +34,7 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
     text, prefix = _text(keys)
     sizes, at = text.sizes(), f"{prefix}layers.{{layer}}."
     text.refuse(attention_bias=False, hidden_act="silu")
+    text.only(attn_output_gate=True, mlp_only_layers=[], decoder_sparse_step=1)
     norm = Norm(sizes["rms_norm_eps"], is_zero_centred=True)
     mixers: dict[str, Mixer] = {LINEAR: _delta_rule(text), FULL: _attention(text, sizes)}
     layers = tuple(
@@ -56,8 +57,8 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
 
 def _text(keys: Keys) -> tuple[Keys, str]:
     """Return the keys of the text model, and with what the names of its tensors begin."""
-    inner = keys.get("text_config")
-    if inner is None:
+    inner = keys.mapping("text_config")
+    if not inner:
         return keys, "model."
     outer = {"architectures": keys.need("architectures")}
     if keys.get("tie_word_embeddings") is not None:
@@ -68,7 +69,7 @@ def _text(keys: Keys) -> tuple[Keys, str]:
 def _layer_types(text: Keys, n_layers: int) -> list[str]:
     kinds = text.get("layer_types")
     if kinds is None:
-        interval = text.get("full_attention_interval") or INTERVAL
+        interval = text.count_or("full_attention_interval", INTERVAL)
         kinds = [LINEAR if (number + 1) % interval else FULL for number in range(n_layers)]
     if len(kinds) != n_layers or not {LINEAR} < set(kinds) <= {LINEAR, FULL}:
         raise Refusal(
@@ -92,7 +93,7 @@ def _delta_rule(text: Keys) -> DeltaRule:
         k_width=text.count("linear_key_head_dim"),
         v_width=text.count("linear_value_head_dim"),
         taps=taps,
-        eps=float(text.need("rms_norm_eps")),
+        eps=text.number("rms_norm_eps"),
     )
 
 

@@ -32,7 +32,10 @@ FAMILIES: dict[str, Family] = {
 
 def declare(raw: Mapping[str, Any]) -> Model:
     """Return the declaration of a model from its config.json. Raises Refusal."""
-    architecture = (raw.get("architectures") or ["(none)"])[0]
+    named = raw.get("architectures") or ["(none)"]
+    if not isinstance(named, list) or not isinstance(named[0], str):
+        raise Refusal(f"sets architectures to {named!r}, which must be a list with one name")
+    architecture = named[0]
     family = FAMILIES.get(architecture)
     if family is None:
         raise Refusal(_not_served(architecture, has_code=bool(raw.get("auto_map"))))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spmd_tx.models.declared.rope import Linear, Llama3, Rope, Scaling, Yarn
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import Keys, Refusal, positive
 
 
 def read_rope(
@@ -16,15 +16,15 @@ def read_rope(
     ``share`` what part of them it is where a family's config.json says nothing. Raises Refusal.
     """
     given = _parameters(keys)
-    theta = given.get("rope_theta") or keys.need("rope_theta")
-    share = given.get("partial_rotary_factor") or keys.get("partial_rotary_factor") or share
+    theta = _given(given, "rope_theta") or keys.number("rope_theta")
+    share = _given(given, "partial_rotary_factor") or keys.number("partial_rotary_factor", share)
     width = rotated or int(head_width * share)
     if not 0 < width <= head_width or width % 2:
         raise Refusal(f"rotates {width} of {head_width} numbers of a head; it must be an even number of them")
     scaling = _scaling(keys, given)
-    growth = float(given.get("llama_4_scaling_beta") or 0.0)
+    growth = _given(given, "llama_4_scaling_beta") or 0.0
     return Rope(
-        theta=float(theta),
+        theta=theta,
         width=0 if width == head_width else width,
         scaling=scaling,
         is_interleaved=is_interleaved,
@@ -34,10 +34,10 @@ def read_rope(
 
 
 def _parameters(keys: Keys) -> Mapping[str, Any]:
-    given = keys.get("rope_parameters") or {}
+    given = keys.mapping("rope_parameters")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise Refusal("has rotary embeddings that differ between layers, which is not supported")
-    return {**given, **(keys.get("rope_scaling") or {})}
+    return {**given, **keys.mapping("rope_scaling")}
 
 
 def _scaling(keys: Keys, given: Mapping[str, Any]) -> Scaling | None:
@@ -65,17 +65,15 @@ def _scaling(keys: Keys, given: Mapping[str, Any]) -> Scaling | None:
 
 def _yarn(keys: Keys, given: Mapping[str, Any], original: int) -> Yarn:
     """Without a factor, it is how many times more positions the model has than at first."""
-    factor = given.get("factor") or keys.count("max_position_embeddings") / original
-    attention_factor = given.get("attention_factor")
     return Yarn(
-        factor=_number({"factor": factor}, "factor"),
+        factor=_given(given, "factor") or keys.count("max_position_embeddings") / original,
         original_positions=original,
-        fast=float(given.get("beta_fast") or 32.0),
-        slow=float(given.get("beta_slow") or 1.0),
+        fast=_given(given, "beta_fast") or 32.0,
+        slow=_given(given, "beta_slow") or 1.0,
         truncate=bool(given.get("truncate", True)),
-        attention_factor=None if attention_factor is None else float(attention_factor),
-        mscale=float(given.get("mscale") or 0.0),
-        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
+        attention_factor=_given(given, "attention_factor"),
+        mscale=_given(given, "mscale") or 0.0,
+        mscale_all_dim=_given(given, "mscale_all_dim") or 0.0,
     )
 
 
@@ -93,7 +91,9 @@ def _original_positions(keys: Keys, given: Mapping[str, Any]) -> int:
 
 def _number(given: Mapping[str, Any], key: str) -> float:
     """Return a number that frequencies or positions are divided by."""
-    value = given.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise Refusal(f"sets {key} of its rotary embedding to {value!r}, which must be a positive number")
-    return float(value)
+    return positive(f"sets {key} of its rotary embedding", given.get(key))
+
+
+def _given(given: Mapping[str, Any], key: str) -> float | None:
+    """Return such a number, or None where there is none; 0 says the same."""
+    return _number(given, key) if given.get(key) else None

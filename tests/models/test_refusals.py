@@ -1,0 +1,94 @@
+"""What a config.json of each family may not say: it is refused with the key and its value."""
+
+import pytest
+
+from spmd_tx.demo.tiny_model import Spec, model_config
+from spmd_tx.errors import StartError
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.families.keys import Refusal
+from spmd_tx.models.families.registry import FAMILIES, declare
+
+
+def refusal(family: str, **changed: object) -> str:
+    with pytest.raises(Refusal) as refused:
+        declare(model_config(Spec(family=family), {}) | changed)
+    return str(refused.value)
+
+
+def yarn(**changed: object) -> dict[str, object]:
+    return {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, **changed}}
+
+
+@pytest.mark.parametrize(
+    "family, changed",
+    [
+        ("llama", {"rms_norm_eps": "small"}),
+        ("llama", {"num_key_value_heads": "few"}),
+        ("llama", {"head_dim": "wide"}),
+        ("llama", {"num_hidden_layers": True}),
+        ("llama", {"rope_scaling": "yarn"}),
+        ("llama", {"layer_types": None, "hidden_act": "gelu"}),
+        ("qwen3", {"rope_theta": -1.0}),
+        ("mistral", {"sliding_window": "wide"}),
+        ("ministral3", {"rope_parameters": [1]}),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("smollm3", {"no_rope_layer_interval": "two"}),
+        ("glm4_moe", {"scoring_func": "softmax"}),
+        ("glm4_moe", {"n_group": "four"}),
+        ("deepseek_v3", {"topk_method": "greedy"}),
+        ("deepseek_v3", {"moe_layer_freq": 2}),
+        ("deepseek_v3", {"n_shared_experts": "one"}),
+        ("deepseek_v3", {"routed_scaling_factor": "large"}),
+        ("glm4_moe_lite", {"scoring_func": "softmax"}),
+        ("gpt_oss", {"hidden_act": "gelu"}),
+        ("qwen3_5", {"attn_output_gate": False}),
+        ("qwen3_5", {"full_attention_interval": "four"}),
+        ("qwen3_5", {"text_config": "none"}),
+        ("qwen3_5_moe", {"mlp_only_layers": [1]}),
+        ("qwen3_5_moe", {"decoder_sparse_step": 2}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(reversed(value)),
+)
+def test_a_value_that_a_family_cannot_follow_is_named_with_its_key(family, changed):
+    key, value = list(changed.items())[-1]
+    assert refusal(family, **changed).startswith(f"sets {key} to {value!r}")
+
+
+def test_numbers_of_rotary_embeddings_must_be_positive():
+    message = refusal("qwen3", **yarn(beta_fast="x"))
+    assert message == "sets beta_fast of its rotary embedding to 'x', which must be a positive number"
+    assert refusal("qwen3", **yarn(factor=-1)).startswith("sets factor of its rotary embedding to -1")
+
+
+def test_query_heads_share_heads_of_keys_evenly():
+    message = refusal("llama", num_attention_heads=6, num_key_value_heads=4)
+    assert message == "has 6 num_attention_heads, not a multiple of its 4 num_key_value_heads"
+
+
+@pytest.mark.parametrize(
+    "family, method, said",
+    [
+        ("llama", "gptq", "the quant_method 'gptq' is not read; fp8, mxfp4 and compressed-tensors are"),
+        ("llama", "mxfp4", "mxfp4 is read of gpt-oss only"),
+        ("gpt_oss", "fp8", "quant_method of its quantization_config to 'fp8'; of gpt-oss only mxfp4"),
+    ],
+)
+def test_matrices_that_are_encoded_otherwise_are_refused(family, method, said):
+    blocks = {"weight_block_size": [128, 128]}
+    assert said in refusal(family, quantization_config={"quant_method": method, **blocks})
+
+
+def test_an_architecture_that_is_not_served_is_named_with_the_nearest_and_all_others():
+    message = refusal("llama", architectures=["DeepseekV32ForCausalLM"], auto_map={"AutoModel": "x.Y"})
+    assert message.startswith("holds a DeepseekV32ForCausalLM; supported architectures: ")
+    assert "(nearest: DeepseekV3ForCausalLM)" in message
+    assert "auto_map) is never run" in message
+    assert all(name in message for name in FAMILIES)
+    assert refusal("llama", architectures="LlamaForCausalLM").startswith("sets architectures to 'Llama")
+
+
+def test_a_config_must_be_an_object(tmp_path):
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(StartError, match=r"config.json holds a list; it must be an object"):
+        read_model_config(tmp_path)
