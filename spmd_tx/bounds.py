@@ -26,20 +26,20 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     prompt_text_bytes: Annotated[
         int,
-        Meta(ge=1 << 10, description="Bytes of text in the prompts, or messages, of a call of OpenAI's API."),
+        Meta(ge=1 << 10, description="Bytes of text in the prompts, or messages, of a call to OpenAI's API."),
     ] = 4 << 20
     text_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds for which such a text may be rendered and tokenized.")
+        float, Meta(gt=0, description="Seconds that rendering and tokenizing such a text may take.")
     ] = 30.0
     text_memory_bytes: Annotated[
-        int, Meta(ge=512 << 20, description="Memory that may take, in a process of its own.")
+        int, Meta(ge=512 << 20, description="Memory for that, in a separate process.")
     ] = 3 << 30
 
     open_sessions: Annotated[
-        int, Meta(ge=1, description="Sessions of one owner that have not ended; another one is refused.")
+        int, Meta(ge=1, description="Open sessions of one owner; further ones are refused.")
     ] = 1000
     sessions_per_day: Annotated[
-        int, Meta(ge=1, description="Sessions that one owner may create in a day, as many at once.")
+        int, Meta(ge=1, description="Sessions that one owner may create per day, also all at once.")
     ] = 10_000
     metadata_bytes_per_day: Annotated[
         int,
@@ -64,24 +64,22 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         Meta(
             ge=0,
-            description="Bytes of the checkpoints of one owner, beyond which no save begins; 0: as many as "
-            "there is room for.",
+            description="Bytes of one owner's checkpoints, beyond which saves are refused; 0: no limit but "
+            "the disk.",
         ),
     ] = 0
 
-    open_uploads: Annotated[
-        int, Meta(ge=1, description="Uploads of weights of one owner that were begun and are not finished.")
-    ] = 16
+    open_uploads: Annotated[int, Meta(ge=1, description="Unfinished uploads of weights of one owner.")] = 16
 
     polls: Annotated[
-        int, Meta(ge=1, description="Requests of one owner that wait for results at a time; others get 429.")
+        int, Meta(ge=1, description="Polls of one owner that wait at a time; further ones get 429.")
     ] = 4096
     polls_per_second: Annotated[
         int,
         Meta(
             ge=1,
-            description="Heartbeats, polls and telemetry with one key per second, ten seconds' worth of "
-            "them at once. With `--requests-per-second R` at most 20 + 10 R.",
+            description="Heartbeats, polls and telemetry per second with one key; ten seconds' worth may "
+            "arrive at once. With `--requests-per-second R`, at most 20 + 10 R.",
         ),
     ] = 1000
 
@@ -97,58 +95,64 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         Meta(
             ge=1,
-            description="Connections of clients at a time; fewer if the system's limit of open files is low.",
+            description="Client connections at a time; fewer if the system's limit of open files is low.",
         ),
     ] = 16_384
     connections_per_address: Annotated[
-        int, Meta(ge=1, description="Those of one address, which may be a proxy; at most 3/4 of all.")
+        int, Meta(ge=1, description="Connections from one address, which may be a proxy; at most 3/4 of all.")
     ] = 4096
 
-    body_seconds: Annotated[float, Meta(gt=0, description="Seconds until all of a body must be there.")] = (
-        300.0
-    )
+    body_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds within which a whole body must arrive.")
+    ] = 300.0
     body_piece_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds until the next piece of a body must be there.")
+        float, Meta(gt=0, description="Seconds within which the next part of a body must arrive.")
     ] = 30.0
     body_grace_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds for which a body above 64 KiB may come as slowly as it likes.")
+        float, Meta(gt=0, description="Seconds during which a body above 64 KiB may arrive at any speed.")
     ] = 10.0
     body_bytes_per_second: Annotated[
-        int, Meta(ge=1, description="Bytes of such a body that must come per second, on average, after that.")
+        int,
+        Meta(ge=1, description="Bytes of such a body that must arrive per second, on average, after that."),
     ] = 64 << 10
     body_room_seconds: Annotated[
         float,
-        Meta(gt=0, description="Seconds for which a body waits for room, until it is answered with 503."),
+        Meta(gt=0, description="Seconds that a body waits for memory before it gets 503."),
     ] = 60.0
     body_patience_seconds: Annotated[
         float,
         Meta(
             gt=0,
-            description="Seconds for which it waits until owners with more than an even share must give way.",
+            description="Seconds it waits before bodies of owners with more than an even share are dropped.",
         ),
     ] = 1.0
     prompt_body_bytes: Annotated[
-        int, Meta(ge=1 << 10, description="Bytes of a body of a request to sample; of training it is 64 MiB.")
+        int, Meta(ge=1 << 10, description="Bytes of the body of a sample request; for training it is 64 MiB.")
     ] = 8 << 20
     plain_body_bytes: Annotated[
-        int, Meta(ge=1 << 10, description="Bytes of a body of any other request that changes something.")
+        int, Meta(ge=1 << 10, description="Bytes of the body of any other request that changes something.")
     ] = 1 << 20
     bodies_bytes: Annotated[
         int,
-        Meta(ge=1 << 20, description="Bytes of the bodies of all requests that are being read or handled."),
+        Meta(ge=1 << 20, description="Bytes of all bodies that are being received or handled."),
     ] = 192 << 20
     reading_bodies_bytes: Annotated[
         int,
-        Meta(ge=1 << 20, description="Bytes of those of requests that change nothing, which are not in it."),
+        Meta(
+            ge=1 << 20,
+            description="Bytes of bodies of requests that change nothing; these do not count there.",
+        ),
     ] = 16 << 20
     reading_body_bytes: Annotated[
         int,
-        Meta(ge=1 << 10, description="Bytes of one body of a request that changes nothing, as telemetry."),
+        Meta(
+            ge=1 << 10, description="Bytes of one body of a request that changes nothing, such as telemetry."
+        ),
     ] = 1 << 20
 
     custom_loss_datum_operations: Annotated[
         int,
-        Meta(ge=1, description="Operations of a custom loss on one datum, its gradient not counted."),
+        Meta(ge=1, description="Operations of a custom loss on one datum, without its gradient."),
     ] = 10_000_000_000
     custom_loss_operations: Annotated[
         int, Meta(ge=1, description="Operations of a custom loss on all datums of a request.")
@@ -157,10 +161,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=1, description="Programs that a custom loss is compiled into for one request.")
     ] = 64
     custom_loss_compile_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds that are spent on compiling a custom loss for one request.")
+        float, Meta(gt=0, description="Seconds for compiling a custom loss for one request.")
     ] = 120.0
     custom_loss_run_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds that are spent on running a custom loss for one request.")
+        float, Meta(gt=0, description="Seconds for running a custom loss for one request.")
     ] = 300.0
     custom_loss_processes: Annotated[
         int, Meta(ge=1, le=64, description="Processes that run custom losses at the same time.")

@@ -12,9 +12,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "limits.md"
 COMMAND = "python -m tests.write_limits_page"
 
 INTRODUCTION = """
-What one client may ask for, so that it takes nothing from the others. A request beyond a bound is refused, or
-waits; the message names the bound's value. None of them changes what a request means: raise one where your
-clients need more and the server has the room.
+These limits keep one client from using up what the others need. A request beyond a limit is refused or
+waits, and the message shows the limit. No limit changes the result of a request: raise one if your clients
+need more and the server has the memory.
 
 Set them with `--limit NAME=VALUE`, which may be repeated. In the environment,
 `SPMD_TX_LIMIT=stop_strings=128,stop_string_bytes=4KiB` sets two; in the file of `--config` they are
@@ -25,12 +25,12 @@ stop_strings = 128
 stop_string_bytes = "4KiB"
 ```
 
-For each bound the command line overrides the environment, and that the file. Limits of single keys, as
-requests per second, are set with the key: [keys.md](keys.md). What cannot be changed is in
-[operations.md](operations.md#bounds).
+For each limit, the command line overrides the environment, and the environment overrides the file. Limits
+of a key, such as requests per second, are set with the key: [keys.md](keys.md). Bounds that cannot be
+changed are in [operations.md](operations.md#bounds).
 """
 
-HEADER = ("| Name | Default | Possible | Meaning |", "|---|---|---|---|")
+HEADER = ("| Name | Default | Range | Meaning |", "|---|---|---|---|")
 
 
 def page() -> str:

@@ -15,7 +15,7 @@ NAME = "export"
 def open_destination(out: str | None, hub_id: str | None, *, is_private: bool) -> Iterator[Path]:
     """Yield the folder to write, and upload it after the block. Raises StartError.
 
-    Whether there is something to upload to is found out before. The folder of an ``out`` that is no URL
+    Whether there is something to upload to is found out before. The folder of an ``out`` that is not a URL
     stays; otherwise it is a temporary one.
     """
     if out is None and hub_id is None:
@@ -48,7 +48,7 @@ def _to_url(url: str) -> Callable[[Path], None]:
     try:
         present = set(remote.list(""))
     except OSError as problem:
-        raise StartError(f"--out {url} cannot be looked at: {problem}") from problem
+        raise StartError(f"--out {url} cannot be read: {problem}") from problem
     if present & set(LAST):
         raise StartError(f"{url} holds a model or an adapter already; name another place, or remove it")
 

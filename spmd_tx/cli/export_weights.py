@@ -44,16 +44,14 @@ def export_weights(
     ] = None,
     push_to_hub: Annotated[
         str | None,
-        typer.Option(metavar="OWNER/NAME", help="Repository of the Hugging Face Hub to push to, as well."),
+        typer.Option(metavar="OWNER/NAME", help="Repository of the Hugging Face Hub to push to."),
     ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Make a repository that is new on the hub private.")
-    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     form: Annotated[
         Format,
         typer.Option(
             "--format",
-            help="merged: a whole model. peft: an adapter for PEFT with transformers 5. "
+            help="merged: a complete model. peft: an adapter for PEFT with transformers 5. "
             "tinker: an adapter as hosted Tinker has it.",
         ),
     ] = Format.MERGED,
@@ -63,7 +61,7 @@ def export_weights(
     ] = None,
     dtype: Annotated[
         Dtype,
-        typer.Option(help="Type of the weights. base keeps the base model's, also FP8, MXFP4 and INT4."),
+        typer.Option(help="Type of the weights. base keeps the base model's, including FP8, MXFP4 and INT4."),
     ] = Dtype.BASE,
     data_dir: DataDir = DEFAULTS.data_dir,
     checkpoints_base: Annotated[
@@ -77,9 +75,9 @@ def export_weights(
 ) -> None:
     """Write an adapter as a merged Hugging Face checkpoint, or for PEFT or Tinker.
 
-    Takes any checkpoint of a server, which need not run, and folders of PEFT.
-    A merged model is a model of its own, which vLLM, SGLang, transformers and
-    others load; its export to a folder goes on where it was interrupted.
+    Takes any checkpoint of a server, which need not be running, and PEFT
+    folders. vLLM, SGLang, transformers and others load a merged model like
+    any other. An interrupted export to a folder continues when run again.
     """
     from spmd_tx.cli.export_destinations import open_destination
     from spmd_tx.cli.export_sources import open_adapter

@@ -17,10 +17,10 @@ def import_weights(
     ],
     url: Url = LOCAL,
     api_key: ApiKey = "",
-    project: Annotated[str | None, typer.Option(help="Project of the training run that is made.")] = None,
+    project: Annotated[str | None, typer.Option(help="Project of the new training run.")] = None,
     rank: Annotated[
         int | None,
-        typer.Option(min=1, help="Rank that the adapter gets, if some of its modules have more than its r."),
+        typer.Option(min=1, help="Rank of the adapter, if some modules have a higher rank than its r."),
     ] = None,
 ) -> None:
     """Upload a LoRA adapter to a running server, and print its tinker:// path.
@@ -60,9 +60,9 @@ def lora_config(directory: Path) -> dict[str, object]:
         with (directory / WEIGHTS_FILE).open("rb") as file:
             names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     except OSError as error:
-        raise StartError(f"{directory} is no PEFT folder: cannot read {error.filename}") from None
+        raise StartError(f"{directory} is not a PEFT folder: cannot read {error.filename}") from None
     except (ValueError, KeyError, MemoryError, OverflowError) as error:
-        raise StartError(f"{directory} is no PEFT folder, or is damaged: {error!r}") from None
+        raise StartError(f"{directory} is not a PEFT folder, or is damaged: {error!r}") from None
     modules = [found["module"] for name in names if (found := TENSOR.fullmatch(name)) is not None]
     groups = {group_of_module(module) for module in modules}
     return {

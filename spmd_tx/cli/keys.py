@@ -120,13 +120,13 @@ def rotate(
 def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl = None) -> None:
     """Delete all keys, so that the server asks for none.
 
-    A running server lets nobody in from then on; after its next start it lets
-    everyone in.
+    A running server then refuses every request; after its next start it accepts
+    everyone.
     """
     from spmd_tx.coordinator.tenancy import keys_seen
 
     removed = _in_existing(data_dir, database_url, lambda db: keys_seen.forget(db, data_dir))
-    typer.echo(f"removed {removed} keys; the next start of the server lets everyone in")
+    typer.echo(f"removed {removed} keys; after its next start the server accepts everyone")
 
 
 def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:

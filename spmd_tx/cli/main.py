@@ -105,7 +105,8 @@ def worker(
         ),
     ] = None,
     coordinator_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without a sign of the coordinator until this process exits.")
+        float,
+        typer.Option(min=1, help="Seconds without the coordinator until this process exits."),
     ] = 600,
     log_format: Annotated[
         LogFormat,

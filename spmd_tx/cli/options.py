@@ -18,16 +18,16 @@ from spmd_tx.errors import StartError
 HELP = {
     "Model": {
         "base_model": "Hugging Face ID or directory of the frozen base model.",
-        "served_model_name": "Name by which clients ask for the model, or several, separated by commas; "
-        "answers have the first one. Default: the value of --base-model.",
+        "served_model_name": "Name of the model for clients, or several names separated by commas; answers "
+        "use the first one. Default: the value of --base-model.",
         "dtype": "Type of the base weights and of the arithmetic; auto is float32 on CPUs, else bfloat16.",
         "expert_weights": "packed keeps a mixture's experts on the devices as the checkpoint stores them, in "
         "MXFP4, FP8 or INT4. They take a half to a quarter of the memory, and are decoded in every step, "
         "which makes steps somewhat slower. unpacked decodes them once, while they are loaded.",
-        "base_dtype": "Type in which the frozen matrices that adapters are added to are kept on the devices: "
-        "int8, fp8 or int4, with a scale for every 32 or 64 numbers. They are rounded while they are loaded, "
-        "for training and sampling alike, and decoded where they are multiplied: a half to a quarter of the "
-        "memory, for somewhat slower steps. Adapters stay in full precision.",
+        "base_dtype": "Type of the frozen matrices that adapters are added to, on the devices: int8, fp8 or "
+        "int4, with a scale for every 32 or 64 numbers. They are rounded while they are loaded, for training "
+        "and sampling alike. They take a half to a quarter of the memory, and are decoded in every step, "
+        "which makes steps somewhat slower. Adapters stay in full precision.",
         "max_context_length": "Maximum tokens of a prompt and its answer. Default: the model's own limit.",
     },
     "Mesh": {
@@ -41,21 +41,21 @@ HELP = {
         "num_processes": "Number of worker processes; each takes an equal part of the devices.",
     },
     "Adapters": {
-        "full_parameters": "Train all weights of the base model, of one model at a time, instead of LoRA "
-        "adapters. Clients ask for it with rank 0; others wait until the session of the one that is trained "
-        "has ended. The other options of adapters, and --sampler-slots, have no effect then.",
+        "full_parameters": "Train all weights of the base model instead of LoRA adapters, one model at a "
+        "time. Clients ask for it with rank 0, and wait until the session of the model in training has "
+        "ended. Other options of adapters, and --sampler-slots, then have no effect.",
         "max_lora_adapters": "LoRA adapters that are on the device at once, for training. Any number of "
         "others wait in host memory or on disk.",
         "max_lora_rank": "Largest LoRA rank that a client may ask for.",
         "expert_lora": "Factors of a mixture's experts: shared-outer ones share the factor that touches the "
         "model width, as with hosted Tinker; per-expert ones share nothing, at a rank divided by the experts "
-        "per token. auto is what the data directory has, or else shared-outer.",
+        "per token. auto is what the data directory has, otherwise shared-outer.",
     },
     "Server": {
         "host": "Address to listen on; 0.0.0.0 is every address of this machine.",
         "port": "TCP port to listen on; 0 picks a free one.",
-        "log_format": "Form of the log on standard error: text for people, json with an object per line for "
-        "collectors of logs.",
+        "log_format": "Format of the log on standard error: text, or json with one object per line for log "
+        "collectors.",
         "insecure_no_auth": "Listen on --host even though there are no API keys: everyone who can reach the "
         "port has access to everything. Has no effect once there are keys.",
         "trusted_proxies": "Addresses and networks, such as 10.0.0.0/8, of reverse proxies whose "
@@ -68,7 +68,7 @@ HELP = {
         "session_timeout": "Seconds without a heartbeat until a client's adapters are freed.",
         "snapshot_seconds": "Minimum seconds between two snapshots of an adapter; 0 takes one after every "
         "step. Steps since the last snapshot are run again after a crash.",
-        "drain_seconds": "Seconds to finish work after SIGTERM; the rest goes on at the next start.",
+        "drain_seconds": "Seconds to finish work after SIGTERM; the rest continues at the next start.",
     },
     "Hosts": {
         "worker_host": "Address to listen on for workers; other hosts need one that they reach, or 0.0.0.0.",

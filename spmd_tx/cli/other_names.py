@@ -71,7 +71,7 @@ def _read(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise StartError(f"--{CONFIG} is {text!r}, which is no JSON: {error}") from None
+        raise StartError(f"--{CONFIG} is {text!r}, which is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise StartError(f"--{CONFIG} is {text!r}; it must be a JSON object of options")
     return config

@@ -73,18 +73,19 @@ def signature() -> inspect.Signature:
         ],
         "json": Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with sizes in bytes.")],
         "compile": Annotated[
-            bool, typer.Option("--compile", help="Compile the server's programs for them, in minutes.")
+            bool,
+            typer.Option("--compile", help="Compile the server's programs for them; this takes minutes."),
         ],
         "only": Annotated[
             str,
             typer.Option(
                 metavar="NAMES",
-                help="With --compile: beginnings of programs' names, such as train,decode. Default: all.",
+                help="With --compile: prefixes of programs' names, such as train,decode. Default: all.",
             ),
         ],
         "hlo": Annotated[
             Path | None,
-            typer.Option(metavar="FOLDER", help="With --compile: where to write what XLA has made of them."),
+            typer.Option(metavar="FOLDER", help="With --compile: folder for XLA's optimized HLO."),
         ],
     }
     defaults = {"memory_per_device": None, "json": False, "compile": False, "only": "", "hlo": None}

@@ -95,7 +95,7 @@ def show(
 @requests.command()
 def fail(
     id: RequestId,
-    reason: Annotated[str, typer.Option(help="Reason that the client is told.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, which the client sees.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     refuse_model: Annotated[
         bool,
@@ -108,7 +108,7 @@ def fail(
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Give up a request: its client is told that it has failed, and everything else goes on.
+    """Give up a request: its client gets an error, and everything else continues.
 
     A running server does so within two seconds, a stopped one at its next
     start, before it begins others. A request that may have changed its model

@@ -149,7 +149,7 @@ class _Reader:
         if len(reductions) > MAX_REDUCTIONS:
             raise InvalidRequest(
                 f"node {reductions[MAX_REDUCTIONS].name!r}: the graph has {len(reductions)} sums, "
-                f"softmaxes, sorts and the like; at most {MAX_REDUCTIONS} are taken"
+                f"softmaxes, sorts and the like; at most {MAX_REDUCTIONS} are allowed"
             )
         loss, metrics = self._read_output(output)
         definition = self._definition
@@ -242,7 +242,7 @@ class _Reader:
 
     def _read_items(self, node: WireNode, items: Sequence[Any], depth: int) -> list[Any]:
         if len(items) > MAX_LITERALS:
-            refuse(node, f"an argument has {len(items)} elements; at most {MAX_LITERALS} are taken")
+            refuse(node, f"an argument has {len(items)} elements; at most {MAX_LITERALS} are allowed")
         return [self._read_value(node, each, depth + 1) for each in items]
 
     def _read_output(self, node: WireNode) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -253,7 +253,7 @@ class _Reader:
             case _:
                 refuse(node, "a loss returns (loss, metrics): a tensor, and a dict of tensors")
         if len(metrics) > MAX_METRICS:
-            refuse(node, f"it has {len(metrics)} metrics; at most {MAX_METRICS} are taken")
+            refuse(node, f"it has {len(metrics)} metrics; at most {MAX_METRICS} are allowed")
         for name, value in metrics.items():
             if not _METRIC.fullmatch(name):
                 refuse(

@@ -49,7 +49,7 @@ def layout_of(folder: Path) -> ExpertLora:
         with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
             is_own = any(OF_AN_EXPERT.search(name) for name in file.keys())  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError) as problem:
-        raise StartError(f"{folder} is no PEFT folder, or is damaged: {problem!r}") from None
+        raise StartError(f"{folder} is not a PEFT folder, or is damaged: {problem!r}") from None
     return "per-expert" if is_own else "shared-outer"
 
 
@@ -92,7 +92,7 @@ class AdapterFolder:
                 train_unembed="unembed" in groups,
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as problem:
-            raise StartError(f"{path} is no PEFT folder, or is damaged: {problem!r}") from None
+            raise StartError(f"{path} is not a PEFT folder, or is damaged: {problem!r}") from None
         self._stored = stored_names(stored)
         self.modules = list(modules(self.spec, model))
         self._check(model)

@@ -103,7 +103,7 @@ def _read_index(index: Path) -> dict[str, Path]:
     try:
         weight_map = dict(json.loads(index.read_text())["weight_map"])
     except (ValueError, KeyError, TypeError) as problem:
-        raise StartError(f"{index} is no safetensors index: {problem!r}; download it again") from None
+        raise StartError(f"{index} is not a safetensors index: {problem!r}; download it again") from None
     for file in sorted(set(weight_map.values())):
         if not (index.parent / file).exists():
             raise StartError(f"{index.parent / file} does not exist, but {index.name} names it; download it")

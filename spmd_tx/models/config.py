@@ -105,7 +105,7 @@ def _packing(model: Model, model_dir: Path) -> Model:
     for array in model.packed:
         if array.width_in % array.source.encoding.group:
             raise StartError(
-                f"--expert-weights is packed, but {array.width_in} inputs of experts are no multiple of "
+                f"--expert-weights is packed, but {array.width_in} inputs of experts are not a multiple of "
                 f"{array.source.encoding.group}, which share a scale; set it to unpacked"
             )
     return model

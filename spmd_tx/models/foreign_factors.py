@@ -108,7 +108,7 @@ class ForeignFactors:
             if before is not None and not np.array_equal(before, part):
                 raise InvalidRequest(
                     f"the experts of {module.name} have factors of their own, and this server's share the "
-                    "one that touches the model width; it takes a server with --expert-lora per-expert"
+                    "one that touches the model width; use a server with --expert-lora per-expert"
                 )
             if len(made) == 1 and self._is_shared(module, which):
                 break
@@ -121,7 +121,7 @@ class ForeignFactors:
         if rank > most:
             raise InvalidRequest(
                 f"{place.module} has rank {rank}, and in an adapter of rank {self._adapter.rank} it has at "
-                f"most {most}; announce lora_config.rank {-(-self._adapter.rank // most) * rank} "
+                f"most {most}; set lora_config.rank {-(-self._adapter.rank // most) * rank} "
                 "(spmd-tx import --rank)"
             )
         if which == "a":

@@ -64,7 +64,7 @@ class Inbox:
             self._ignore(message)
         raise MeshError(
             f"the coordinator at {self._coordinator} did not answer within {timeout:g} s; "
-            f"either it is not there, or it has no place for {self._name}"
+            f"either it is not running, or it has no place for {self._name}"
         )
 
     def next(self) -> Envelope:

@@ -30,10 +30,10 @@ def bind_address(service: str) -> str:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((own, 0))
     except OSError as error:
-        logger.warning("JAX listens at all addresses of this host: %s is none of them (%s)", host, error)
+        logger.warning("JAX listens on all addresses of this host: %s is none of them (%s)", host, error)
         return f"[::]:{port}"
     if ip_address(own).is_loopback and not is_local(service):
-        logger.warning("JAX listens at all addresses of this host: %s is a loopback one to itself", host)
+        logger.warning("JAX listens on all addresses of this host: %s is a loopback one to itself", host)
         return f"[::]:{port}"
     return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 

@@ -30,6 +30,6 @@ def write_peft(state: Path, place: Path, adapter: AdapterSpec, model: ModelConfi
         weights = restore_weights(state, like)
     except (ValueError, KeyError, OSError) as problem:
         raise StartError(
-            f"{state} is no training checkpoint of this base model, or is damaged: {problem}"
+            f"{state} is not a training checkpoint of this base model, or is damaged: {problem}"
         ) from problem
     peft.write(place, jax.tree.map(np.asarray, weights), adapter, model, base_model)

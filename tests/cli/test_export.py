@@ -127,7 +127,7 @@ def test_from_a_store_and_to_one(tmp_path, made, layout):
         ({"files": {"adapter_config.json.age": 3}}, "final", "are encrypted .*age --decrypt"),
         ({"digests": {"adapter_config.json": "0"}}, "final", "is damaged: .*another content"),
         ({}, "other", "there is no checkpoint tinker.*other in .*name the server's --data-dir"),
-        ({}, "a/b", "is no checkpoint path"),
+        ({}, "a/b", "is not a checkpoint path"),
     ],
     ids=["encrypted", "damaged", "absent", "no-path"],
 )
@@ -142,7 +142,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path, made, layout, changes, nam
 def test_a_training_checkpoint_of_another_model_is_refused(tmp_path, made, layout):
     path, _ = save(tmp_path, made, layout, "weights")
     other = families.write(tmp_path / "other", "llama")
-    with pytest.raises(StartError, match="is no training checkpoint of this base model"):
+    with pytest.raises(StartError, match="is not a training checkpoint of this base model"):
         export(path, format="peft", out=tmp_path / "out", data_dir=tmp_path, base_model=other)
 
 

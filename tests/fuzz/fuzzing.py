@@ -15,7 +15,7 @@ STORIES_AT_ONCE, ROUNDS_AT_ONCE = 8, 4  # of mallory, and of alice meanwhile
 # What may stand in the log at the level of errors.
 ALLOWED = (
     "the database or the disk failed",
-    "the server ended while it was at work on request",  # as it was killed
+    "the server ended while it was working on request",  # as it was killed
 )
 
 

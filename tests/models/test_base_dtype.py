@@ -81,7 +81,7 @@ def test_what_is_encoded_already_or_cannot_be_cut_is_refused(tmp_path):
     with pytest.raises(StartError, match=r"--base-dtype is int8, but .* in fewer bits already; leave"):
         read_model_config(encoded, base_dtype="int8")
     narrow = families.write(tmp_path / "narrow", "llama")
-    with pytest.raises(StartError, match=r"the 32 inputs of q are no multiple of 64, which share a scale"):
+    with pytest.raises(StartError, match=r"the 32 inputs of q are not a multiple of 64, which share a scale"):
         read_model_config(narrow, base_dtype="fp8")
 
 

@@ -148,7 +148,7 @@ def _packed(**weights):
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, Mxfp4()),
         (_packed(), Int4Groups()),
         ({"quant_method": "fp8"}, "weight_block_size"),
-        ({"quant_method": "awq"}, "'awq' is not read"),
+        ({"quant_method": "awq"}, "'awq' is not supported"),
         (_packed(symmetric=False), "symmetric False is not read"),
         (_packed(num_bits=8), "num_bits 8"),
         (_packed(actorder="group"), "order of columns"),
@@ -174,5 +174,5 @@ def test_a_family_is_encoded_but_for_what_its_config_spares():
     assert "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight" in encoded
     assert "model.layers.{layer}.mlp.shared_experts.up_proj.weight" in encoded
     assert not any("self_attn" in name or "mlp.gate." in name or "norm" in name for name in encoded)
-    with pytest.raises(Refusal, match="'awq' is not read"):
+    with pytest.raises(Refusal, match="'awq' is not supported"):
         declare(raw | {"quantization_config": {"quant_method": "awq"}})

@@ -206,7 +206,7 @@ def test_a_file_that_the_index_names_must_exist(tmp_path):
 def test_a_broken_index_is_refused(tmp_path, index):
     path = tiny_model.write(tmp_path, dataclasses.replace(SPEC, n_shards=2))
     (path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(StartError, match="is no safetensors index"):
+    with pytest.raises(StartError, match="is not a safetensors index"):
         load(path)
 
 

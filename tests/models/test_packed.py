@@ -58,7 +58,7 @@ def test_a_model_without_encoded_experts_cannot_be_packed(tmp_path):
 
 def test_groups_of_a_scale_must_be_whole(tmp_path):
     path = encoded_models.write(tmp_path, "fp8", moe_intermediate_size=24)
-    with pytest.raises(StartError, match=r"24 inputs of experts are no multiple of 16"):
+    with pytest.raises(StartError, match=r"24 inputs of experts are not a multiple of 16"):
         read_model_config(path, expert_weights="packed")
 
 

@@ -151,7 +151,7 @@ def test_what_takes_too_much_arithmetic_is_refused_with_the_bound_and_the_client
     trainer = client.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
     loss_id = create(client, own_server, slow_to_run()[0])
     failing = trainer.forward_backward(data([TOO_WIDE]), "custom", {"loss_id": loss_id})
-    bound = "datum 0: .* at most 10,000,000,000 are taken .the limit custom_loss_datum_operations."
+    bound = "datum 0: .* at most 10,000,000,000 are allowed .the limit custom_loss_datum_operations."
     with pytest.raises(tinker.RequestFailedError, match=bound):
         failing.result(SECONDS)
     assert np.isfinite(train(trainer, batch(0)))

@@ -62,7 +62,7 @@ def test_a_folder_that_does_not_fit_is_refused_in_words(live_server, folder, tmp
     config.write_text(config.read_text().replace('"tiny"', '"Qwen/Qwen3-4B"'))
     with pytest.raises(StartError, match=r"refuses this: .*'Qwen/Qwen3-4B', and the upload is for 'tiny'"):
         upload(Server(live_server.url, "tml-test"), folder)
-    with pytest.raises(StartError, match=r"is no PEFT folder: cannot read .*adapter_config.json"):
+    with pytest.raises(StartError, match=r"is not a PEFT folder: cannot read .*adapter_config.json"):
         lora_config(tmp_path / "nowhere")
     with pytest.raises(StartError, match=r"cannot reach http://127.0.0.1:9.*--url"):
         upload(Server("http://127.0.0.1:9", ""), folder)

@@ -43,7 +43,7 @@ def find_config(base_model: str) -> Path:
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
     raise StartError(
-        f"--base-model {base_model} is no directory, and its config.json cannot be downloaded: {reason}. "
+        f"--base-model {base_model} is not a directory, and its config.json cannot be downloaded: {reason}. "
         "Check name and network, or give a directory with a config.json"
     )
 
@@ -68,7 +68,7 @@ def fingerprint(directory: Path) -> dict[str, str]:
         for name in weight_files(directory):
             found[name] = f"{(directory / name).stat().st_size} bytes"
     except OSError as error:
-        raise StartError(f"{directory} is no complete model: {error.strerror}: {error.filename}") from None
+        raise StartError(f"{directory} is not a complete model: {error.strerror}: {error.filename}") from None
     return found
 
 
@@ -99,8 +99,8 @@ def _download(model_id: str) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise StartError(
-            f"--base-model {model_id} is no directory, it is not complete in the Hugging Face cache, and it "
-            f"cannot be downloaded: {reason}. Check name and network, or give a downloaded model's directory"
+            f"--base-model {model_id} is not a directory, it is not complete in the Hugging Face cache, and "
+            f"it cannot be downloaded: {reason}. Check name and network, or give the directory of the model"
         ) from error
     _check(directory)
     return directory
@@ -110,7 +110,7 @@ def _check(directory: Path) -> None:
     """Raise StartError, which names the first missing file, unless the model is complete."""
     for name in (CONFIG, TOKENIZER):
         if not (directory / name).is_file():
-            raise StartError(f"{directory} has no {name}; it is no complete model in the Hugging Face layout")
+            raise StartError(f"{directory} has no {name}; a complete model in the Hugging Face layout has it")
     for name in weight_files(directory):
         if not (directory / name).is_file():
             raise StartError(f"{directory} has no {name}; the model's weights are missing or incomplete")

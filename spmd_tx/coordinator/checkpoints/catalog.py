@@ -326,7 +326,7 @@ async def open_checkpoints(
     try:
         await checkpoints.reconcile()
     except ConnectionError as error:
-        logger.error("the checkpoints cannot be looked at, and are taken to be as they were: %s", error)
+        logger.error("the checkpoints cannot be listed; assuming that they have not changed: %s", error)
     return checkpoints
 
 

@@ -38,7 +38,7 @@ class RemoteFiles:
         self._is_local = protocol in LOCAL
         options: dict[str, Any] = {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
         if protocol == "memory":
-            raise StartError(f"{option} memory:// would lose everything; name a lasting place")
+            raise StartError(f"{option} memory:// would lose everything; name a permanent place")
         try:
             self._system, root = url_to_fs(url, **options)
         except ImportError as error:
@@ -93,7 +93,7 @@ class RemoteFiles:
         if owner != server_id:
             raise StartError(
                 f"--checkpoints-base {self.url} belongs to a server with another data directory; name "
-                f"another place, or, if that server is no more, delete {OWNER} there"
+                f"another place, or, if that server no longer exists, delete {OWNER} there"
             )
 
     def _owner(self, server_id: str) -> str:

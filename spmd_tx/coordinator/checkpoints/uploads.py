@@ -65,8 +65,8 @@ class Uploads:
         count = sum(upload.owner == owner and upload.expires_at > self._clock() for upload in is_open)
         if count >= self._most_open:
             raise InvalidRequest(
-                f"{owner!r} has {count} uploads that are not finished, as many as one owner may have; finish "
-                "them, wait until they expire, or ask the operator to raise the limit open_uploads"
+                f"{owner!r} has {count} unfinished uploads, the most that one owner may have; finish them, "
+                "wait until they expire, or ask the operator to raise the limit open_uploads"
             )
         upload = Upload(
             id=str(uuid.uuid4()),

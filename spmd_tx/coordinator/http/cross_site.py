@@ -29,7 +29,7 @@ def keep_out(headers: Headers, config: ServerConfig, *, is_signed_file: bool = F
     if not _is_own(host, config.host):
         raise Forbidden(
             f"this server has no API keys, so it does not answer as {host!r}: use localhost or an "
-            "address, start it with this name as --host, or make a key with: spmd-tx keys create"
+            "address, start it with this name as --host, or create a key with: spmd-tx keys create"
         )
     if origin is not None and not _is_own(origin.partition("://")[2], config.host):
         raise Forbidden(f"this server has no API keys, and takes no requests from pages of {origin!r}")

@@ -34,8 +34,8 @@ class Polls:
         if self._of_owner[owner] >= self._most_per_owner:
             work.close()
             raise TooManyRequests(
-                f"{owner!r} waits for {self._most_per_owner} results at a time, as many as may be (the "
-                "operator raises the limit polls)",
+                f"{owner!r} waits for {self._most_per_owner} results at a time, the maximum (the operator "
+                "raises the limit polls)",
                 RETRY_SECONDS,
             )
         self._of_owner[owner] += 1

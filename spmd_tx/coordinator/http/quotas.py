@@ -100,14 +100,14 @@ class Quotas:
         count = self._catalog.open_sessions_of(owner)
         if count >= bounds.open_sessions:
             raise InvalidRequest(
-                f"{owner!r} has {count} open sessions, as many as one owner may have; close clients that are "
-                "not used any more, or ask the operator to raise the limit open_sessions"
+                f"{owner!r} has {count} open sessions, the most that one owner may have; close clients that "
+                "are no longer used, or ask the operator to raise the limit open_sessions"
             )
         most = bounds.sessions_per_day
         if self._take("sessions", owner, most / DAY_SECONDS, float(most)):
             raise InvalidRequest(
-                f"{owner!r} has created {most} sessions in a day, as many as one owner may; use one client "
-                "for several runs, or ask the operator to raise the limit sessions_per_day"
+                f"{owner!r} has created {most} sessions in a day, the most that one owner may create; use "
+                "one client for several runs, or ask the operator to raise the limit sessions_per_day"
             )
         self.check_metadata(caller, size)
 

@@ -52,7 +52,7 @@ class WorkerPort:
             try:
                 return identity, decode_any_report(b"".join(frames))
             except (msgspec.DecodeError, ValueError, TypeError) as problem:
-                logger.warning("ignored a message that is no report: %s", problem)
+                logger.warning("ignored a message that is not a report: %s", problem)
 
     def send(self, identity: bytes, message: bytes) -> bool:
         """Send without waiting; False if the connection is gone."""

@@ -34,7 +34,7 @@ class Quarantine:
         if self.ends.get(request_id, 0) < MAX_ENDS:
             return None
         return Failed(
-            f"the server ended {_times(self.ends[request_id])} while it was at work on this request; "
+            f"the server ended {_times(self.ends[request_id])} while it was working on this request; "
             "it is given up",
             "server",
         )
@@ -61,7 +61,7 @@ async def open_quarantine(database: Database, data_dir: Path) -> Quarantine:
         ends = await loss_counts.count_ends(db, at_work.left_behind)
     for request_id in at_work.left_behind & ends.keys():
         times = _times(ends[request_id])
-        logger.error("the server ended while it was at work on request %s, %s by now", request_id, times)
+        logger.error("the server ended while it was working on request %s, %s by now", request_id, times)
     return Quarantine(at_work, ends)
 
 

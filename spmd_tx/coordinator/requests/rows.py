@@ -191,7 +191,7 @@ def result_of(row: RequestRow) -> BodyRef | None:
 async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, BodyRef] | None:
     """The failure of a request, or the content type and place of its result. None: it is unfinished.
 
-    Raises NotFound when the result is not kept any more.
+    Raises NotFound when the result is no longer kept.
     """
     row = await _row(db, request_id)
     if row.finished_at is None:

@@ -168,7 +168,7 @@ class TraceExports:
         """The file of a trace that was built. Raises NotFound when it is deleted by now."""
         path = self.path(session.id)
         if not await asyncio.to_thread(path.exists):
-            raise NotFound(f"the trace of session {session.id!r} is not kept any more; export it again")
+            raise NotFound(f"the trace of session {session.id!r} is no longer kept; export it again")
         return path
 
     async def _build(self, session: Session, path: Path) -> None:

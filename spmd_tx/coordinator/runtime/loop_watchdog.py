@@ -80,8 +80,7 @@ class LoopWatchdog:
             self._note_stall(seconds if was_stall else self._standstill.seconds, is_new=not was_stall)
         if self._standstill.is_dead:
             logger.critical(
-                "the event loop has stood for %.0f s and is taken for dead; the process ends with code %d, "
-                "to be started again",
+                "the event loop has been blocked for %.0f s; the process exits with code %d, to be restarted",
                 self._standstill.seconds,
                 EXIT_CODE,
             )
@@ -97,14 +96,14 @@ class LoopWatchdog:
         if is_new:
             metrics.LOOP_STALLS.inc()
             logger.error(
-                "the event loop has stood for %.1f s, and nobody is answered meanwhile. It is at:\n%s",
+                "the event loop has been blocked for %.1f s, and nobody gets an answer. It is at:\n%s",
                 self._standstill.seconds,
                 self._stack(),
             )
 
     def _note_end(self) -> None:
         if self._standstill.is_stall:
-            logger.error("the event loop goes on; it stood for %.1f s", self._standstill.seconds)
+            logger.error("the event loop continues; it was blocked for %.1f s", self._standstill.seconds)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._thread_of_loop)

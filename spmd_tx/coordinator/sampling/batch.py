@@ -369,8 +369,8 @@ class SampleBatch:
     def _take_in(self, job: SampleJob) -> None:
         if not self._bank.knows(job.version):  # while the request was read
             raise InvalidRequest(
-                "the weights of this sampler have gone because newer ones were saved; save them again, "
-                "with a name if they are to stay"
+                "the weights of this sampler are gone, because newer ones were saved; save them again, "
+                "with a name to keep them"
             )
         if not self._jobs:
             self._hurried = HURRIED_DECODES

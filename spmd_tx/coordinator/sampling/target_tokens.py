@@ -79,7 +79,7 @@ def read(tensor: TensorData, prompt_length: int, vocab_size: int) -> TargetToken
 def _whole_numbers(data: list[float]) -> np.ndarray:
     values = np.asarray(data, np.float64)
     if not np.isfinite(values).all() or (values != np.floor(values)).any() or (np.abs(values) > 2**53).any():
-        raise InvalidRequest(f"{_WHAT} holds numbers that are no token IDs; send whole numbers")
+        raise InvalidRequest(f"{_WHAT} holds numbers that are not token IDs; send whole numbers")
     return values.astype(np.int64)
 
 

@@ -65,7 +65,7 @@ def _check_stop(stop: str | list[str | int] | None, limits: Limits) -> None:
     ids = [item for item in stops if isinstance(item, int)]
     if len(ids) > limits.bounds.stop_tokens:
         raise InvalidRequest(
-            f"sampling_params.stop has {len(ids)} token IDs; at most {limits.bounds.stop_tokens} are taken "
+            f"sampling_params.stop has {len(ids)} token IDs; at most {limits.bounds.stop_tokens} are allowed "
             "(the operator raises the limit stop_tokens)"
         )
     for item in ids:
@@ -77,7 +77,7 @@ def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
     """Limit the strings that are searched for in the text of every sample."""
     if len(strings) > bounds.stop_strings:
         raise InvalidRequest(
-            f"stop has {len(strings)} strings; at most {bounds.stop_strings} are taken "
+            f"stop has {len(strings)} strings; at most {bounds.stop_strings} are allowed "
             "(the operator raises the limit stop_strings)"
         )
     for string in strings:
@@ -89,7 +89,7 @@ def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
         size = len(string.encode())
         if size > bounds.stop_string_bytes:
             raise InvalidRequest(
-                f"stop has a string of {size} bytes; at most {bounds.stop_string_bytes} are taken "
+                f"stop has a string of {size} bytes; at most {bounds.stop_string_bytes} are allowed "
                 "(the operator raises the limit stop_string_bytes)"
             )
 

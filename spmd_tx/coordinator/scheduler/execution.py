@@ -202,7 +202,7 @@ class Execution:
         entry = self.lines.get(request.line)
         if entry is None and request.seq_id != 0:
             raise InvalidRequest(
-                f"{request.line} is not on this server any more, its session has ended; "
+                f"{request.line} is no longer on this server, because its session has ended; "
                 "create a new client, from a saved checkpoint if there is one"
             )
         return entry or self._add_line(request.line, request.session_id)

@@ -41,7 +41,7 @@ async def run_housekeeping(services: Services) -> NoReturn:
                 measured_at = now
                 await measure(services)
         except OUTAGES as error:
-            logger.warning("housekeeping failed, and is tried again soon: %s", error)
+            logger.warning("housekeeping failed; trying again soon: %s", error)
         except BaseException as error:
             report(error, "housekeeping")
         await asyncio.sleep(min(SECONDS_BETWEEN_LOOKS, seconds_between))

@@ -127,7 +127,7 @@ def devices_of_each(config: ServerConfig, found: Sequence[HostDevices]) -> int:
             for process, (each, count) in enumerate(zip(found, counts, strict=True))
         )
         raise StartError(
-            f"all processes must have the same number of devices, but they have others ({numbers}); "
+            f"all processes must have the same number of devices, but they have {numbers}; "
             "give each spmd-tx worker the same --devices, or give all three parallel sizes"
         )
     return counts[0]

@@ -124,7 +124,7 @@ class _Server:
         if isinstance(error, CrashLoop):
             logger.error("%s", error)
         elif not isinstance(error, StartError):
-            logger.error("a part that the server cannot do without has ended", exc_info=error)
+            logger.error("a part that the server needs has ended", exc_info=error)
         await self._close_api(answering)
         await generations.shut_down(patience=0)
         if isinstance(error, CrashLoop):
@@ -190,7 +190,7 @@ class _Server:
                 while self._parts.scheduler.has_unfinished:
                     await asyncio.sleep(DRAIN_LOOK_SECONDS)
         except TimeoutError:
-            logger.warning("some requests are not finished; the next start goes on with them")
+            logger.warning("some requests are not finished; the next start continues them")
 
     def _take_signal(self) -> None:
         if self._stop.is_set():

@@ -248,7 +248,7 @@ def _resolve(database_url: str | None, data_dir: Path) -> URL:
         url = make_url(database_url)
     except ArgumentError:
         raise StartError(
-            "--database-url is no URL; use postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
+            "--database-url is not a URL; use postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
         ) from None
     backend = url.get_backend_name()
     if backend not in _DRIVERS:

@@ -84,12 +84,12 @@ class DiskGuard:
     def require_space(self) -> None:
         """Raise an OSError while nothing large should be written, not even for work that was begun."""
         if self._is_full:
-            raise OSError(errno.ENOSPC, "too little room on the disk")
+            raise OSError(errno.ENOSPC, "too little space on the disk")
 
     def failed(self, error: BaseException) -> float:
         """Note that storing or reading failed. The result is the seconds to wait before the next attempt."""
         if self._outage is None:
-            logger.error("cannot store or read now, and try again until it works: %s", error, exc_info=error)
+            logger.error("cannot store or read now; trying again until it works: %s", error, exc_info=error)
         self._failures += 1
         self._outage = "the server cannot store anything now; it goes on when its disk and database are back"
         self._publish()
@@ -106,7 +106,7 @@ class DiskGuard:
         if shortage is not None and self._shortage is None:
             logger.error("%s (%s, --min-free-disk %s)", shortage, self._directory, self._min_free)
         elif shortage is None and self._shortage is not None:
-            logger.warning("the disk has room again")
+            logger.warning("the disk has space again")
         self._shortage = shortage
         self._publish()
 

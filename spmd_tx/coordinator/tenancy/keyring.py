@@ -95,9 +95,7 @@ class Keyring:
         if caller.key_id is None and self.is_open:
             return
         if row is None or keys.problem(row, time.time()) is not None:
-            raise Forbidden(
-                "the API key with which this URL was made is not valid any more; ask for a new one"
-            )
+            raise Forbidden("the API key with which this URL was made is no longer valid; ask for a new one")
         if row.role != "admin" and row.owner != caller.owner:
             raise Forbidden(f"API key {row.id} does not see what belongs to {caller.owner!r} any more")
 
@@ -112,7 +110,7 @@ class Keyring:
                 is_away = False
             except OUTAGES as error:
                 if not is_away:
-                    logger.warning("cannot look at the API keys now, and go on with those known: %s", error)
+                    logger.warning("cannot read the API keys now; using those that are known: %s", error)
                 is_away = True
             except BaseException as error:
                 let_pass(error)
@@ -134,8 +132,8 @@ class Keyring:
         KEYS_MISSING_SECONDS.inc(SECONDS_BETWEEN_LOOKS)
         if self._empty_looks % LOOKS_BETWEEN_ERRORS == 0:
             logger.error(
-                "all API keys are gone from the database, and nobody is let in: restore it, or make new ones;"
-                " to serve everyone again, stop this server and call: spmd-tx keys remove-all"
+                "all API keys are gone from the database, so every request is refused: restore it, or create "
+                "new ones; to serve everyone again, stop this server and run: spmd-tx keys remove-all"
             )
         self._empty_looks += 1
 
@@ -169,5 +167,5 @@ async def open_keyring(database: Database, data_dir: Path) -> Keyring:
     try:
         await keyring.note_keys()
     except OUTAGES as error:
-        logger.warning("cannot note now that there are API keys, and try again soon: %s", error)
+        logger.warning("cannot record now that there are API keys; trying again soon: %s", error)
     return keyring

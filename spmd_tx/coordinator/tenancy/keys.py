@@ -93,7 +93,7 @@ async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
     old, now = await _find(db, id), time.time()
     reason = problem(old, now)
     if reason is not None:
-        raise StartError(f"key {id} {reason}; make a new one with: spmd-tx keys create --owner {old.owner}")
+        raise StartError(f"key {id} {reason}; create a new one with: spmd-tx keys create --owner {old.owner}")
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at
     limits = KeyLimits(old.adapters, old.queued_requests, old.queued_tokens, old.requests_per_second)
     new = await create(db, NewKeyOptions(old.owner, old.role, lifetime, limits))

@@ -102,7 +102,7 @@ def _concat(pieces: Iterable[str]) -> str:
         length += len(piece)
         if length > limits.characters or time.monotonic() > limits.end:
             raise InvalidRequest(
-                "the model's chat template makes too much of this conversation: more than "
+                "the model's chat template makes this conversation too long: more than "
                 f"{limits.characters} characters, or {limits.seconds:g} s of work; shorten it"
             )
     return "".join(found)

@@ -33,7 +33,7 @@ def parse(text: str) -> CheckpointPath:
     parts = rest.split("/")
     if scheme != "tinker" or len(parts) != 3 or parts[1] not in KINDS:
         raise InvalidRequest(
-            f"{text!r} is no checkpoint path; it must look like tinker://RUN/weights/NAME, "
+            f"{text!r} is not a checkpoint path; it must look like tinker://RUN/weights/NAME, "
             "tinker://RUN/sampler_weights/NAME or tinker://RUN/external_weights/NAME"
         )
     check_name("a training run", parts[0])

@@ -215,10 +215,10 @@ def _tensor(name: str, tensor: pb.Tensor) -> np.ndarray:
 def _shape(name: str, tensor: pb.Tensor) -> tuple[int, ...]:
     """The shape that a tensor claims. Each size is checked, since a 0 beside it hides a huge one."""
     if len(tensor.shape) > MAX_RANK:
-        raise _Unusable(f"{name} claims {len(tensor.shape)} dimensions; at most {MAX_RANK} are taken")
+        raise _Unusable(f"{name} claims {len(tensor.shape)} dimensions; at most {MAX_RANK} are allowed")
     shape = tuple(tensor.shape)
     if not all(0 <= size <= MAX_ELEMENTS for size in shape) or math.prod(shape) > MAX_ELEMENTS:
-        raise _Unusable(f"{name} claims the shape {list(shape)}; at most {MAX_ELEMENTS} elements are taken")
+        raise _Unusable(f"{name} claims the shape {list(shape)}; at most {MAX_ELEMENTS} elements are allowed")
     return shape
 
 
@@ -261,7 +261,7 @@ def _densify(name: str, csr: pb.SparseCsr, dtype: np.dtype, shape: tuple[int, ..
 
 def _array(name: str, buffer: bytes, dtype: np.dtype) -> np.ndarray:
     if len(buffer) % dtype.itemsize:
-        raise _Unusable(f"{name} has {len(buffer)} bytes, which is no multiple of {dtype.itemsize}")
+        raise _Unusable(f"{name} has {len(buffer)} bytes, not a multiple of {dtype.itemsize}")
     return np.frombuffer(buffer, dtype)
 
 

@@ -100,7 +100,7 @@ def stored_bytes(encoding: Encoding, shape: tuple[int, ...]) -> int:
 def problem(encoding: Encoding, shape: tuple[int, ...]) -> str | None:
     """Say why a matrix of this shape cannot be encoded so, or return None."""
     if not isinstance(encoding, Fp8Blocks) and shape[-1] % encoding.group:
-        return f"rows of {shape[-1]} numbers are no multiple of {encoding.group}, which share a scale"
+        return f"rows of {shape[-1]} numbers are not a multiple of {encoding.group}, which share a scale"
     return None
 
 
@@ -116,7 +116,7 @@ def encoding_of(quantization: Mapping[str, Any]) -> Encoding:
         return Mxfp4()
     if method == "compressed-tensors":
         return _of_groups(quantization)
-    raise ValueError(f"the quant_method {method!r} is not read; fp8, mxfp4 and compressed-tensors are")
+    raise ValueError(f"the quant_method {method!r} is not supported; fp8, mxfp4 and compressed-tensors are")
 
 
 def _of_groups(quantization: Mapping[str, Any]) -> Int4Groups:

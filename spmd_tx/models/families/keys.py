@@ -108,6 +108,6 @@ class Keys:
         if not 1 <= chosen <= experts:
             raise Refusal(
                 f"has {experts} experts and chooses {chosen} of them for a token; "
-                "num_experts_per_tok must lie between 1 and num_experts"
+                "num_experts_per_tok must be between 1 and num_experts"
             )
         return experts, chosen

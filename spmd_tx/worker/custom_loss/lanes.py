@@ -132,7 +132,7 @@ class LossLanes:
                 self._listen()
                 self._stop_the_slow()
             except Exception:  # a run that cannot be ended would keep its client waiting for ever
-                logger.exception("custom losses cannot go on; those that are being run fail")
+                logger.exception("custom losses cannot continue; those that are running fail")
                 self._begin_anew()
 
     def _begin_anew(self) -> None:

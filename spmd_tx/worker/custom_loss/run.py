@@ -198,14 +198,14 @@ def _check_operations(loss: CustomLoss, pieces: Sequence[Piece], limits: LossLim
         if piece.program.operations > limits.operations_per_datum:
             raise LossProblem(
                 f"datum {piece.datums[0]}: loss {quoted(loss.name)} takes {piece.program.operations:,} "
-                f"operations for it; at most {limits.operations_per_datum:,.0f} are taken (the limit "
+                f"operations for it; at most {limits.operations_per_datum:,.0f} are allowed (the limit "
                 "custom_loss_datum_operations). Use shorter datums, or smaller products of matrices"
             )
     total = sum(piece.program.operations * len(piece.datums) for piece in pieces)
     if total > limits.operations:
         raise LossProblem(
             f"loss {quoted(loss.name)} takes {total:,} operations for these datums; at most "
-            f"{limits.operations:,.0f} are taken in one request (the limit custom_loss_operations). Send "
+            f"{limits.operations:,.0f} are allowed in one request (the limit custom_loss_operations). Send "
             "fewer datums in one request, or shorter ones"
         )
 

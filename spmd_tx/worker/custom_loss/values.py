@@ -126,7 +126,7 @@ class Trace:
         assert array.shape == self.widths(shape), f"{array.shape} is not {shape}"
         if array.size > MAX_ELEMENTS:
             raise LossProblem(
-                f"its value has {array.size} elements per datum; at most {MAX_ELEMENTS} are taken"
+                f"its value has {array.size} elements per datum; at most {MAX_ELEMENTS} are allowed"
             )
         self.spend(array.size)
         return Tensor(array, shape)
@@ -136,7 +136,9 @@ class Trace:
         self.work += work
         self.operations += work + operations
         if self.work > MAX_WORK:
-            raise LossProblem(f"up to here, values have {self.work} elements per datum; {MAX_WORK} are taken")
+            raise LossProblem(
+                f"up to here, values have {self.work} elements per datum; at most {MAX_WORK} are allowed"
+            )
 
     def mask(self, shape: Sequence[Dim]) -> Array | None:
         """Return which elements of an array are not padding; None: all."""

@@ -44,7 +44,7 @@ class Compiler:
         plan = make_plan(Sizes(setup, model, mesh, compute_dtype(setup)), begin.memory)
         here = surroundings(plan, mesh)
         if here != begin.surroundings:
-            raise ValueError(f"the worker has other surroundings: {_difference(here, begin.surroundings)}")
+            raise ValueError(f"the worker differs: {_difference(here, begin.surroundings)}")
         self._menu = menu_of(plan, mesh)
         self._store = ProgramStore(Path(setup.compilation_cache), here, mesh)
 

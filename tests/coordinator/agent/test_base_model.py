@@ -34,5 +34,5 @@ def test_another_number_of_files_is_another_model(tmp_path):
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(StartError, match="nowhere is no complete model: No such file or directory"):
+    with pytest.raises(StartError, match="nowhere is not a complete model: No such file or directory"):
         check_same(tmp_path / "nowhere", {})

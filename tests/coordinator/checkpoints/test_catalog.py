@@ -219,7 +219,7 @@ async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
     checkpoints = await open_checkpoints(database, tmp_path / "checkpoints", "m", storage)
     storage.measure()
     storage._is_full = True
-    with pytest.raises(OSError, match="too little room") as full:
+    with pytest.raises(OSError, match="too little space") as full:
         await checkpoints.begin(PATH, SaveOptions())
     assert is_outage(full.value)
     storage._min_free = "0"

@@ -151,7 +151,7 @@ def test_factors_of_experts_in_the_other_layout_are_refused(tmp_path):
 
 def test_experts_that_share_come_in_where_they_need_not_if_the_rank_allows_it(tmp_path):
     folder = write_folder(tmp_path / "sent", WHOLE, MIXTURE, BASE)
-    message = "has rank 4, and in an adapter of rank 4 it has at most 2; announce lora_config.rank 8"
+    message = "has rank 4, and in an adapter of rank 4 it has at most 2; set lora_config.rank 8"
     with pytest.raises(InvalidRequest, match=message):
         convert(folder, tmp_path / "place", ANNOUNCED, PER_EXPERT, [BASE])
     announced = msgspec.structs.replace(ANNOUNCED, rank=8)

@@ -236,17 +236,16 @@ OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")} | {
 REDIRECTS = {
     ("GET", f"/{path}")
     for path in (
-        "training_runs/{run_id} sessions sessions/{session_id} checkpoints/{run_id}/{checkpoint_id}".split()
+        "training_runs/{run_id}",
+        "sessions",
+        "sessions/{session_id}",
+        "checkpoints/{run_id}/{checkpoint_id}",
+        "playground",
     )
 }
 
-# They tell of all owners; console/test_server.py and console/test_people.py ask as somebody else.
-ADMIN = {
-    ("GET", "/console/api/server"),
-    ("GET", "/console/api/keys"),
-    ("DELETE", "/console/api/keys/{key_id}"),
-    ("GET", "/console/api/usage"),
-}
+# They tell of all owners; console/test_server.py asks as somebody else.
+ADMIN = {("GET", "/console/api/server")}
 
 # They check a key in the body, or need none; console/test_sign_in.py tries them.
 SIGN_IN = {("POST", "/console/api/session"), ("DELETE", "/console/api/session")}
@@ -294,7 +293,6 @@ async def send(
         version="v",
         file="f",
         upload_id=ids.upload,
-        key_id="00000000",
         checkpoint_id=f"weights/{ids.name}",
         page="runs",
         asset="console.js",

@@ -135,11 +135,11 @@ def with_size(announced: int) -> bytes:
         (with_size(999), ""),
         (with_size(60_000), ""),
         (frame(1000) * 2, "more than one frame"),
-        (frame(1000) + b"what is this", "no zstd frame"),
+        (frame(1000) + b"what is this", "not a zstd frame"),
         (frame(200 << 20), "more than 128 MiB"),
         (frame(40 << 20) * 4, "more than 128 MiB"),
         (frame(200 << 20, write_content_size=False), "more than 128 MiB"),
-        (b"\x28\xb5\x2f\xfd\x00\xf8" + bytes(20), "no zstd frame"),  # a window of 2 TiB
+        (b"\x28\xb5\x2f\xfd\x00\xf8" + bytes(20), "not a zstd frame"),  # a window of 2 TiB
         (frame(0) * 100_000, None),  # a request for no model
     ],
     ids=["less", "more", "two", "tail", "bomb", "frames", "unannounced", "window", "empty frames"],

@@ -45,7 +45,7 @@ def test_one_that_serves_a_network_answers_to_addresses_and_to_the_name_that_it_
     ],
 )
 def test_it_does_not_answer_to_names_that_a_web_page_can_have(config, host):
-    with pytest.raises(Forbidden, match=r"use localhost or an address.*or make a key"):
+    with pytest.raises(Forbidden, match=r"use localhost or an address.*or create a key"):
         keep_out(Headers({"host": host}), config)
 
 

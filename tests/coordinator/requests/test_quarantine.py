@@ -148,7 +148,7 @@ def test_one_end_is_suspicious_and_two_are_a_verdict():
     quarantine = Quarantine(ends={SOME_ID: 1, OTHER_ID: 2})
     assert quarantine.verdict(SOME_ID) is None
     assert quarantine.verdict("another") is None
-    assert "the server ended twice while it was at work" in quarantine.verdict(OTHER_ID).error
+    assert "the server ended twice while it was working" in quarantine.verdict(OTHER_ID).error
     quarantine.watch([SOME_ID, OTHER_ID, "another"])
     assert quarantine.at_work.suspects == {SOME_ID}
     quarantine.watch(["another"])
@@ -230,7 +230,7 @@ def test_a_request_that_ends_the_server_twice_is_given_up_and_the_next_start_goe
         deadly, harmless = (step(server, model_id, 1, learning_rate) for model_id, learning_rate in steps)
         answer = server.retrieve(deadly).json()
         assert answer["category"] == "server"
-        assert "the server ended twice while it was at work on this request" in answer["error"]
+        assert "the server ended twice while it was working on this request" in answer["error"]
         assert "metrics" in server.retrieve(harmless).json()
         assert "metrics" in server.retrieve(step(server, poisoned, 2, 1e-4)).json()
         assert server.terminate() == 0

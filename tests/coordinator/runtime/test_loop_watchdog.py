@@ -56,12 +56,12 @@ async def test_a_loop_that_turns_is_left_alone(watchdog, ending, caplog):
 
 async def test_where_a_loop_stands_is_written_down_once_and_how_long_in_all(watchdog, caplog):
     keep_the_loop_standing(watchdog.look, 1 + 12)
-    assert caplog.text.count("the event loop has stood for 1.2 s") == 1
+    assert caplog.text.count("the event loop has been blocked for 1.2 s") == 1
     assert caplog.text.count("in keep_the_loop_standing") == 1
-    assert "goes on" not in caplog.text
+    assert "the event loop continues" not in caplog.text
     await asyncio.sleep(0)
     watchdog.look(LOOK)
-    assert caplog.text.count("the event loop goes on; it stood for 3.0 s") == 1
+    assert caplog.text.count("the event loop continues; it was blocked for 3.0 s") == 1
 
 
 async def test_stalls_are_counted_with_their_seconds_and_the_longest_stays(watchdog):
@@ -85,7 +85,7 @@ async def test_a_loop_that_stands_for_good_ends_the_process(watchdog, ending, ca
     assert ending.times == 0
     keep_the_loop_standing(watchdog.look, 1)
     assert ending.times == 1
-    assert f"the process ends with code {EXIT_CODE}" in caplog.text
+    assert f"the process exits with code {EXIT_CODE}" in caplog.text
 
 
 @pytest.mark.parametrize(

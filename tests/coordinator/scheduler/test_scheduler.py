@@ -159,7 +159,7 @@ async def test_chunks_without_their_first_are_run_after_a_silence(bench, monkeyp
 
 async def test_a_model_that_is_not_there_fails_at_once(bench):
     message = await bench.failure(bench.train(A, 1, 10))
-    assert f"{A} is not on this server any more" in message
+    assert f"{A} is no longer on this server" in message
 
 
 # --- samples ----------------------------------------------------------------------------------------

@@ -190,5 +190,5 @@ def test_a_model_that_is_cached_in_part_is_downloaded(hub, model_dir, complete):
 
 
 def test_a_model_that_is_nowhere_is_refused(hub):
-    with pytest.raises(StartError, match=r"owner/name is no directory.*cannot find owner/name.*Check name"):
+    with pytest.raises(StartError, match=r"owner/name is not a directory.*cannot find owner/name.*Check"):
         base_model.find_model("owner/name")

@@ -143,7 +143,7 @@ def test_clients_set_variables_of_the_template_and_nothing_else(make, name):
     ],
 )
 def test_too_much_text_and_too_much_work_are_refused(render, source, seconds):
-    with pytest.raises(InvalidRequest, match="makes too much of this conversation"):
+    with pytest.raises(InvalidRequest, match="makes this conversation too long"):
         render(source, seconds=seconds)
 
 

@@ -109,7 +109,7 @@ async def test_tokens_are_those_of_transformers(make, model_files):
 
 async def test_a_long_conversation_has_the_limits_of_a_short_one(make, model_files):
     (model_files / "chat_template.jinja").write_text("{% for _ in range(99999) %}{{ messages }}{% endfor %}")
-    with pytest.raises(InvalidRequest, match="makes too much of this conversation: more than 4194304 char"):
+    with pytest.raises(InvalidRequest, match="makes this conversation too long: more than 4194304 char"):
         await make().of_conversation([{"role": "user", "content": LONG}], {})
     with pytest.raises(InvalidRequest, match="chat_template_kwargs cannot set chat_template"):
         await make().of_conversation([{"role": "user", "content": LONG}], {"chat_template": "x"})

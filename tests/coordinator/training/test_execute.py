@@ -65,7 +65,7 @@ async def test_a_session_that_ends_still_gets_what_it_asked_for(bench):
     bench.let_go()
     for request_id in (created, trained, stepped):
         await bench.result(request_id)
-    assert "alice:train:0 is not on this server any more" in await bench.failure(bench.step(A, 3))
+    assert "alice:train:0 is no longer on this server" in await bench.failure(bench.step(A, 3))
 
 
 # --- forward and backward ---------------------------------------------------------------------------
@@ -234,7 +234,7 @@ async def test_a_checkpoint_may_be_deleted_while_it_is_on_its_way_to_the_workers
             "cannot be trained; use one that save_state has saved",
         ),
         ("tinker://alice:train:0/external_weights/first", "does not exist"),
-        ("weights/first", "is no checkpoint path"),
+        ("weights/first", "is not a checkpoint path"),
     ],
 )
 async def test_a_model_from_a_checkpoint_that_cannot_be_loaded_is_not_created(bench, path, message):

@@ -79,7 +79,7 @@ def test_a_refusal_comes_with_its_reason(real):
     lanes, reports = real
     lanes.submit(command(2, limits=limits(operations=10)))
     end = reports.end(2)
-    assert "at most 10 are taken in one request (the limit custom_loss_operations)" in end.problem
+    assert "at most 10 are allowed in one request (the limit custom_loss_operations)" in end.problem
     assert not end.is_given_up
 
 

@@ -268,7 +268,7 @@ def test_products_of_matrices_are_counted_by_what_they_multiply(custom_losses):
     operations = program.operations
     message = refusal(custom_losses, PRODUCTS, datums(20), operations_per_datum=operations - 1)
     assert f"datum 0: loss 'mine' takes {operations:,} operations for it" in message
-    assert f"at most {operations - 1:,} are taken (the limit custom_loss_datum_operations)" in message
+    assert f"at most {operations - 1:,} are allowed (the limit custom_loss_datum_operations)" in message
 
 
 def test_the_operations_of_all_datums_are_counted(custom_losses):

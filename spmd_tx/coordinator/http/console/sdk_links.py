@@ -6,7 +6,7 @@ The SDK names a host that it has in its source; the rest of the address is the s
 from urllib.parse import quote
 
 from litestar import Controller, get
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery
 from litestar.response import Redirect
 
 from spmd_tx.coordinator.http.authentication import OPEN
@@ -29,3 +29,9 @@ class SdkLinksController(Controller):
     async def checkpoint(self) -> Redirect:
         """Lead to the list of checkpoints, where each can be found by its run and name."""
         return Redirect("/console/checkpoints")
+
+    @get("/playground")
+    async def playground(self, checkpoint: FromQuery[str] = "") -> Redirect:
+        """Lead to the playground, with the checkpoint of the given ``tinker://`` path."""
+        query = f"?model={quote(checkpoint, safe='')}" if checkpoint else ""
+        return Redirect(f"/console/playground{query}")

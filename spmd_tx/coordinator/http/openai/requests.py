@@ -44,8 +44,8 @@ def check(request: Parameters) -> None:
     name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
     if not 0 <= _top_logprobs(request) <= MOST_PER_TOKEN:
         raise InvalidRequest(
-            f"{name} is {_top_logprobs(request)}; it must be between 0 and {MOST_PER_TOKEN}, how many of the "
-            "likeliest tokens are told"
+            f"{name} is {_top_logprobs(request)}; it must be between 0 and {MOST_PER_TOKEN}, the number of "
+            "most likely tokens to return"
         )
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
@@ -77,7 +77,7 @@ def _check_choices(request: Parameters, prompts: int) -> None:
     if choices > MAX_SAMPLES:
         raise InvalidRequest(
             f"{prompts} prompts with n {request.n or 1} make {choices} choices; at most {MAX_SAMPLES} "
-            "are taken, so send fewer prompts at once"
+            "are allowed, so send fewer prompts at once"
         )
 
 

@@ -100,7 +100,7 @@ def _decompress(body: bytes) -> bytes:
                         "send fewer datums per request"
                     )
     except zstandard.ZstdError as error:
-        raise InvalidRequest(f"the body of {len(body)} bytes is no zstd frame: {error}") from None
+        raise InvalidRequest(f"the body of {len(body)} bytes is not a zstd frame: {error}") from None
     if announced not in (-1, size):
         raise InvalidRequest(
             f"the body unpacks to {size} of {announced} bytes: it is cut short, or more than one frame"

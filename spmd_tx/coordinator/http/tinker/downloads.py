@@ -54,7 +54,7 @@ class DownloadsController(Controller):
         """Return a link to each file of an exported checkpoint."""
         found = await _readable(access, address)
         if address.kind != EXTERNAL_WEIGHTS:
-            raise InvalidRequest(f"{found.path} is no export; download one that save_weights_external made")
+            raise InvalidRequest(f"{found.path} is not an export; download one made by save_weights_external")
         expires = datetime.fromtimestamp(int(time.time() + LIFETIME_SECONDS), UTC)
         files = sorted(found.manifest.files)
         links = {file: _link(request, services, access, found, FILES, file) for file in files}

@@ -55,8 +55,8 @@ class CustomLossesController(Controller):
 def _read(body: bytes) -> CreateCustomLossRequest:
     if len(body) > MAX_BYTES:
         raise InvalidRequest(
-            f"the custom loss has {len(body)} bytes; at most {MAX_BYTES} are taken. "
-            "Long constants belong into loss_fn_inputs"
+            f"the custom loss has {len(body)} bytes; at most {MAX_BYTES} are allowed. "
+            "Put long constants into loss_fn_inputs"
         )
     try:
         return msgspec.json.decode(body, type=CreateCustomLossRequest)

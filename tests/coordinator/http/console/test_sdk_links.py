@@ -13,6 +13,10 @@ RUN = "8e2e4a4c-1d6e-4f0b-9a63-4a5b6c7d8e9f:train:0"
         (console_urls.sessions_console_url(), "/console"),
         (console_urls.session_console_url(RUN.partition(":")[0]), "/console"),
         (console_urls.checkpoint_console_url(RUN, "weights/step-100"), "/console/checkpoints"),
+        (
+            console_urls.checkpoint_playground_url(f"tinker://{RUN}/sampler_weights/a"),
+            f"/console/playground?model=tinker%3A%2F%2F{RUN.replace(':', '%3A')}%2Fsampler_weights%2Fa",
+        ),
     ],
 )
 async def test_addresses_that_the_sdk_builds_lead_to_pages_of_the_console(client_for, built, page):

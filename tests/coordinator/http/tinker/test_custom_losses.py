@@ -98,7 +98,7 @@ async def test_a_loss_that_is_refused_fails_through_its_future(api, session_id, 
         (b"{", "cannot take this body"),
         (b'{"session_id": 1}', "cannot take this body"),
         (b"[" * 100_000, "cannot take this body"),
-        (b" " * 300_000, "the custom loss has 300000 bytes; at most 262144 are taken"),
+        (b" " * 300_000, "the custom loss has 300000 bytes; at most 262144 are allowed"),
     ],
 )
 async def test_a_body_that_is_no_graph_is_refused_at_once(api, content, problem):

@@ -74,7 +74,7 @@ async def test_data_errors_are_left_to_the_future(api, model_id):
     [
         (b"\xff\xff", {}, "not a protobuf"),
         (b'{"forward_backward_input": {}}', {"content-type": "application/json"}, "field `data`"),
-        (b"not zstd", {"content-encoding": "zstd"}, "no zstd frame"),
+        (b"not zstd", {"content-encoding": "zstd"}, "not a zstd frame"),
         (zstandard.ZstdCompressor().compress(b"x" * 1000)[:-8], {"content-encoding": "zstd"}, "cut short"),
         (b"", {"content-encoding": "br"}, "send zstd"),
     ],

@@ -204,7 +204,7 @@ async def test_an_owner_has_a_bounded_number_of_unfinished_uploads(api, upload, 
     services.uploads._uploads._most_open = 1
     answer = await start(api)
     assert answer.status_code == 400
-    assert "1 uploads that are not finished" in answer.json()["detail"]
+    assert "1 unfinished uploads" in answer.json()["detail"]
     await uploaded(api, upload, folder)
     assert (await start(api)).status_code == 200
 
