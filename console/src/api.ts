@@ -136,6 +136,54 @@ export function getServer(): Promise<Server> {
   return get("/console/api/server");
 }
 
+export interface Key {
+  id: string;
+  owner: string;
+  role: Caller["role"];
+  created_at: number;
+  expires_at: number | null;
+  last_used_at: number | null;
+  limits: Record<string, number>;
+  problem: string | null; // null: it is valid
+  is_own: boolean;
+}
+
+export interface HourOfUse {
+  hour: number; // its first second
+  owner: string;
+  trained: number; // tokens, here and below
+  forwarded: number;
+  prompt: number;
+  cached: number;
+  sampled: number;
+}
+
+export interface Use {
+  since: number;
+  until: number;
+  hours: HourOfUse[];
+  is_cut: boolean;
+}
+
+export interface AuditEntry {
+  timestamp: string; // RFC 3339
+  event: string;
+  event_details: Record<string, unknown>;
+}
+
+export function getKeys(): Promise<{ keys: Key[]; left_out: number }> {
+  return get("/console/api/keys");
+}
+
+export function getUse(hours: number): Promise<Use> {
+  return get(`/console/api/usage?hours=${hours}`);
+}
+
+/** The events of a day, UTC, by the route that the SDK uses. */
+export function getAudit(day: string): Promise<{ entries: AuditEntry[] }> {
+  return get(`/api/v1/audit?day=${day}`);
+}
+
 export interface Checkpoint {
   tinker_path: string;
   checkpoint_type: "training" | "sampler" | "external";

@@ -6,6 +6,7 @@ import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import { caller, identify, mustSignIn, signIns } from "./api";
 import { Checkpoints } from "./pages/checkpoints";
+import { People } from "./pages/people";
 import { Playground } from "./pages/playground";
 import { Run } from "./pages/run";
 import { Runs } from "./pages/runs";
@@ -25,6 +26,7 @@ const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][
   [/^\/runs\/([^/]+)\/samples\/([^/]+)$/, "Samples", (id, request) => <SampleGroup key={`${request} ${signIns.value}`} id={id} request={request} />],
   [/^\/checkpoints$/, "Checkpoints", () => <Checkpoints key={signIns.value} />],
   [/^\/playground$/, "Playground", () => <Playground key={signIns.value} />],
+  [/^\/people$/, "People", () => <People key={signIns.value} />],
   [/^\/server$/, "Server", () => <Server key={signIns.value} />],
 ];
 
@@ -54,6 +56,7 @@ function App() {
           <a href={address("/checkpoints")} aria-current={path === "/checkpoints" ? "page" : undefined}>Checkpoints</a>
           <a href={address("/playground")} aria-current={path === "/playground" ? "page" : undefined}>Playground</a>
           {caller.value?.role === "admin" && <a href={address("/server")} aria-current={path === "/server" ? "page" : undefined}>Server</a>}
+          {caller.value?.role === "admin" && <a href={address("/people")} aria-current={path === "/people" ? "page" : undefined}>People</a>}
         </nav>
         <button type="button" class="quiet" onClick={toggleTheme} aria-label={`Use ${other} colours`}>{theme.value === "dark" ? "☾" : "☀"}</button>
       </header>

@@ -1,4 +1,5 @@
 // Parts of a whole as one bar with a legend, and a series as columns.
+import { duration } from "./format";
 
 export interface Part {
   name: string;
@@ -29,8 +30,8 @@ export function Parts({ label, parts, whole, show }: { label: string; parts: Par
   );
 }
 
-/** A series as columns, with its newest value. */
-export function Columns({ name, values, show, most }: { name: string; values: number[]; show: (value: number) => string; most?: number }) {
+/** A series as columns of some seconds each, with its newest value. */
+export function Columns({ name, values, show, most, seconds = 5 }: { name: string; values: number[]; show: (value: number) => string; most?: number; seconds?: number }) {
   const top = most ?? Math.max(...values, 1e-9);
   return (
     <figure class="chart">
@@ -38,7 +39,7 @@ export function Columns({ name, values, show, most }: { name: string; values: nu
       <svg class="series" viewBox={`0 0 ${values.length || 1} 100`} preserveAspectRatio="none" role="img" aria-label={`${name}: now ${show(values.at(-1) ?? 0)}, at most ${show(Math.max(...values, 0))}`}>
         {values.map((value, i) => value > 0 && <rect key={i} class="p-0" x={i} y={100 - (100 * value) / top} width="0.8" height={(100 * value) / top} />)}
       </svg>
-      <figcaption class="axis"><span>−{Math.round((values.length * 5) / 60)} min</span><span>at most {show(Math.max(...values, 0))}</span><span>now</span></figcaption>
+      <figcaption class="axis"><span>−{duration(values.length * seconds)}</span><span>at most {show(Math.max(...values, 0))}</span><span>now</span></figcaption>
     </figure>
   );
 }

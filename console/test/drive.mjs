@@ -145,6 +145,25 @@ const STORIES = {
     assert.equal(await page.getByText("there are none").count(), 0);
     await look(page, "server");
   },
+  async people(page) {
+    await page.goto(`${address}/console`);
+    await page.getByRole("link", { name: "People" }).click();
+    await page.getByRole("row", { name: /^grace 77fe02d1 user 4 adapters, 20 requests per second/ }).waitFor();
+    await page.getByRole("row", { name: /key revoked ada ada key 0d2a8b3c$/ }).waitFor();
+    assert.equal(await page.getByText("was revoked").count(), 0);
+    assert.equal(await page.locator(".series rect").count(), 3 * 24);
+    await look(page, "people");
+    await page.getByLabel("Show revoked").check();
+    await page.getByText("was revoked").waitFor();
+    await page.getByText("7 days", { exact: true }).click();
+    await page.waitForURL(/hours=168/);
+    await page.waitForFunction(() => document.querySelectorAll(".series rect").length === 3 * 168);
+    const all = await page.locator(".chart .at").first().textContent();
+    await page.getByLabel("Owner").selectOption("grace");
+    assert.notEqual(await page.locator(".chart .at").first().textContent(), all);
+    await page.getByLabel("Filter events").fill("checkpoint grace");
+    await page.getByText("1 of 3 events").waitFor();
+  },
   async not_found(page) {
     await page.goto(`${address}/console/nowhere`);
     await page.getByRole("link", { name: "See all runs." }).click();
@@ -202,8 +221,10 @@ const STORIES = {
       await page.locator(".problem", { hasText: "does not exist" }).waitFor();
       assert.equal(await page.getByText(facts.theirs).count(), 0);
     }
-    await page.goto(`${address}/console/server`);
-    await page.locator(".problem", { hasText: "for admins" }).waitFor();
+    for (const path of ["server", "people"]) {
+      await page.goto(`${address}/console/${path}`);
+      await page.locator(".problem", { hasText: "for admins" }).waitFor();
+    }
   },
   async live_checkpoints(page) {
     await signIn(page);
@@ -284,6 +305,19 @@ const STORIES = {
     const began = Date.now();
     await page.getByLabel("API key").waitFor();
     console.log(`signed out after ${Date.now() - began} ms`);
+  },
+  async live_people(page) {
+    await signIn(page);
+    await page.getByRole("link", { name: "People" }).click();
+    await page.getByRole("row", { name: /^root [0-9a-f]{8} ?yours admin none/ }).waitFor();
+    await page.locator(".chart", { hasText: "Tokens: trained" }).locator(".series rect").first().waitFor();
+    await page.getByRole("row", { name: /session created alice alice session_id/ }).first().waitFor();
+    page.once("dialog", (dialog) => dialog.accept());
+    await page.getByRole("button", { name: /Revoke key [0-9a-f]{8} of erin/ }).click();
+    await page.getByRole("button", { name: /of erin$/ }).waitFor({ state: "detached" });
+    await page.getByLabel("Show revoked").check();
+    await page.getByRole("row", { name: /^erin .* was revoked/ }).waitFor();
+    await page.getByRole("row", { name: /key revoked root erin key/ }).waitFor();
   },
   async live_generations(page) {
     await signIn(page);

@@ -249,6 +249,15 @@ def test_a_revoked_key_is_out(tenants):
     drive("live_revoked", tenants.server.url, {"revoke": revoke}, key=key)
 
 
+def test_an_admin_sees_people_and_revokes_a_key(tenants):
+    key = create_key(tenants.server.data_dir, "erin", "user")
+    with tenants.trainer("alice") as trainer:
+        train(trainer)
+        drive("live_people", tenants.server.url, key=tenants.keys["root"])
+    refused = httpx.get(f"{tenants.server.url}/api/v1/sessions", headers={"X-Api-Key": key})
+    assert refused.status_code == 401
+
+
 def test_a_killed_worker_is_a_new_generation_with_its_reason(tenants):
     with tenants.trainer("alice") as trainer:
         train(trainer)

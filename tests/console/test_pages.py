@@ -7,7 +7,7 @@ pytestmark = [pytest.mark.console, needs_chromium]
 
 
 @pytest.mark.parametrize(
-    "story", ["runs", "run", "timing", "samples", "playground", "server", "not_found", "phone"]
+    "story", ["runs", "run", "timing", "samples", "playground", "server", "people", "not_found", "phone"]
 )
 def test_a_page_works(story):
     with stand_in.serving() as address:

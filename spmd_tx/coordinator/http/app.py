@@ -11,6 +11,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.console.pages import PagesController
+from spmd_tx.coordinator.http.console.people import PeopleController
 from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController, StreamController
 from spmd_tx.coordinator.http.console.samples import SamplesController
 from spmd_tx.coordinator.http.console.sdk_links import SdkLinksController
@@ -58,6 +59,7 @@ def make_app(services: Services) -> Litestar:
             TimelineController,
             SamplesController,
             ServerController,
+            PeopleController,
             StreamController,
             PagesController,
             SdkLinksController,

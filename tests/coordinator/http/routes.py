@@ -244,8 +244,13 @@ REDIRECTS = {
     )
 }
 
-# They tell of all owners; console/test_server.py asks as somebody else.
-ADMIN = {("GET", "/console/api/server")}
+# They tell of all owners; console/test_server.py and console/test_people.py ask as somebody else.
+ADMIN = {
+    ("GET", "/console/api/server"),
+    ("GET", "/console/api/keys"),
+    ("DELETE", "/console/api/keys/{key_id}"),
+    ("GET", "/console/api/usage"),
+}
 
 # They check a key in the body, or need none; console/test_sign_in.py tries them.
 SIGN_IN = {("POST", "/console/api/session"), ("DELETE", "/console/api/session")}
@@ -293,6 +298,7 @@ async def send(
         version="v",
         file="f",
         upload_id=ids.upload,
+        key_id="00000000",
         checkpoint_id=f"weights/{ids.name}",
         page="runs",
         asset="console.js",

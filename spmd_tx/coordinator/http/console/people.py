@@ -1,0 +1,94 @@
+"""Routes that show an admin who has API keys, and what their owners have used; and that revoke a key."""
+
+import time
+from dataclasses import asdict
+
+from litestar import Controller, delete, get
+from litestar.params import FromPath, FromQuery
+from litestar.status_codes import HTTP_200_OK
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.services import Accessible, Service
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage.tables import ApiKey, UsageRow
+from spmd_tx.coordinator.tenancy import keys
+from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
+from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS
+from spmd_tx.coordinator.wire.fields import StatusResponse
+from spmd_tx.coordinator.wire.people import HourOfUse, Key, KeysResponse, UseResponse
+from spmd_tx.errors import Forbidden, NotFound
+
+MOST_KEYS = 1000
+MOST_HOURS = 24 * 7
+MOST_ROWS = 20_000  # an hour of an owner each
+
+AMOUNTS = (UsageRow.trained, UsageRow.forwarded, UsageRow.prompt, UsageRow.cached, UsageRow.sampled)
+
+
+class PeopleController(Controller):
+    path = "/console/api"
+
+    @get("/keys", opt=UNMETERED)
+    async def keys(self, services: Service, access: Accessible) -> KeysResponse:
+        """List API keys. Raises Forbidden for callers who are no admins."""
+        _check_admin(access)
+        async with services.database.reading() as db:
+            rows = await keys.listed(db)
+        newest = rows[::-1][:MOST_KEYS]
+        now = time.time()
+        return KeysResponse([_shown(row, access.caller, now) for row in newest], len(rows) - len(newest))
+
+    @delete("/keys/{key_id:str}", status_code=HTTP_200_OK)
+    async def revoke_key(
+        self, key_id: FromPath[str], services: Service, access: Accessible
+    ) -> StatusResponse:
+        """Revoke a key. Its owner's sessions, models and checkpoints stay."""
+        _check_admin(access)
+        async with services.database.transaction() as db:
+            if await db.get(ApiKey, key_id) is None:
+                raise NotFound(f"key {key_id!r} does not exist")
+            await keys.revoke(db, key_id, access.caller)
+        await services.keyring.look()
+        return StatusResponse("ok")
+
+    @get("/usage", opt=UNMETERED)
+    async def usage(self, services: Service, access: Accessible, hours: FromQuery[int] = 24) -> UseResponse:
+        """Return what each owner has used, by the hour, in the last hours and the present one."""
+        _check_admin(access)
+        last = int(clock.now()) // HOUR_SECONDS * HOUR_SECONDS
+        since = last - (min(max(hours, 1), MOST_HOURS) - 1) * HOUR_SECONDS
+        async with services.database.reading() as db:
+            found = await _use(db, since)
+        return UseResponse(since, last + HOUR_SECONDS - 1, found[:MOST_ROWS], len(found) > MOST_ROWS)
+
+
+def _check_admin(access: Access) -> None:
+    role = access.caller.role
+    if role != "admin":
+        raise Forbidden(f"keys and usage of everybody are for admins, and your API key has the role {role}")
+
+
+async def _use(db: AsyncSession, since: int) -> list[HourOfUse]:
+    sums = (func.sum(amount) for amount in AMOUNTS)
+    groups = UsageRow.hour, UsageRow.owner
+    query = select(*groups, *sums).where(UsageRow.hour >= since).group_by(*groups).order_by(*groups)
+    found = await db.execute(query.limit(MOST_ROWS + 1))
+    return [HourOfUse(hour, owner, *map(int, amounts)) for hour, owner, *amounts in found]
+
+
+def _shown(row: ApiKey, caller: Caller, now: float) -> Key:
+    limits = KeyLimits(row.adapters, row.queued_requests, row.queued_tokens, row.requests_per_second)
+    return Key(
+        id=row.id,
+        owner=row.owner,
+        role=row.role,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        last_used_at=row.last_used_at,
+        limits={name: amount for name, amount in asdict(limits).items() if amount is not None},
+        problem=keys.problem(row, now),
+        is_own=row.id == caller.key_id,
+    )
