@@ -319,6 +319,52 @@ const STORIES = {
     await page.getByRole("row", { name: /^erin .* was revoked/ }).waitFor();
     await page.getByRole("row", { name: /key revoked root erin key/ }).waitFor();
   },
+  async pictures(page) {
+    await signIn(page);
+    await page.locator(".run").nth(2).waitFor();
+    await page.locator(".chart", { hasText: "reward" }).first().waitFor();
+    await look(page, "runs");
+    const run = `${address}/console/runs/${facts.run}`;
+    await page.goto(run);
+    await page.locator(".chart").nth(3).waitFor();
+    await look(page, "run");
+    console.log("go on");
+    await page.waitForTimeout(60_000); // until the window of the next page is full
+    await page.goto(`${run}/timing?seconds=60`);
+    await page.locator(".lanes rect").first().waitFor();
+    await look(page, "timing");
+    await page.goto(`${run}/samples`);
+    await page.locator("article").nth(3).waitFor();
+    await look(page, "samples");
+    await page.getByRole("link", { name: /side by side/ }).first().click();
+    await page.locator(".side-by-side section").nth(3).waitFor();
+    await look(page, "sample_group");
+    await page.getByRole("link", { name: "Checkpoints" }).click();
+    const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of final" }) }).first();
+    await row.getByRole("button").click();
+    await look(page, "checkpoints");
+    await row.getByRole("link", { name: "Sample" }).click();
+    await page.getByLabel("Prompt").fill("Tell me a tale.");
+    await page.getByLabel("Most tokens").fill("24");
+    await page.getByLabel("Samples").fill("3");
+    await page.getByLabel("Colour tokens").check();
+    await page.getByRole("button", { name: "Complete" }).click();
+    await page.getByText(/Sample 3: \d+ tokens, ended by/).waitFor();
+    await look(page, "playground");
+    await page.getByText("Chat", { exact: true }).click();
+    for (const message of ["Tell me a tale.", "What did she say?"]) {
+      await page.getByLabel("Message", { exact: true }).fill(message);
+      await page.getByRole("button", { name: "Send" }).click();
+      await page.getByText(/assistant: \d+ tokens, ended by/).waitFor();
+    }
+    await look(page, "playground_chat");
+    await page.getByRole("link", { name: "Server" }).click();
+    await page.getByText("was killed by signal 9 (SIGKILL)").first().waitFor();
+    await look(page, "server");
+    await page.getByRole("link", { name: "People" }).click();
+    await page.locator(".chart .series rect").first().waitFor();
+    await look(page, "people");
+  },
   async live_generations(page) {
     await signIn(page);
     await page.getByRole("link", { name: "Server" }).click();

@@ -160,7 +160,7 @@ function Programs({ facts: { programs, now } }: { facts: Facts }) {
   const recent = programs.recent.slice(0, MOST_PROGRAMS);
   return (
     <section class="wide">
-      <h2>Programs <small>{programs.planned > 0 && `${programs.ready} of ${programs.planned} ready`}{programs.compiling && `, compiling ${programs.compiling}`}</small></h2>
+      <h2>Programs <small>{[programs.planned > 0 && `${programs.ready} of ${programs.planned} ready`, programs.compiling && `compiling ${programs.compiling}`].filter(Boolean).join(", ")}</small></h2>
       {recent.length === 0 && <p class="empty">None has been compiled.</p>}
       {recent.length > 0 && (
         <table class="rows">

@@ -34,6 +34,7 @@ T = TypeVar("T")
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
 NEWS_SECONDS = 1.0  # between two looks for changes
+KEY_SECONDS = 0.25  # between two looks whether the key is valid
 ALIVE_SECONDS = 15.0  # between two signs of life
 
 
@@ -127,14 +128,18 @@ class StreamController(Controller):
 async def _changes(services: Services, access: Access) -> AsyncIterator[ServerSentEventMessage]:
     async with services.database.reading() as db:
         number = await run_metrics.newest_number(db)
-    quiet = 0.0
+    quiet = waited = 0.0
     while not services.health.closing.done():
-        await asyncio.wait([services.health.closing], timeout=NEWS_SECONDS)
-        quiet += NEWS_SECONDS
+        pause = min(KEY_SECONDS, NEWS_SECONDS)
+        await asyncio.wait([services.health.closing], timeout=pause)
+        quiet, waited = quiet + pause, waited + pause
         try:
             services.keyring.vouch(access.caller)
         except Forbidden:  # the key was revoked
             return
+        if waited < NEWS_SECONDS:
+            continue
+        waited = 0.0
         async with services.database.reading() as db:
             changed, number = await run_metrics.changed_since(db, number)
             seen = await _seen(db, list(changed), access)

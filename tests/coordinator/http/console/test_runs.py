@@ -4,6 +4,7 @@ import json
 import pytest
 
 from spmd_tx.coordinator.http.console import runs
+from spmd_tx.coordinator.tenancy import keys
 from tests.coordinator.requests.test_run_metrics import say, step
 
 
@@ -94,3 +95,23 @@ async def test_the_stream_tells_of_runs_that_have_changed(services, run_id, monk
         following = asyncio.ensure_future(anext(stream))
     assert json.loads(message.data) == {"runs": [run_id], "steps": {run_id: 3}}
     await stream.aclose()
+
+
+async def test_the_stream_of_a_revoked_key_ends_before_the_next_look_for_news(
+    services, client_for, run_id, monkeypatch
+):
+    monkeypatch.setattr(runs, "NEWS_SECONDS", 3600.0)
+    monkeypatch.setattr(runs, "KEY_SECONDS", 0.01)
+    await client_for("alice")
+    (row,) = services.keyring._by_id.values()
+
+    class Alices:
+        caller = services.keyring.holder(row.id)
+
+    waiting = asyncio.ensure_future(anext(runs._changes(services, Alices), None))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    async with services.database.transaction() as db:
+        await keys.revoke(db, row.id)
+    await services.keyring.look()
+    assert await asyncio.wait_for(waiting, 60) is None
