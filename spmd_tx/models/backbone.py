@@ -41,7 +41,7 @@ from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
 from spmd_tx.models.stack_product import reads_stack
 from spmd_tx.models.state_pool import Keep
-from spmd_tx.sharding.collectives import varying
+from spmd_tx.sharding.collectives import gather_inputs, varying
 from spmd_tx.sharding.mesh import EP, FSDP, TP
 
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
@@ -324,14 +324,15 @@ def latent_attention(
     q_BTNE = checkpoint_name(latent.place_queries(mixer, q_BTNE, positions_BT), "query")
     pages_BTC = latent.compress(mixer, layer.columns(h_BTD, "kv_a"), w.kv_a_norm, positions_BT)
     pages_BTC = checkpoint_name(pages_BTC, "key")
+    kv_b_RH = gather_inputs(w.kv_b, mixer.kv_rank)
     if cache is None:
-        keys, values = latent.expand(mixer, pages_BTC, w.kv_b)
+        keys, values = latent.expand(mixer, pages_BTC, kv_b_RH)
         y_BTNE, _ = how.attend(index, q_BTNE, keys, values, None, scale=mixer.scale)
     else:
         page = pages_BTC[:, :, None]
-        absorbed = latent.absorb(mixer, q_BTNE, w.kv_b)
+        absorbed = latent.absorb(mixer, q_BTNE, kv_b_RH)
         y_BTNE, cache = how.attend(index, absorbed, page, page, cache)
-        y_BTNE = latent.expand_result(mixer, y_BTNE[..., : mixer.kv_rank], w.kv_b)
+        y_BTNE = latent.expand_result(mixer, y_BTNE[..., : mixer.kv_rank], kv_b_RH)
     y_BTH = y_BTNE.reshape(*y_BTNE.shape[:2], -1)
     return checkpoint_name(x_BTD + layer.rows(y_BTH, "o"), "after_attention"), cache
 

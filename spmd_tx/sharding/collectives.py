@@ -98,6 +98,11 @@ def linear(x: Array, kernel: Array, width_out: int, *, stationary: bool) -> Arra
     return contract_slice(rows, "BTI,IO->BTO", kernel).astype(x.dtype)
 
 
+def gather_inputs(kernel: Array, width_in: int) -> Array:
+    """Return a kernel [I, O] with all its inputs, which may be split over fsdp. It has no gradient."""
+    return kernel if kernel.shape[0] == width_in else lax.all_gather(kernel, FSDP, axis=0, tiled=True)
+
+
 def contract_slice(rows: Array, formula: str, kernel: Array) -> Array:
     """Take the rows of all devices of fsdp; return this device's rows of the product, in fp32.
 

@@ -82,3 +82,19 @@ def trained(server, kill_in: int | None = None) -> tuple[list[float], list[list[
 @pytest.mark.parametrize("server", ["qwen3_5", "glm4_moe_lite"], indirect=True)
 def test_a_run_whose_workers_are_killed_ends_bit_for_bit(server):
     assert trained(server, kill_in=3) == trained(server)
+
+
+def test_latent_attention_runs_on_base_weights_that_are_split_over_fsdp(tmp_path):
+    path = tiny_model.write(tmp_path / "model", tiny_model.Spec(vocab_size=VOCABULARY, max_positions=CONTEXT))
+    families.write(path, "glm4_moe_lite", **SIZES)
+    split = {"fully_sharded_data_parallel_size": 2, "shard_base_weights": "yes"}
+    with serving(path, tmp_path / "data", **split) as server:
+        server.wait_until_ready()
+        with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+            trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+            losses = [train(trainer, batch(seed=3), adam=STEP) for _ in range(3)]
+            assert losses[-1] < losses[0]
+            sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+            answer = sample(sampler, PROMPT, drawn(max_tokens=24, seed=0))
+            trained = logprobs_of(trainer, [supervised([*PROMPT, *answer.tokens])])[-24:]
+            np.testing.assert_allclose(answer.logprobs, trained, rtol=0, atol=2e-4)
