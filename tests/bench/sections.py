@@ -77,17 +77,17 @@ class Sections:
         return self._calls(lambda: urllib.request.urlopen(url, timeout=30).read())
 
     def create_model(self) -> Result:
-        return self._repeat(lambda: bool(self.client.new_trainer()), repeats=2)
+        return self.repeat(lambda: bool(self.client.new_trainer()), repeats=2)
 
     def train_uniform(self) -> Result:
         data = [self.client.datum(self.load.row_tokens) for _ in range(self.load.rows)]
-        return self._repeat(lambda: self._train(data))
+        return self.repeat(lambda: self._train(data))
 
     def train_ragged(self) -> Result:
         draw = random.Random(7)
         lengths = [log_uniform(draw, 16, self.load.longest_row) for _ in range(self.load.rows)]
         data = [self.client.datum(length) for length in lengths]
-        return self._repeat(lambda: self._train(data))
+        return self.repeat(lambda: self._train(data))
 
     def train_fresh(self) -> Result:
         """Train with new numbers of rows and lengths in every round; nothing is warmed up."""
@@ -103,12 +103,12 @@ class Sections:
     def sample_uniform(self) -> Result:
         sampler, load = self.client.base_sampler(), self.load
         prompts = [self.client.text(32) for _ in range(load.prompts)]
-        return self._repeat(lambda: self._sample(sampler, prompts, [load.answer] * load.prompts), warmup=2)
+        return self.repeat(lambda: self._sample(sampler, prompts, [load.answer] * load.prompts), warmup=2)
 
     def sample_ragged(self) -> Result:
         sampler, draw = self.client.base_sampler(), random.Random(5)
         prompts, limits = self._ragged_prompts(draw, self.load.prompts)
-        return self._repeat(lambda: self._sample(sampler, prompts, limits), warmup=2)
+        return self.repeat(lambda: self._sample(sampler, prompts, limits), warmup=2)
 
     def sample_fresh(self) -> Result:
         """Sample with new numbers of prompts and lengths in every round; nothing is warmed up."""
@@ -126,7 +126,7 @@ class Sections:
         def run() -> int:
             return len(self.client.sample(sampler, [prompt], [128], 1)[0][0].tokens)
 
-        return self._repeat(run, warmup=2)
+        return self.repeat(run, warmup=2)
 
     def rl_iteration(self) -> Result:
         """Publish the weights, sample from them, learn from the samples."""
@@ -140,7 +140,7 @@ class Sections:
             self.client.train(trainer, data, "importance_sampling")
             return tokens_of(groups)
 
-        return self._repeat(run, warmup=2, repeats=2 * self.limits.repeats, seconds=2 * self.limits.seconds)
+        return self.repeat(run, warmup=2, repeats=2 * self.limits.repeats, seconds=2 * self.limits.seconds)
 
     def tenants(self) -> Result:
         """Run four users, with an adapter each, who sample, learn from it, and sample again."""
@@ -190,7 +190,7 @@ class Sections:
             lambda: bool(call()), lambda runs: len(runs) < self.limits.calls
         )
 
-    def _repeat(
+    def repeat(
         self, call: Callable[[], int], warmup: int = 1, repeats: int = 0, seconds: float = 0.0
     ) -> Result:
         """Time a call that returns its tokens, after so many that do not count."""

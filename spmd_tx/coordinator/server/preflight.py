@@ -129,7 +129,8 @@ def context_length(config: ServerConfig, model: ModelConfig) -> int:
     wanted = limit if config.max_context_length is None else config.max_context_length
     if wanted > limit:
         raise StartError(
-            f"--max-context-length is {wanted}, but the model has positions for {limit} tokens only"
+            f"--max-context-length is {wanted}, but the model has positions for {limit} tokens only; "
+            f"set it to {limit} at most, or leave it out"
         )
     if 0 < config.kv_cache_tokens < wanted:
         raise StartError(

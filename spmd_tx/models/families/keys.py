@@ -77,7 +77,7 @@ class Keys:
         for key, value in plain.items():
             found = self.raw.get(key)
             if found and found != value:
-                raise Refusal(f"sets {key} to {found!r}, which is not supported")
+                raise Refusal(f"sets {key} to {found!r}, which is not supported; only {value!r} is")
 
     def sizes(self) -> dict[str, Any]:
         """Return what all decoder-only models have, by the names of ModelConfig."""

@@ -55,7 +55,7 @@ async def refusal(model_dir, tmp_path, **options):
         ),
         (
             {"max_context_length": 4096},
-            "--max-context-length is 4096, but the model has positions for 2048 tokens only",
+            "--max-context-length is 4096, but the model has positions for 2048 tokens only; set it",
         ),
         (
             {"kv_cache_tokens": 100},
