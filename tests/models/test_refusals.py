@@ -69,7 +69,7 @@ def test_query_heads_share_heads_of_keys_evenly():
 @pytest.mark.parametrize(
     "family, method, said",
     [
-        ("llama", "gptq", "the quant_method 'gptq' is not read; fp8, mxfp4 and compressed-tensors are"),
+        ("llama", "gptq", "the quant_method 'gptq' is not supported; fp8, mxfp4 and compressed-tensors are"),
         ("llama", "mxfp4", "mxfp4 is read of gpt-oss only"),
         ("gpt_oss", "fp8", "quant_method of its quantization_config to 'fp8'; of gpt-oss only mxfp4"),
     ],
