@@ -275,7 +275,7 @@ def test_names_that_nobody_knows_are_not_found(service, rest):
 @pytest.mark.parametrize("path", ["elsewhere", "tinker://a/b", "tinker://run/weights/../x"])
 def test_what_is_no_checkpoint_path_is_refused(service, path):
     refused_at_once(
-        service.create_training_client_from_state(path), "no checkpoint path", "tinker://RUN/weights/NAME"
+        service.create_training_client_from_state(path), "not a checkpoint path", "tinker://RUN/weights/NAME"
     )
 
 
