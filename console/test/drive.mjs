@@ -173,8 +173,16 @@ const STORIES = {
     await page.setViewportSize({ width: 390, height: 800 });
     await page.goto(`${address}/console`);
     await page.locator(".chart").first().waitFor();
-    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+    const isNarrow = async () => assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390, page.url());
+    await isNarrow();
     await look(page, "phone");
+    const run = "/runs/00000000-train-0";
+    const pages = { [`${run}/timing`]: ".lanes", [`${run}/samples`]: "article", [`${run}/samples/0`]: ".tokens", "/playground": "textarea", "/server": ".series", "/people": ".series" };
+    for (const [path, part] of Object.entries(pages)) {
+      await page.goto(`${address}/console${path}`);
+      await page.locator(part).first().waitFor();
+      await isNarrow();
+    }
   },
   async sign_in(page) {
     await page.goto(`${address}/console`);
