@@ -106,7 +106,8 @@ class StepMemory:
     def decode(self, rows: int, table_tokens: int) -> int:
         """Return the bytes of one token per row, with all of the bank's adapters in use."""
         seen = min(table_tokens, SEEN_AT_ONCE)
-        keys = 1.5 * rows * seen * 2 * self._key_values * self.itemsize
+        pools = 2 if self.model.declared.keeps_values else 1  # keys, and values unless they are the same
+        keys = 1.5 * rows * seen * pools * self._key_values * self.itemsize
         scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
         logits = 6 * rows * self.model.vocab_size * FP32
         working = max(keys + scores, 3 * rows * self._state, logits)
