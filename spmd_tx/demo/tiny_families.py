@@ -14,6 +14,7 @@ LATENT = {
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
+    "head_dim": 8,  # what transformers rotates
     "v_head_dim": 16,
     "rope_interleave": True,
 }
