@@ -8,7 +8,10 @@ import ctypes
 import errno
 import os
 import secrets
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 AT_FDCWD = -100
@@ -81,6 +84,25 @@ def put_in_place(folder: Path, place: Path) -> Path | None:
         return None
     finally:
         sync(place.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to write into, which takes the place of ``path`` durably when the block ends well.
+
+    The block syncs what it writes. The folder's own name is new, since a process that was given up may still
+    write. Blocks.
+    """
+    unfinished = unique_beside(path, "partial")
+    try:
+        make_folder(unfinished)
+        yield unfinished
+        replaced = put_in_place(unfinished, path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:

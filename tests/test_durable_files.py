@@ -4,7 +4,15 @@ import threading
 import pytest
 
 from spmd_tx import durable_files
-from spmd_tx.durable_files import make_folder, put_in_place, sync_name, sync_tree, unique_beside, write_file
+from spmd_tx.durable_files import (
+    make_folder,
+    new_folder,
+    put_in_place,
+    sync_name,
+    sync_tree,
+    unique_beside,
+    write_file,
+)
 
 
 def folder_with(path, content):
@@ -90,3 +98,26 @@ def test_replaced_names_are_synced(tmp_path, way, synced):
     place = folder_with(tmp_path / "place", "old")
     put_in_place(folder_with(tmp_path / "new", "new"), place)
     assert synced == [tmp_path]
+
+
+def test_a_new_folder_replaces_the_old_one_when_it_is_complete(tmp_path, way):
+    place = folder_with(tmp_path / "place", "old")
+    with new_folder(place) as folder:
+        (folder / "file").write_text("new")
+        assert (place / "file").read_text() == "old"
+    assert (place / "file").read_text() == "new"
+    assert os.listdir(tmp_path) == ["place"]
+
+
+def test_a_new_folder_that_fails_leaves_nothing_behind(tmp_path):
+    place = folder_with(tmp_path / "place", "old")
+
+    def write_half() -> None:
+        with new_folder(place) as folder:
+            (folder / "file").write_text("half")
+            raise RuntimeError("half")
+
+    with pytest.raises(RuntimeError, match="half"):
+        write_half()
+    assert (place / "file").read_text() == "old"
+    assert os.listdir(tmp_path) == ["place"]

@@ -1,7 +1,6 @@
 """Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it."""
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -9,7 +8,7 @@ from typing import BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from spmd_tx.durable_files import make_folder, put_in_place, sync, unique_beside
+from spmd_tx.durable_files import new_folder, sync
 from spmd_tx.errors import MeshError
 from spmd_tx.models.adapter_files import (
     CONFIG_FILE,
@@ -107,18 +106,10 @@ def _check(file: Path, name: str, factor: np.ndarray, expected: tuple[int, ...])
 
 def _write_folder(path: Path, writers: dict[str, Callable[[BinaryIO], object]]) -> None:
     """Write under a temporary name beside the path, then rename."""
-    unfinished = unique_beside(path, "partial")  # a process that was given up may still write this folder
-    try:
-        make_folder(unfinished)
+    with new_folder(path) as folder:
         for name, write_content in writers.items():
-            with open(unfinished / name, "wb", buffering=BUFFER_BYTES) as file:
+            with open(folder / name, "wb", buffering=BUFFER_BYTES) as file:
                 write_content(file)
                 file.flush()
                 os.fsync(file.fileno())
-        sync(unfinished)
-        replaced = put_in_place(unfinished, path)
-    except OSError:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    if replaced is not None:
-        shutil.rmtree(replaced, ignore_errors=True)
+        sync(folder)

@@ -1,6 +1,5 @@
 """Writes a model all of whose weights were trained, as a complete Hugging Face checkpoint."""
 
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside
+from spmd_tx.durable_files import new_folder, sync_tree
 from spmd_tx.exports.checkpoint import write_checkpoint
 from spmd_tx.exports.tensors import NAMES, Tensor
 from spmd_tx.models.base_weights import Weights
@@ -28,18 +27,10 @@ def write_model(
     ``declared`` says how ``w`` lies in them, and the dtype of each tensor.
     """
     files = Files(model_dir)
-    unfinished = unique_beside(path, "partial")  # a process that was given up may still write this folder
-    try:
-        make_folder(unfinished)
+    with new_folder(path) as folder:
         tensors = TrainedTensors(files, w, declared, model)
-        write_checkpoint(unfinished, files, tensors, lambda done, total: None)
-        sync_tree(unfinished)
-        replaced = put_in_place(unfinished, path)
-    except OSError:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    if replaced is not None:
-        shutil.rmtree(replaced, ignore_errors=True)
+        write_checkpoint(folder, files, tensors, lambda done, total: None)
+        sync_tree(folder)
 
 
 class TrainedTensors:
