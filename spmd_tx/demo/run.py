@@ -174,11 +174,13 @@ def serving(
 def needing(server: subprocess.Popen[bytes]) -> Iterator[None]:
     """Raise ServerEnded in the main thread if the server ends; clients would try again for hours."""
     is_over, main_thread = threading.Event(), threading.get_ident()
+    # Not SIGINT, which is ignored where a shell has started this in the background.
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
 
     def watch() -> None:
         while not is_over.wait(0.2):
             if server.poll() is not None:
-                signal.pthread_kill(main_thread, signal.SIGINT)  # which ends what it waits for
+                signal.pthread_kill(main_thread, signal.SIGUSR1)  # which ends what it waits for
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -192,6 +194,7 @@ def needing(server: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         is_over.set()
         watcher.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: Console) -> None:

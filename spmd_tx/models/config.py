@@ -123,7 +123,7 @@ def _in_base_dtype(model: Model, base_dtype: str, model_dir: Path) -> Model:
     for array in model.packed:
         if array.width_in % encoding.group:
             raise StartError(
-                f"--base-dtype is {base_dtype}, but the {array.width_in} inputs of {array.name} are no "
+                f"--base-dtype is {base_dtype}, but the {array.width_in} inputs of {array.name} are not a "
                 f"multiple of {encoding.group}, which share a scale; set it to another one of "
                 f"{', '.join(BASE_DTYPES)}, or leave it out"
             )
