@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Executable
 
-from spmd_tx.coordinator.requests import loss_counts, rows
+from spmd_tx.coordinator.requests import loss_counts, outcome_metrics, rows
 from spmd_tx.coordinator.requests.backlog import Backlog
 from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, Completions, Span, Target
 from spmd_tx.coordinator.requests.failures import failure
@@ -30,7 +30,7 @@ from spmd_tx.coordinator.requests.records import (
 )
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.requests.sampler_lag import SamplerLag
-from spmd_tx.coordinator.runtime import clock, metrics
+from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.runtime.trace_context import TRACEPARENT
@@ -322,10 +322,10 @@ class RequestQueue:
             waiting.outcome.set_result(outcome)
             tokens = outcome.spent.tokens if isinstance(outcome, Finished) else None
             ended_at = completion / MICROSECONDS
-            self.recent.ended(request, times, ended_at, tokens)
-            _count(request.kind, outcome, ended_at - times.accepted_at)
-            error = outcome.error if isinstance(outcome, Failed) else None
-            self.on_end(Timed(request, times, ended_at, tokens), error)
+            timed = Timed(request, times, ended_at, tokens)
+            self.recent.ended(timed)
+            outcome_metrics.count(request.kind, outcome, ended_at - times.accepted_at)
+            self.on_end(timed, outcome.error if isinstance(outcome, Failed) else None)
             if _is_sample(waiting):
                 self.samples.remove(request)
                 ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
@@ -382,17 +382,6 @@ async def _gather() -> None:
 def _is_outage(error: BaseException) -> bool:
     """Whether an error has nothing to do with what is written, as is true of all disk errors."""
     return isinstance(error, OSError) or is_outage(error)
-
-
-def _count(kind: Kind, outcome: Outcome, seconds: float) -> None:
-    """Add an outcome to the metrics."""
-    metrics.REQUEST_SECONDS.labels(kind).observe(seconds)
-    if isinstance(outcome, Failed):
-        metrics.REQUESTS.labels(kind, outcome.category).inc()
-        return
-    metrics.REQUESTS.labels(kind, "").inc()
-    for use in ("trained", "forwarded", "prompt", "cached", "sampled"):
-        metrics.TOKENS.labels(use).inc(getattr(outcome.spent, use))
 
 
 def _is_sample(waiting: _Waiting) -> bool:

@@ -49,9 +49,11 @@ class RecentWork:
         """The time from which on everything is known, in seconds since the epoch."""
         return max(self._known_since, clock.now() - KEPT_SECONDS)
 
-    def ended(self, request: Request, times: RequestTimes, at: float, tokens: int | None) -> None:
-        """Add a request that has its outcome; ``tokens`` is None if it failed."""
-        self._ended.append((at, Timed(request, times, at, tokens)))
+    def ended(self, ended: Timed) -> None:
+        """Add a request that has its outcome."""
+        assert ended.finished_at is not None
+        at = ended.finished_at
+        self._ended.append((at, ended))
         while len(self._ended) > MOST_REQUESTS or self._ended[0][0] < at - KEPT_SECONDS:
             self._known_since, _ = self._ended.popleft()
 

@@ -128,11 +128,11 @@ def test_what_is_old_or_too_much_is_forgotten(monkeypatch):
     monkeypatch.setattr(recent.clock, "now", lambda: now)
     work = RecentWork()
     for second in range(5):
-        work.ended(REQUEST, RequestTimes(), now + second, tokens=1)
+        work.ended(Timed(REQUEST, RequestTimes(), now + second, tokens=1))
     assert [each.finished_at - now for each in work.ended_since(now + 3)] == [3, 4]
     assert len(work.ended_since(0.0)) == 3
     assert work.known_since == now + 1  # the last one that is forgotten
-    work.ended(REQUEST, RequestTimes(), now + recent.KEPT_SECONDS + 3.5, tokens=1)
+    work.ended(Timed(REQUEST, RequestTimes(), now + recent.KEPT_SECONDS + 3.5, tokens=1))
     assert [each.finished_at - now for each in work.ended_since(0.0)] == [4, recent.KEPT_SECONDS + 3.5]
     work.worked({("s", "m")}, 100 * recent.KEPT_SECONDS)
     assert len(work._slices) == recent.KEPT_SECONDS / recent.SLICE_SECONDS
