@@ -16,10 +16,22 @@ export function poll(load: () => Promise<void>, seconds: number): () => void {
   return () => (isOver = true);
 }
 
-/** Calls `changed` with the runs that have new points. Returns what ends it. */
-export function watch(changed: (runs: Changed) => void): () => void {
+/** Calls `changed` with the runs that have new points, while the page can be seen. Returns what ends it. */
+export function watch(tell: (runs: Changed) => void): () => void {
   const stream = new EventSource("/console/api/stream");
   let isConnected = false;
+  let missed: Changed = new Map(); // while the page cannot be seen
+  const changed = (runs: Changed) => {
+    if (document.hidden) missed = together(missed, runs);
+    else tell(runs);
+  };
+  const seen = () => {
+    if (document.hidden || (missed !== "all" && missed.size === 0)) return;
+    const runs = missed;
+    missed = new Map();
+    tell(runs);
+  };
+  document.addEventListener("visibilitychange", seen);
   stream.addEventListener("open", () => {
     isConnected = true;
     changed("all"); // what came while the stream was away
@@ -36,7 +48,19 @@ export function watch(changed: (runs: Changed) => void): () => void {
     if (!isConnected && !document.hidden) changed("all");
   }, 2000);
   return () => {
+    document.removeEventListener("visibilitychange", seen);
     stream.close();
     clearInterval(timer);
   };
+}
+
+/** The runs of both, each with the earlier step. */
+function together(one: Changed, other: Changed): Changed {
+  if (one === "all" || other === "all") return "all";
+  const both = new Map(one);
+  for (const [id, step] of other) {
+    const steps = [both.get(id), step].filter((each) => each != null);
+    both.set(id, steps.length > 0 ? Math.min(...steps) : null);
+  }
+  return both;
 }

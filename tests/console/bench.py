@@ -91,13 +91,13 @@ async def consoles(url: str, run: str, count: int) -> None:
 
 
 @contextmanager
-def open_consoles(url: str, run: str, count: int) -> Iterator[None]:
+def open_consoles(url: str, run: str, count: int) -> Iterator[psutil.Process]:
     """Open them in a process of their own, as they must not slow the training client down."""
     work = f"asyncio.run(bench.consoles({url!r}, {run!r}, {count}))"
     program = f"import asyncio; from tests.console import bench; {work}"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         time.sleep(START_SECONDS)
-        yield
+        yield psutil.Process(process.pid)
         process.kill()
 
 
@@ -127,19 +127,30 @@ def measure_training(directory: Path, count: int, rounds: int, seconds: float) -
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-bench")
         trainer = service.create_lora_training_client(BASE_MODEL, rank=8).result(SECONDS)
         steps_per_second(trainer, seconds)
-        coordinator, speeds, costs = psutil.Process(server.process.pid), [], []
-        for _ in range(rounds):
+        coordinator = psutil.Process(server.process.pid)
+
+        def measured() -> tuple[float, float]:
+            """Return steps per second, and cores that the coordinator took."""
             start = cpu_seconds(coordinator)
-            without = steps_per_second(trainer, seconds)
-            cost = cpu_seconds(coordinator) - start
-            with open_consoles(server.url, trainer.model_id, count):
-                start = cpu_seconds(coordinator)
-                beside = steps_per_second(trainer, seconds)
-                costs.append(cpu_seconds(coordinator) - start - cost)
-            speeds.append(beside / without)
-            print(f"{without:.2f} steps/s alone, {beside:.2f} with {count} consoles: {speeds[-1]:.3f}")
-        print(f"median ratio {statistics.median(speeds):.3f}")
-        print(f"the consoles took {statistics.median(costs) / seconds:.3f} cores of the coordinator")
+            speed = steps_per_second(trainer, seconds)
+            return speed, (cpu_seconds(coordinator) - start) / seconds
+
+        ratios, costs, own = [], [], []
+        before = measured()
+        for _ in range(rounds):
+            with open_consoles(server.url, trainer.model_id, count) as process:
+                start = cpu_seconds(process)
+                beside = measured()
+                own.append((cpu_seconds(process) - start) / seconds)
+            after = measured()
+            alone, cost = ((one + other) / 2 for one, other in zip(before, after, strict=True))
+            ratios.append(beside[0] / alone)
+            costs.append(beside[1] - cost)
+            print(f"{alone:.2f} steps/s alone, {beside[0]:.2f} with {count} consoles: {ratios[-1]:.3f}")
+            before = after
+        print(f"median ratio {statistics.median(ratios):.3f}")
+        print(f"the consoles took {statistics.median(costs):.3f} cores of the coordinator")
+        print(f"and {statistics.median(own):.3f} cores in their own process, on the same machine")
         service.close("success").result(SECONDS)
 
 

@@ -28,6 +28,7 @@ from spmd_tx.coordinator.requests.records import (
     RequestTimes,
     Stage,
 )
+from spmd_tx.coordinator.requests.run_news import RunNews
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.requests.sampler_lag import SamplerLag
 from spmd_tx.coordinator.runtime import clock
@@ -90,6 +91,7 @@ class RequestQueue:
         self._waiting = {request.id: _Waiting(request) for request in unfinished}
         self.samples = Backlog()
         self.recent = RecentWork()
+        self.news = RunNews()
         self._sampler_lag = SamplerLag()
         for waiting in self._waiting.values():
             if _is_sample(waiting):
@@ -324,6 +326,8 @@ class RequestQueue:
             ended_at = completion / MICROSECONDS
             timed = Timed(request, times, ended_at, tokens)
             self.recent.ended(timed)
+            if isinstance(outcome, Finished) and outcome.metrics:
+                self.news.add(request.line)
             outcome_metrics.count(request.kind, outcome, ended_at - times.accepted_at)
             self.on_end(timed, outcome.error if isinstance(outcome, Failed) else None)
             if _is_sample(waiting):

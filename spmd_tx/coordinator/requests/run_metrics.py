@@ -117,26 +117,6 @@ async def summary(db: AsyncSession, line: str) -> Summary:
     return Summary(await _count(db, line), max((row.at for row in rows), default=None), last)
 
 
-class Changes(NamedTuple):
-    """Tells what has changed since a row was the newest."""
-
-    runs: dict[str, int | None]  # with the first step, old or new, that a client has named
-    newest: int  # number of a row
-
-
-async def changed_since(db: AsyncSession, number: int) -> Changes:
-    """Return the runs that have rows beyond a row's number."""
-    named = func.min(case((RunMetrics.kind == CLIENT, RunMetrics.step)))
-    query = select(RunMetrics.line, func.max(RunMetrics.number), named).where(RunMetrics.number > number)
-    found = (await db.execute(query.group_by(RunMetrics.line))).all()
-    runs = {line: step for line, _, step in found}
-    return Changes(runs, max((highest for _, highest, _ in found), default=number))
-
-
-async def newest_number(db: AsyncSession) -> int:
-    return await db.scalar(select(func.max(RunMetrics.number))) or 0
-
-
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
     """Delete runs that have not changed since a time, and thin out those that have not since another."""
     newest = func.max(RunMetrics.at)

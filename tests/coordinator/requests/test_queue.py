@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import insert, select
@@ -74,6 +75,16 @@ async def test_waiting_ends_with_the_outcome(queue):
     await asyncio.sleep(0)
     queue.resolve(request_id, RESULT)
     assert await asyncio.gather(*waiting) == [RESULT, RESULT]
+
+
+async def test_metrics_of_an_outcome_are_news(queue):
+    for seq_id, outcome in enumerate(
+        (RESULT, replace(RESULT, metrics={"loss:sum": 1.0}), Failed("no", "user"))
+    ):
+        request_id = await submit(queue, line=f"s:train:{seq_id}", seq_id=seq_id)
+        queue.resolve(request_id, outcome)
+        await queue.wait(request_id, timeout=30)
+    assert queue.news.since(0) == {"s:train:1": None}
 
 
 async def test_waiting_in_vain_gives_none(queue):

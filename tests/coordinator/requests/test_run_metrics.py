@@ -94,18 +94,7 @@ async def test_a_list_shows_the_newest_value_of_each_metric(database):
     await step(database, 3, loss=4.0)
     async with database.reading() as db:
         found = await run_metrics.summary(db, RUN)
-        changed, newest = await run_metrics.changed_since(db, 0)
-        assert await run_metrics.changed_since(db, newest) == ({}, newest)
     assert (found.steps, found.last["loss:sum"], found.last["reward"]) == (2, 4.0, 0.5)
-    assert changed == {RUN: None}
-
-
-async def test_a_change_tells_the_first_step_that_a_client_has_named(database):
-    await say(database, 3, {"reward": 0.5}, step=7)
-    await say(database, 3, {"reward": 0.5}, step=2)
-    await say(database, 3, {"reward": 0.5}, line=OTHER)
-    async with database.reading() as db:
-        assert (await run_metrics.changed_since(db, 0)).runs == {RUN: 2, OTHER: None}
 
 
 async def test_old_runs_are_thinned_and_very_old_rows_go(database, monkeypatch):

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from typing import TypeVar
+import time
+from collections.abc import AsyncIterator
 
 from litestar import Controller, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -27,13 +27,10 @@ from spmd_tx.coordinator.wire.runs import (
     Run,
     RunsResponse,
 )
-from spmd_tx.errors import Forbidden, InvalidRequest
-
-T = TypeVar("T")
+from spmd_tx.errors import Forbidden, InvalidRequest, NotFound
 
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
-NEWS_SECONDS = 1.0  # between two looks for changes
 KEY_SECONDS = 0.25  # between two looks whether the key is valid
 ALIVE_SECONDS = 15.0  # between two signs of life
 
@@ -61,7 +58,8 @@ class RunsController(Controller):
             return RunsResponse(shown, offset + limit if len(found) > limit else None)
 
         whose = access.caller.owner, access.caller.role
-        return await _shared(services, ("runs", *whose, offset, limit), answer)
+        news = services.queue.news.told
+        return await services.shared_answers.get(("runs", *whose, offset, limit, news), answer)
 
     @get("/{run_id:str}", opt=UNMETERED)
     async def run(self, run_id: FromPath[str], services: Service, access: Accessible) -> Run:
@@ -72,11 +70,25 @@ class RunsController(Controller):
                 session = await db.get_one(Session, model.session_id)
                 return await _run(db, model, session)
 
-        return await _shared(services, ("run", model.id), answer)
+        key = "run", model.id, services.queue.news.told
+        return await services.shared_answers.get(key, answer)
+
+    @get("/{run_id:str}/metrics", opt=UNMETERED)
+    async def metrics(
+        self,
+        run_id: FromPath[str],
+        services: Service,
+        access: Accessible,
+        after: FromQuery[int] = -1,
+        limit: FromQuery[int] = MOST_POINTS,
+    ) -> MetricsResponse:
+        """Return the steps behind the one with the number ``after``, as of the last news or later."""
+        key = "metrics", (await access.model(run_id)).id, after, limit, services.queue.news.told
+        return await services.shared_answers.get(key, lambda: _points(services, access, run_id, after, limit))
 
 
 class RunMetricsController(Controller):
-    @get(["/console/api/runs/{run_id:str}/metrics", METRICS], opt=UNMETERED)
+    @get(METRICS, opt=UNMETERED)
     async def metrics(
         self,
         run_id: FromPath[str],
@@ -86,15 +98,7 @@ class RunMetricsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> MetricsResponse:
         """Return the steps behind the one with the number ``after``."""
-        model = await access.model(run_id)
-        after, limit = max(after, -1), min(max(limit, 1), MOST_POINTS)
-
-        async def answer() -> MetricsResponse:
-            async with services.database.reading() as db:
-                found, following = await run_metrics.points(db, model.id, after, limit)
-            return MetricsResponse([MetricsPoint(*each) for each in found], following)
-
-        return await _shared(services, ("metrics", model.id, after, limit), answer)
+        return await _points(services, access, run_id, after, limit)
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
@@ -113,6 +117,7 @@ class RunMetricsController(Controller):
         async with services.database.transaction() as db:
             newest = await rows.highest_number(db, model.id)
             run_metrics.add_of_client(db, model.id, newest, data.step, data.metrics)
+        services.queue.news.add(model.id, data.step)
         return StatusResponse("success")
 
 
@@ -125,45 +130,47 @@ class StreamController(Controller):
         return ServerSentEvent(_changes(services, access))
 
 
-async def _changes(services: Services, access: Access) -> AsyncIterator[ServerSentEventMessage]:
+async def _points(services: Services, access: Access, run_id: str, after: int, limit: int) -> MetricsResponse:
+    model = await access.model(run_id)
     async with services.database.reading() as db:
-        number = await run_metrics.newest_number(db)
-    quiet = waited = 0.0
+        found, following = await run_metrics.points(
+            db, model.id, max(after, -1), min(max(limit, 1), MOST_POINTS)
+        )
+    return MetricsResponse([MetricsPoint(*each) for each in found], following)
+
+
+async def _changes(services: Services, access: Access) -> AsyncIterator[ServerSentEventMessage]:
+    news, seen = services.queue.news, dict[str, bool]()
+    number, spoke_at = news.told, time.monotonic()
     while not services.health.closing.done():
-        pause = min(KEY_SECONDS, NEWS_SECONDS)
-        await asyncio.wait([services.health.closing], timeout=pause)
-        quiet, waited = quiet + pause, waited + pause
+        await asyncio.wait([services.health.closing], timeout=min(KEY_SECONDS, news.seconds_left()))
         try:
             services.keyring.vouch(access.caller)
         except Forbidden:  # the key was revoked
             return
-        if waited < NEWS_SECONDS:
+        changed = news.since(number)
+        if changed is None:  # a slow reader: the page asks for everything when it connects again
+            return
+        number = news.told
+        for run in changed.keys() - seen.keys():
+            seen[run] = await _sees(access, run)
+        shown = [run for run in changed if seen[run]]
+        if shown:
+            steps = {run: changed[run] for run in shown if changed[run] is not None}
+            yield ServerSentEventMessage(event="changed", data=json.dumps({"runs": shown, "steps": steps}))
+        elif time.monotonic() < spoke_at + ALIVE_SECONDS:
             continue
-        waited = 0.0
-        async with services.database.reading() as db:
-            changed, number = await run_metrics.changed_since(db, number)
-            seen = await _seen(db, list(changed), access)
-        if seen:
-            quiet = 0.0
-            steps = {run: changed[run] for run in seen if changed[run] is not None}
-            yield ServerSentEventMessage(event="changed", data=json.dumps({"runs": seen, "steps": steps}))
-        elif quiet >= ALIVE_SECONDS:
-            quiet = 0.0
+        else:
             yield ServerSentEventMessage(comment="alive")
+        spoke_at = time.monotonic()
 
 
-async def _shared(services: Services, what: tuple[Hashable, ...], answer: Callable[[], Awaitable[T]]) -> T:
-    """Answer once for all consoles that ask for the same before there are new metrics."""
-    async with services.database.reading() as db:
-        newest = await run_metrics.newest_number(db)
-    return await services.shared_answers.get((*what, newest), answer)
-
-
-async def _seen(db: AsyncSession, runs: list[str], access: Access) -> list[str]:
-    if not runs:
-        return []
-    joined = select(Model.id).join(Session, Session.id == Model.session_id)
-    return list(await db.scalars(joined.where(Model.id.in_(runs), Which().of(access.caller))))
+async def _sees(access: Access, run: str) -> bool:
+    try:
+        await access.model(run)
+    except NotFound:
+        return False
+    return True
 
 
 async def _run(db: AsyncSession, model: Model, session: Session) -> Run:

@@ -3,9 +3,11 @@ import json
 
 import pytest
 
+from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.console import runs
+from spmd_tx.coordinator.requests import run_news
 from spmd_tx.coordinator.tenancy import keys
-from tests.coordinator.requests.test_run_metrics import say, step
+from tests.coordinator.requests.test_run_metrics import step
 
 
 @pytest.fixture
@@ -75,22 +77,21 @@ async def test_odd_metrics_are_refused(api, run_id, body, complaint):
     assert complaint in answer.json()["detail"]
 
 
-async def test_the_stream_tells_of_runs_that_have_changed(services, run_id, monkeypatch):
-    monkeypatch.setattr(runs, "NEWS_SECONDS", 0.01)
+async def test_the_stream_tells_of_runs_that_have_changed(api, services, run_id, monkeypatch):
+    monkeypatch.setattr(run_news, "SECONDS", 0.01)
     monkeypatch.setattr(runs, "ALIVE_SECONDS", 0.02)
 
-    class Everyone:
-        caller = services.keyring.caller(None)
-
-    stream = runs._changes(services, Everyone)
+    caller = services.keyring.caller(None)
+    everyone = Access(caller, services.catalog, services.checkpoints, services.queue)
+    stream = runs._changes(services, everyone)
     assert (await anext(stream)).comment == "alive"
     following = asyncio.ensure_future(anext(stream))
-    await say(services.database, 0, {"reward": 1.0}, line=run_id)
+    await api.post(f"training_runs/{run_id}/metrics", json={"metrics": {"reward": 1.0}})
     while (message := await following).event != "changed":
         following = asyncio.ensure_future(anext(stream))
     assert json.loads(message.data) == {"runs": [run_id], "steps": {}}
     following = asyncio.ensure_future(anext(stream))
-    await say(services.database, 0, {"reward": 1.0}, step=3, line=run_id)
+    await api.post(f"training_runs/{run_id}/metrics", json={"metrics": {"reward": 1.0}, "step": 3})
     while (message := await following).event != "changed":
         following = asyncio.ensure_future(anext(stream))
     assert json.loads(message.data) == {"runs": [run_id], "steps": {run_id: 3}}
@@ -100,7 +101,7 @@ async def test_the_stream_tells_of_runs_that_have_changed(services, run_id, monk
 async def test_the_stream_of_a_revoked_key_ends_before_the_next_look_for_news(
     services, client_for, run_id, monkeypatch
 ):
-    monkeypatch.setattr(runs, "NEWS_SECONDS", 3600.0)
+    monkeypatch.setattr(run_news, "SECONDS", 3600.0)
     monkeypatch.setattr(runs, "KEY_SECONDS", 0.01)
     await client_for("alice")
     (row,) = services.keyring._by_id.values()
